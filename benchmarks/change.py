@@ -1,6 +1,6 @@
 """Changes of a set: the seconds that each takes, the bytes that it writes, and what reading the result costs.
 
-The set has small pictures, so that their number counts and not their size. `attach` adds embeddings and latents from
+The set has small pictures, so that their number counts and not their size. `change` adds embeddings and latents from
 NPY files; the plain copy of such a file, synced, is beside it. The others take a hundredth of the samples. Then the
 loader reads the set and one of its samples in another order, in turn: rows that a file tells are looked up for each
 batch.
@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 from common import BUILD, describe_machine, generated_set, in_turn, print_ratios
 
-from shardio.changes.attach import attach
+from shardio.changes.change import change
 from shardio.changes.merge import merge
-from shardio.changes.relabel import relabel
-from shardio.changes.select import drop, select
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
+from shardio.sets.selection import Selection
 from shardio.system.files import write_all
 
 LATENTS, EMBEDDINGS = (4, 32, 32), (768,)
@@ -59,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=8, help="of the pictures, in pixels")
-    parser.add_argument("--latents", action="store_true", help="attach 8 kB of latents a sample, too")
+    parser.add_argument("--latents", action="store_true", help="add 8 kB of latents per sample, too")
     parser.add_argument("--read-samples", type=int, default=5000, help="of 256 x 256, for the order's cost")
     parser.add_argument("--batches", type=int, default=60, help="per way and round")
     parser.add_argument("--rounds", type=int, default=7)
@@ -78,11 +77,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=BUILD) as made:
         here = Path(made)
         ways: dict[str, Callable[[Path], object]] = {
-            f"attach {name}": lambda new, name=name: attach(out, new, {name: files[name]}) for name in files
+            f"add {name}": lambda new, name=name: change(out, new, arrays={name: files[name]}) for name in files
         }
-        ways["relabel 1%"] = lambda new: relabel(out, new, labels)
-        ways["drop 1%"] = lambda new: drop(out, new, indices=some)
-        ways["select 1%"] = lambda new: select(out, new, indices=some)
+        ways["relabel 1%"] = lambda new: change(out, new, labels=labels)
+        ways["drop 1%"] = lambda new: change(out, new, drop=Selection(indices=some))
+        ways["keep 1%"] = lambda new: change(out, new, keep=Selection(indices=some))
         ways["merge"] = lambda new: merge([out, out], new, same_keys="allow", same_images="keep")
         print(f"{options.samples:,} samples, {whole / 1e6:,.0f} MB")
         for name, way in ways.items():
@@ -101,7 +100,8 @@ def main() -> None:
 
         plain = generated_set(options.read_samples, 256)
         shuffled = here / "shuffled"
-        select(plain, shuffled, indices=np.random.default_rng(2).permutation(options.read_samples))
+        order = np.random.default_rng(2).permutation(options.read_samples)
+        change(plain, shuffled, keep=Selection(indices=order))
         with ShardLoader(plain, 256, device="cpu") as as_stored, ShardLoader(shuffled, 256, device="cpu") as ordered:
 
             def take(loader: ShardLoader) -> int:

@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from shardio.cache.folder import Cache as Cache
     from shardio.cache.stage import StageReport as StageReport
     from shardio.cache.stage import stage as stage
-    from shardio.changes.attach import attach as attach
     from shardio.changes.carry import ChangeReport as ChangeReport
+    from shardio.changes.change import change as change
     from shardio.changes.diff import DiffReport as DiffReport
     from shardio.changes.diff import diff as diff
     from shardio.changes.merge import merge as merge
-    from shardio.changes.relabel import relabel as relabel
-    from shardio.changes.select import drop as drop
-    from shardio.changes.select import select as select
     from shardio.conversion.append import append as append
     from shardio.conversion.convert import convert as convert
     from shardio.conversion.report import ConvertReport as ConvertReport
@@ -42,6 +39,7 @@ if TYPE_CHECKING:
     from shardio.reading.shardset import ShardSet as ShardSet
     from shardio.reading.shardset import open_shards as open_shards
     from shardio.sets.publish import publish as publish
+    from shardio.sets.selection import Selection as Selection
     from shardio.sets.verify import verify as verify
 
 _HOMES = {
@@ -62,13 +60,12 @@ _HOMES = {
         "SpaceError",
     ),
     "shardio.loading.loader": ("ShardLoader",),
-    "shardio.changes.attach": ("attach",),
+    "shardio.changes.change": ("change",),
     "shardio.changes.carry": ("ChangeReport",),
     "shardio.changes.diff": ("DiffReport", "diff"),
     "shardio.changes.merge": ("merge",),
-    "shardio.changes.relabel": ("relabel",),
-    "shardio.changes.select": ("drop", "select"),
     "shardio.sets.publish": ("publish",),
+    "shardio.sets.selection": ("Selection",),
     "shardio.conversion.writing.set_writer": ("ShardWriter",),
     "shardio.reading.shardset": ("Sample", "ShardSet", "open_shards"),
     "shardio.cache.stage": ("StageReport", "stage"),

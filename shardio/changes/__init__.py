@@ -1,5 +1,5 @@
-"""Sets made from other sets without rewriting a pixel: attach, select, drop, relabel, merge, diff.
+"""Sets made from other sets without rewriting a pixel: change, merge, diff.
 
-`parents` reads what is there, and each operation makes a `draft` of it: values in memory that say which files the new
-set has and what stands in its indexes and orders. `carry` makes a folder of a draft, whole or not at all.
+`parents` reads the old sets, and each operation returns a `draft`: values in memory that say which files the new set
+has and what its indexes and orders hold. `carry` makes a folder from a draft, whole or not at all.
 """

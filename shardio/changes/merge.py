@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.changes.draft import ArrayDraft, Draft, SplitDraft, concatenated
 from shardio.changes.parents import Parent, open_parent
-from shardio.changes.tables import show_key, some_keys
 from shardio.errors import ConvertError
 from shardio.format.layout import (
     HEADER_NBYTES,
@@ -27,6 +26,7 @@ from shardio.format.layout import (
     index_dtype,
     sample_nbytes,
 )
+from shardio.sets.given import show_key, some_keys
 from shardio.sets.storage import FolderStorage
 
 SameKeys = Literal["refuse", "allow"]

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
-from shardio.errors import ConvertError, FormatError
+from shardio.errors import FormatError
 from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, SampleShape
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import check_split, load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import check_sha256, open_checked
 from shardio.sets.index import check_labels
 from shardio.sets.names import find_folder
@@ -99,23 +99,3 @@ def open_parent(place: str | os.PathLike[str]) -> Parent:
     """Returns the set in the folder `place`, or of that name in the catalogue. Raises SetNotFoundError, FormatError."""
     folder = Path(os.path.realpath(find_folder(place)))
     return Parent(folder, load_manifest(folder))
-
-
-def choose_splits(parent: Parent, split: str | Sequence[str] | None) -> list[str]:
-    """Returns the splits that the caller names; all of them for None. Raises SetNotFoundError if there is no such."""
-    found = list(parent.manifest.splits)
-    chosen = found if split is None else [split] if isinstance(split, str) else list(split)
-    for name in chosen:
-        check_split(parent.folder, parent.manifest, name)
-    return chosen
-
-
-def choose_split(parent: Parent, split: str | Sequence[str] | None, what: str) -> str:
-    """Returns the one split that is meant. Raises ConvertError if that is not clear."""
-    (first, *others) = choose_splits(parent, split)
-    if others:
-        raise ConvertError(
-            f"{parent.folder}: {what} of one split, found {', '.join(sorted([first, *others]))}: choose one by "
-            "`--split`, from Python `split=`"
-        )
-    return first

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.changed import change_options, new_argument, show_change, tell_room
-from shardio.cli.merge import merge_options
+from shardio.cli.change import change_options, merge_options, new_argument, show_change, tell_room
 from shardio.cli.options import columns_option, cores_option, folder, max_bad_option, set_argument, source_option
 from shardio.cli.output import say
 from shardio.errors import shortened

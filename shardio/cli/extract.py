@@ -7,15 +7,7 @@ from pathlib import Path
 
 import click
 
-from shardio.cli.options import (
-    class_option,
-    folder,
-    indices_option,
-    key_option,
-    numbers_of,
-    set_argument,
-    where_option,
-)
+from shardio.cli.options import conditions, folder, indices_option, set_argument
 from shardio.cli.output import next_step, say
 from shardio.system.amounts import counted
 
@@ -24,15 +16,13 @@ from shardio.system.amounts import counted
 @set_argument
 @click.option("--split", default="train", help="Split of the samples.")
 @indices_option
-@class_option
-@key_option
-@where_option
+@conditions
 @click.option("-o", "--output", type=folder, required=True, metavar="DIR", help="Folder of the files.")
 def extract(
     out: Path,
     split: str,
     indices: list[int] | Path | None,
-    labels: Sequence[str],
+    selected: Sequence[str],
     keys: Sequence[str],
     where: Sequence[str],
     output: Path,
@@ -46,17 +36,17 @@ def extract(
     shardio extract out/ --split val --class tench -o tenches/
     """
     from shardio.reading.shardset import open_shards
-    from shardio.sets.choice import describe_none, make_choice
+    from shardio.sets.selection import Selection
     from shardio.system.progress import Bar
     from shardio.viewing.extract import LABELS_NAME, extract
 
-    choice = make_choice(labels, keys, where)
-    if (indices is None) == choice.is_all:
+    selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
+    if selection.is_all:
         raise click.UsageError("say which samples: by --indices alone, or by --class, --key and --where")
     shards = open_shards(out, split)
-    chosen = choice.samples(shards.index, shards) if indices is None else numbers_of(indices, len(shards))
+    chosen = selection.samples(shards.index, shards)
     if not len(chosen):
-        say(describe_none(choice, shards.index["key"].tolist()))
+        say(selection.describe_none(shards.index["key"].tolist()))
         return
     with Bar(unit=" samples") as bar:
         num_files = extract(shards, chosen.tolist(), output, bar.reach)

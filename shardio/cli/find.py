@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import class_option, json_option, key_option, splits_option, where_option
+from shardio.cli.options import conditions, json_option, splits_option
 from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import printable, shortened
 from shardio.system.amounts import counted
@@ -31,12 +31,10 @@ _MOST_SHOWN = 12
 @click.command(short_help="Find samples by class, key and columns.")
 @click.argument("out")
 @splits_option
-@class_option
-@key_option
-@where_option
+@conditions
 @json_option
 def find(
-    out: str, split: Sequence[str], labels: Sequence[str], keys: Sequence[str], where: Sequence[str], as_json: bool
+    out: str, split: Sequence[str], selected: Sequence[str], keys: Sequence[str], where: Sequence[str], as_json: bool
 ) -> None:
     """Print number, class and key of samples of the set in OUT, a folder or a URL: those for which all that is given
     holds.
@@ -46,19 +44,19 @@ def find(
     shardio find out/ --key '*_10026*'
     shardio find out/ --where 'source_width >= 500' --where 'source_height < 200'
     """
-    from shardio.sets.choice import describe_none, make_choice
     from shardio.sets.find import read_indexes
+    from shardio.sets.selection import Selection
 
-    choice = make_choice(labels, keys, where)
+    selection = Selection(classes=selected, keys=keys, where=where)
     with telling_of_servers([out]):
         indexed = read_indexes(out, split)
-    found = indexed.find(choice)
+    found = indexed.find(selection)
     if as_json:
         _print_json(indexed, found)
     elif any(map(len, found)):
         _print_lines(out, indexed, found)
     else:
-        say(describe_none(choice, [key for one in indexed.splits for key in one.rows["key"].tolist()]))
+        say(selection.describe_none([key for one in indexed.splits for key in one.rows["key"].tolist()]))
 
 
 def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[IndexedSplit, Any]]:

@@ -22,8 +22,8 @@ from typing import NoReturn
 import click
 
 from shardio.cli.append import append
-from shardio.cli.attach import attach
 from shardio.cli.bench import bench
+from shardio.cli.change import change, merge
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
@@ -34,15 +34,12 @@ from shardio.cli.extract import extract
 from shardio.cli.find import find
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
-from shardio.cli.merge import merge
 from shardio.cli.output import say
 from shardio.cli.plan import plan
 from shardio.cli.publish import publish
-from shardio.cli.relabel import relabel
 from shardio.cli.repair import repair
 from shardio.cli.replay import replay
 from shardio.cli.report import report
-from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.stats import stats
 from shardio.cli.top import top
@@ -71,7 +68,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 COMMANDS = {
     "Make a set": [plan, convert, verify, repair],
     "Look at it": [info, stats, view, report, find, extract, export_index],
-    "Make another one of it, which shares its files": [attach, select, drop, relabel, append, merge, diff],
+    "Make another one of it, which shares its files": [change, append, merge, diff],
     "Train with it": [doctor, bench, warm, top, replay],
     "Share it": [publish, list_sets, stage, evict],
     "Begin": [demo],

@@ -9,15 +9,11 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from shardio.conversion.amounts import parse_max_bad, parse_nbytes, parse_size
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # More are better kept in a file.
 _MOST_NUMBERS = 10_000
@@ -108,23 +104,36 @@ max_bad_option = click.option(
 )
 
 
-class_option = click.option(
-    "--class",
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="CLASS",
-    help="Class, by its name, its name for people or its number; several times for several.",
-)
-key_option = click.option(
-    "--key", "keys", multiple=True, metavar="PATTERN", help="Pattern of keys, with * and ?; several times for several."
-)
-where_option = click.option(
-    "--where",
-    multiple=True,
-    metavar="'COLUMN >= NUMBER'",
-    help="Comparison of a column of the index with a number, such as 'source_width < 500'; of several, all must hold.",
-)
+def conditions(command: Command) -> Command:
+    """Adds the conditions by which every command chooses samples, under the names of `Selection` but `selected`."""
+    for option in reversed(
+        [
+            click.option(
+                "--class",
+                "selected",
+                multiple=True,
+                metavar="CLASS",
+                help="Class, by name, by name for people or by number. May be given again.",
+            ),
+            click.option(
+                "--key",
+                "keys",
+                multiple=True,
+                metavar="PATTERN",
+                help="Pattern of keys, with * and ?. May be given again.",
+            ),
+            click.option(
+                "--where",
+                multiple=True,
+                metavar="'COLUMN >= NUMBER'",
+                help="Comparison with a column of the index, such as 'source_width < 500'. Several must all hold.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
 splits_option = click.option(
     "--split",
     multiple=True,
@@ -154,19 +163,6 @@ indices_option = click.option(
     metavar="5,17,0-9|FILE.npy",
     help="Numbers of samples of one split, in the order wanted, or a file of them or of a mask.",
 )
-
-
-def numbers_of(indices: list[int] | Path, count: int) -> NDArray[np.int64]:
-    """Returns the numbers of samples that `indices_option` gave, of a split of so many. Raises ValueError if they are
-    none."""
-    import numpy as np
-
-    from shardio.changes.tables import ArrayFile
-    from shardio.sets.choice import check_numbers
-
-    if isinstance(indices, Path):
-        return check_numbers(ArrayFile(indices)[:], count, str(indices))
-    return check_numbers(np.array(indices, np.int64), count, "--indices")
 
 
 def image_options(command: Command) -> Command:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardio.cli.options import class_option, folder, indices_option, key_option, numbers_of, set_argument, where_option
+from shardio.cli.options import conditions, folder, indices_option, set_argument
 from shardio.cli.output import say
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardio.reading.shardset import ShardSet
-    from shardio.sets.choice import Choice
+    from shardio.sets.selection import Selection
 
     Pictures: TypeAlias = list[NDArray[np.uint8]]
 
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 @click.option("--count", type=click.IntRange(1, 1000), default=24, help="Number of samples, drawn at random.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Another seed draws other samples.")
 @indices_option
-@class_option
-@key_option
-@where_option
+@conditions
 @click.option("--per-class", type=click.IntRange(1, 100), help="Samples per class, for at most 100 classes.")
 @click.option("--damaged", is_flag=True, help="Only damaged samples. Reads the whole split to find them.")
 @click.option(
@@ -47,7 +45,7 @@ def view(
     count: int,
     seed: int,
     indices: list[int] | Path | None,
-    labels: Sequence[str],
+    selected: Sequence[str],
     keys: Sequence[str],
     where: Sequence[str],
     per_class: int | None,
@@ -71,21 +69,21 @@ def view(
     import numpy as np
 
     from shardio.reading.shardset import open_shards
-    from shardio.sets.choice import describe_none, make_choice
+    from shardio.sets.selection import Selection
 
     if augmented is not None and against is not None:
         raise click.UsageError("--augmented and --against exclude each other: give one of them")
     shards = open_shards(out, split)
     rng = np.random.default_rng(seed)
-    choice = make_choice(labels, keys, where)
+    selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
     if indices is not None:
-        chosen = numbers_of(indices, len(shards)).tolist()
+        chosen = selection.samples(shards.index, shards).tolist()
     elif damaged:
         chosen = _damaged(shards)[:count]
     else:
-        chosen = _drawn(shards, choice, rng, count, per_class)
+        chosen = _drawn(shards, selection, rng, count, per_class)
     if not chosen:
-        say("no sample of the split is damaged" if damaged else describe_none(choice, shards.index["key"].tolist()))
+        say("no sample of the split is damaged" if damaged else selection.describe_none(shards.index["key"].tolist()))
         return
     captions = shards.captions(chosen)
     pictures: Pictures = [shards[index].image for index in chosen]
@@ -107,17 +105,19 @@ def _damaged(shards: ShardSet) -> list[int]:
     return sorted({index for problem in problems if problem.file in files for index in problem.samples})
 
 
-def _drawn(shards: ShardSet, choice: Choice, rng: np.random.Generator, count: int, per_class: int | None) -> list[int]:
-    """Returns `count` random samples of the choice, or `per_class` of each class."""
+def _drawn(
+    shards: ShardSet, selection: Selection, rng: np.random.Generator, count: int, per_class: int | None
+) -> list[int]:
+    """Returns `count` random samples of the selection, or `per_class` of each class."""
     import numpy as np
 
-    from shardio.sets.choice import find_labels
+    from shardio.sets.selection import find_labels
 
-    there = choice.samples(shards.index, shards)
-    if per_class is None and not choice.labels:
+    there = selection.samples(shards.index, shards)
+    if per_class is None and not selection.classes:
         return sorted(rng.choice(there, min(count, len(there)), replace=False).tolist())
     found = shards.labels[there]
-    labels = [label for name in choice.labels for label in find_labels(shards, name)]
+    labels = [label for name in selection.classes for label in find_labels(shards, name)]
     chosen: list[int] = []
     for label in labels or np.unique(found)[:100].tolist():
         some = there[found == label]

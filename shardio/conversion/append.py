@@ -119,7 +119,7 @@ def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -
         if split.arrays:
             raise ConvertError(
                 f"{parent.folder}: split {name!r} has arrays ({', '.join(split.arrays)}), which new images have not: "
-                "leave them out by `--only-common`, from Python `only_common=True`, and attach arrays of all samples"
+                "leave them out by `--only-common`, from Python `only_common=True`, and add arrays of all samples later"
             )
         if split.index.columns and not has_columns:
             raise ConvertError(

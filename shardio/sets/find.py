@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
-from shardio.sets.choice import Choice
 from shardio.sets.index import read_index
 from shardio.sets.names import is_url
+from shardio.sets.selection import Selection
 from shardio.sets.storage import open_storage
 
 
@@ -36,10 +36,10 @@ class IndexedSet:
     manifest: Manifest
     splits: tuple[IndexedSplit, ...]
 
-    def find(self, choice: Choice) -> list[NDArray[np.int64]]:
-        """Returns the chosen samples of each split, ascending. Raises ValueError if there is no such class or
+    def find(self, selection: Selection) -> list[NDArray[np.int64]]:
+        """Returns the selected samples of each split, ascending. Raises ValueError if there is no such class or
         column."""
-        return [choice.samples(split.rows, self.manifest) for split in self.splits]
+        return [selection.samples(split.rows, self.manifest) for split in self.splits]
 
 
 def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> IndexedSet:

@@ -56,7 +56,7 @@ def describe_making(manifest: Manifest) -> str:
     provenance = manifest.provenance
     if isinstance(change := provenance.get("change"), dict):
         arguments = change.get("arguments")
-        told = [f"{name} {_short(value)}" for name, value in arguments.items()] if isinstance(arguments, dict) else []
+        told = [_short(arguments)] if isinstance(arguments, dict) and arguments else []
         parents = change.get("parents")
         of = [f"of {', '.join(str(one)[:12] for one in parents)}"] if isinstance(parents, list) else []
         parts.append(" ".join([f"`shardio {change.get('operation')}`", *of, ", ".join(told)]).strip())
@@ -74,5 +74,7 @@ def describe_making(manifest: Manifest) -> str:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

@@ -25,13 +25,11 @@ from pictures import random_picture, sample_pixels, write_jpeg
 from places import CHAOS
 
 from shardio.changes import carry
-from shardio.changes.attach import attach
-from shardio.changes.carry import Room
+from shardio.changes.carry import ChangeReport, Room
+from shardio.changes.change import change
 from shardio.changes.diff import diff
+from shardio.changes.labels import read_labels
 from shardio.changes.merge import merge
-from shardio.changes.relabel import relabel
-from shardio.changes.select import drop, select
-from shardio.changes.tables import ArrayFile, read_keys, read_labels
 from shardio.conversion import append as append_module
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
@@ -41,9 +39,10 @@ from shardio.errors import ConvertError, FormatError, SetNotFoundError, ShardioE
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.choice import Condition, parse_condition
+from shardio.sets.given import ArrayFile, read_keys
 from shardio.sets.leftovers import folder_of
 from shardio.sets.publish import publish
+from shardio.sets.selection import Condition, Selection, parse_condition
 from shardio.sets.verify import verify
 from shardio.system import files
 from shardio.system.files import AtomicFile
@@ -63,6 +62,14 @@ def out(make_set: Callable[..., Path]) -> Iterator[Path]:
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
     return tmp_path / "new"
+
+
+def keep(out: Path, new: Path, **conditions: Any) -> ChangeReport:
+    return change(out, new, keep=Selection(**conditions))
+
+
+def drop(out: Path, new: Path, **conditions: Any) -> ChangeReport:
+    return change(out, new, drop=Selection(**conditions))
 
 
 def keys_of(folder: Path, split: str = "train") -> list[str]:
@@ -137,11 +144,16 @@ for seed in range(2):
             writer.append(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8), i % 2, key=f"{seed}/{i}")
 out, new = folder / "set0", folder / "new"
 calls = {
-    "select": lambda: shardio.select(out, new, indices=[11, 3, 3]),
-    "attach": lambda: shardio.attach(out, new, {"a": np.arange(12)}),
-    "relabel": lambda: shardio.relabel(out, new, {"0/3": "c"}, new_classes=True),
+    "change": lambda: shardio.change(
+        out,
+        new,
+        keep=shardio.Selection(indices=[11, 3, 3]),
+        labels={"0/3": "c"},
+        classes="new",
+        arrays={"a": np.arange(3)},
+    ),
     "merge": lambda: shardio.merge([out, folder / "set1"], new),
-    "copy": lambda: shardio.drop(out, new, labels="a", copy=True),
+    "copy": lambda: shardio.change(out, new, drop=shardio.Selection(classes="a"), copy=True),
 }
 before = attack.hash_files(folder)
 for number, (name, call) in enumerate(calls.items()):
@@ -149,7 +161,7 @@ for number, (name, call) in enumerate(calls.items()):
     expected = attack.hash_files(new)
     shutil.rmtree(new)
     count, seen = call_apart(call, folder, folder, None)[0], set()
-    for at in range(1 + number, count, 5):  # every fifth call of each, and so every call of what they have in common
+    for at in range(count - 1 - number, 0, -3):  # every third call of each, and so every call of what they share
         shutil.rmtree(new, ignore_errors=True)
         _, aborted = call_apart(call, folder, folder, Fault(at, KINDS[at % len(KINDS)]))
         assert not aborted, (name, at, aborted)
@@ -173,16 +185,15 @@ for number, (name, call) in enumerate(calls.items()):
 def test_a_call_that_is_killed_anywhere_leaves_the_whole_set_or_none_and_the_next_call_makes_it(tmp_path: Path) -> None:
     result = run_python("-c", KILLED, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    names = ("select", "attach", "relabel", "merge", "copy")
-    assert result.stdout.splitlines() == [f"{name} True [False, True]" for name in names]
+    assert result.stdout.splitlines() == [f"{name} True [False, True]" for name in ("change", "merge", "copy")]
 
 
-@pytest.mark.parametrize("operation", ["drop", "copy", "attach", "merge"])
+@pytest.mark.parametrize("operation", ["drop", "copy", "arrays", "merge"])
 def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str, out: Path, new: Path) -> None:
     changes: dict[str, Callable[[], object]] = {
-        "drop": lambda: drop(out, new, labels="c1"),
-        "copy": lambda: relabel(out, new, {key(1): "c0"}, copy=True),
-        "attach": lambda: attach(out, new, {"clip": np.zeros((25, 3), "<f4")}),
+        "drop": lambda: drop(out, new, classes="c1"),
+        "copy": lambda: change(out, new, labels={key(1): "c0"}, copy=True),
+        "arrays": lambda: change(out, new, arrays={"clip": np.zeros((25, 3), "<f4")}),
         "merge": lambda: merge([out, out], new, same_keys="allow", same_images="keep"),
     }
     first = 0
@@ -207,9 +218,9 @@ def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str,
 
 
 def test_what_a_killed_call_has_left_is_swept_by_one_that_is_refused(out: Path, new: Path) -> None:
-    select(out, new, keys="*")
+    keep(out, new, keys="*")
     for call, told in (
-        (lambda: select(out, new, keys="*"), "new: expected nothing there"),
+        (lambda: keep(out, new, keys="*"), "new: expected nothing there"),
         (lambda: publish(out.with_name("moved"), new, move=True), "moved.*not found"),
     ):
         lock = AtomicFile(new)
@@ -220,15 +231,14 @@ def test_what_a_killed_call_has_left_is_swept_by_one_that_is_refused(out: Path, 
         assert left_beside(new.parent) == []
 
 
-@pytest.mark.parametrize("operation", ["attach", "merge", "publish", "select"])
+@pytest.mark.parametrize("operation", ["change", "merge", "publish"])
 def test_a_set_that_takes_the_place_of_the_unfinished_folder_is_not_changed(
     out: Path, new: Path, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     make = {
-        "attach": lambda: attach(out, new, {"one": np.arange(25.0)}),
+        "change": lambda: change(out, new, keep=Selection(keys="c1/*"), arrays={"one": np.arange(4.0)}),
         "merge": lambda: merge([out, make_set(5)], new, same_keys="allow", same_images="keep"),
         "publish": lambda: publish(out, new),
-        "select": lambda: select(out, new, keys="c1/*"),
     }[operation]
     other = make_set(60)
     before, mkdir = hashes(other), Path.mkdir
@@ -257,16 +267,16 @@ def test_a_set_that_takes_the_place_of_the_unfinished_folder_is_not_changed(
 def test_of_two_calls_at_the_same_time_one_makes_the_set(out: Path, new: Path) -> None:
     barrier = threading.Barrier(2)
 
-    def change(label: str) -> str:
+    def attempt(label: str) -> str:
         barrier.wait()
         try:
-            select(out, new, labels=label, on_room=lambda room: barrier.wait() and None)
+            change(out, new, keep=Selection(classes=label), on_room=lambda room: barrier.wait() and None)
         except ConvertError as error:
             return str(error)
         return label
 
     with ThreadPoolExecutor(2) as pool:
-        ends = list(pool.map(change, ["c1", "c2"]))
+        ends = list(pool.map(attempt, ["c1", "c2"]))
     (made,) = {"c1", "c2"}.intersection(ends)
     assert sum("expected nothing there" in end for end in ends) == 1
     assert samples_of(new) == [i for i in range(25) if i % 7 == int(made[1])]
@@ -278,7 +288,7 @@ def test_of_two_calls_at_the_same_time_one_makes_the_set(out: Path, new: Path) -
 
 def test_files_that_stay_are_hard_links_and_the_rest_is_new(out: Path, new: Path) -> None:
     rooms: list[Room] = []
-    report = relabel(out, new, {key(3): "c0"}, on_room=rooms.append)
+    report = change(out, new, labels={key(3): "c0"}, on_room=rooms.append)
     shared = [path.name for path in new.iterdir() if path.stat().st_nlink > 1]
     assert sorted(shared) == ["rejects.jsonl", *(f"train-0000{i}.npy" for i in range(3))]
     for name in shared:
@@ -298,10 +308,10 @@ def test_where_no_links_can_be_made_files_are_copied_and_that_is_said_before(
 
     monkeypatch.setattr(os, "link", refuse)
     said: list[tuple[str, int]] = []
-    report = drop(
+    report = change(
         out,
         new,
-        labels="c1",
+        drop=Selection(classes="c1"),
         on_room=lambda room: said.append(("room", room.copied_nbytes)),
         on_progress=lambda nbytes, total: said.append(("copied", total)),
     )
@@ -311,13 +321,6 @@ def test_where_no_links_can_be_made_files_are_copied_and_that_is_said_before(
     assert samples_of(new) == [i for i in range(25) if i % 7 != 1]
 
 
-def test_copies_are_asked_for_by_copy(out: Path, new: Path) -> None:
-    report = select(out, new, labels="c1", copy=True)
-    assert report.linked_nbytes == 0
-    assert all(path.stat().st_nlink == 1 for path in new.iterdir())
-    assert verify(new).ok
-
-
 def test_a_filesystem_that_clones_is_asked_to(out: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ioctl(descriptor: int, request: int, source: int) -> int:
         assert request == 0x40049409
@@ -325,9 +328,9 @@ def test_a_filesystem_that_clones_is_asked_to(out: Path, new: Path, monkeypatch:
         return 0
 
     monkeypatch.setattr(files.fcntl, "ioctl", ioctl)
-    report = select(out, new, labels="c1", copy=True)
+    report = change(out, new, keep=Selection(classes="c1"), copy=True)
     assert report.cloned_nbytes > 0
-    assert report.copied_nbytes == 0
+    assert (report.copied_nbytes, report.linked_nbytes) == (0, 0)
     assert verify(new).ok
 
 
@@ -336,7 +339,7 @@ def test_too_little_room_for_copies_is_told_before_anything_is_copied(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 100))  # type: ignore[attr-defined]
     with pytest.raises(SpaceError, match=r"expected room for [\d,]+ bytes, found 100 free"):
-        drop(out, new, labels="c1", copy=True)
+        change(out, new, drop=Selection(classes="c1"), copy=True)
     assert not new.exists()
     assert left_beside(new.parent) == []
 
@@ -347,13 +350,10 @@ def test_a_damaged_file_is_not_copied_and_a_damaged_index_makes_no_set(
     out = make_set(25)
     flip(out / "train-00001.npy")
     with pytest.raises(FormatError, match=r"train-00001.npy: sha256: expected"):
-        drop(out, new, labels="c1", copy=True)
+        change(out, new, drop=Selection(classes="c1"), copy=True)
     flip(out / "train-index.npy")
-    for change in (lambda: drop(out, new, labels="c1"), lambda: relabel(out, new, {key(1): "c0"})):
-        with pytest.raises(FormatError, match=r"train-index.npy: sha256: expected"):
-            change()
-    (out / "train-00001.npy").unlink()
-    (out / "train-00001.npy").symlink_to("train-00000.npy")
+    with pytest.raises(FormatError, match=r"train-index.npy: sha256: expected"):
+        change(out, new, labels={key(1): "c0"})
     assert not new.exists()
     assert left_beside(new.parent) == []
 
@@ -371,7 +371,7 @@ def test_a_file_that_opening_would_refuse_is_not_linked(harm: str, make_set: Cal
         if harm == "link":
             path.symlink_to("aside")
     with pytest.raises(FormatError, match=r"train-00001.npy"):
-        relabel(out, new, {key(1): "c0"})
+        change(out, new, labels={key(1): "c0"})
     assert not new.exists()
 
 
@@ -383,7 +383,7 @@ def test_an_order_that_names_no_stored_row_makes_no_set(make_set: Callable[..., 
     header = (out / "train-order-0.npy").read_bytes()[:HEADER_NBYTES]
     (out / "train-order-0.npy").write_bytes(header + order.astype("<i8").tobytes())
     with pytest.raises(FormatError, match="sha256"):
-        drop(out, new, labels="c1")
+        drop(out, new, classes="c1")
 
 
 def test_a_repair_of_one_set_replaces_its_file_and_writes_to_none_of_another(
@@ -392,21 +392,21 @@ def test_a_repair_of_one_set_replaces_its_file_and_writes_to_none_of_another(
     out = tmp_path / "out"
     convert(image_tree, out, size=16, workers=1)
     before = contents(out)
-    select(out, new, labels="n01")
+    keep(out, new, classes="n01")
     flip(new / "train-00000.npy")  # one file of both sets
     damaged = (new / "train-00000.npy").read_bytes()
     repair(out, image_tree, workers=1)
     assert contents(out) == before
     assert (new / "train-00000.npy").read_bytes() == damaged
     assert not (new / "train-00000.npy").samefile(out / "train-00000.npy")
-    with pytest.raises(ConvertError, match="found one that 'select' made of another: repair that one"):
+    with pytest.raises(ConvertError, match="found one that 'change' made of another: repair that one"):
         repair(new, image_tree, workers=1)
 
 
 def test_a_set_of_links_is_published_as_a_copy_and_moved_only_if_no_permissions_change(
     out: Path, new: Path, tmp_path: Path
 ) -> None:
-    select(out, new, labels="c1")
+    keep(out, new, classes="c1")
     modes = {path.name: path.stat().st_mode for path in out.iterdir()}
     (tmp_path / "root").mkdir()
     publish(new, tmp_path / "root" / "copy")
@@ -430,7 +430,7 @@ def test_a_change_of_one_percent_writes_less_than_two_percent(tmp_path: Path, ne
     whole = sum(path.stat().st_blocks for path in (tmp_path / "out").iterdir())
     some = np.random.default_rng(0).permutation(count)[: count // 100]
     rows = open_shards(tmp_path / "out").index
-    relabel(tmp_path / "out", new, {bytes(rows["key"][i]): "b" for i in some})
+    change(tmp_path / "out", new, labels={bytes(rows["key"][i]): "b" for i in some})
     drop(tmp_path / "out", tmp_path / "less", indices=some)
     for made in (new, tmp_path / "less"):
         written = sum(path.stat().st_blocks for path in made.iterdir() if path.stat().st_nlink == 1)
@@ -449,50 +449,72 @@ def test_nothing_is_made_over_anything_nor_inside_the_old_set(out: Path, tmp_pat
         (tmp_path / "no" / "such", "expected a folder for the new set"),
     ):
         with pytest.raises(ConvertError, match=told):
-            drop(out, target, labels="c1")
+            drop(out, target, classes="c1")
     with pytest.raises(ConvertError, match="found a URL"):
-        drop(out, "s3://bucket/new", labels="c1")
+        change(out, "s3://bucket/new", drop=Selection(classes="c1"))
     with pytest.raises(SetNotFoundError):
-        drop(tmp_path / "there", tmp_path / "new", labels="c1")
+        drop(tmp_path / "there", tmp_path / "new", classes="c1")
     assert os.listdir(tmp_path / "there") == []
 
 
 def test_the_provenance_names_parents_and_arguments_and_no_path(out: Path, tmp_path: Path, new: Path) -> None:
     np.save(tmp_path / "clip.npy", np.zeros((25, 2), "<f4"))
-    attach(out, tmp_path / "a", {"clip": tmp_path / "clip.npy"})
-    select(tmp_path / "a", new, labels="c1", keys="c1/*", where="label < 5")
+    change(out, tmp_path / "a", arrays={"clip": tmp_path / "clip.npy"})
+    conditions = {"classes": "c1", "keys": "c1/*", "where": "label < 5"}
+    keep(tmp_path / "a", new, **conditions)
     provenance = load_manifest(new).provenance
     assert provenance["change"] == {
-        "operation": "select",
-        "arguments": {"labels": ["c1"], "keys": ["c1/*"], "where": ["label < 5"]},
+        "operation": "change",
+        "arguments": {"keep": {"classes": ["c1"], "keys": ["c1/*"], "where": ["label < 5"]}},
         "parents": [load_manifest(tmp_path / "a").digest],
     }
     (earlier,) = provenance["earlier"]
-    assert (earlier["operation"], earlier["parents"]) == ("attach", [load_manifest(out).digest])
+    assert earlier["arguments"] == {"arrays": {"clip": {"kind": "array", "dtype": "<f4", "shape": [2]}}}
+    assert earlier["parents"] == [load_manifest(out).digest]
     assert str(tmp_path) not in json.dumps(provenance)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     shutil.copytree(tmp_path / "a", elsewhere / "b")
-    select(elsewhere / "b", elsewhere / "new", labels="c1", keys="c1/*", where="label < 5")
+    keep(elsewhere / "b", elsewhere / "new", **conditions)
     assert contents(elsewhere / "new") == contents(new)
 
 
-# --- select and drop -------------------------------------------------------------------------------------------------
+def test_the_steps_of_one_call_come_in_their_order(out: Path, new: Path) -> None:
+    """Labels and arrays are of the samples that are kept, and classes are counted after the labels."""
+    chosen = [24, 3, 10]
+    with pytest.raises(SourceError, match="1 of 2 keys are of no sample"):
+        change(out, new, keep=Selection(indices=chosen), labels={key(3): "c0", key(4): "c0"})
+    report = change(
+        out,
+        new,
+        keep=Selection(indices=chosen),
+        labels={key(3): "c0"},
+        classes="used",
+        arrays={"a": np.arange(3)},
+        array_keys=[key(10), key(3), key(24)],
+    )
+    assert samples_of(new) == chosen
+    assert report.classes == ("c0", "c3")
+    assert open_shards(new).labels.tolist() == [1, 0, 1]
+    assert array_of(new, "a").tolist() == [2, 1, 0]
+
+
+# --- keep and drop ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"labels": "c1"}, [1, 8, 15, 22]),
-        ({"labels": ["c1", 6]}, [1, 6, 8, 13, 15, 20, 22]),
-        ({"labels": "5"}, [5, 12, 19]),
+        ({"classes": "c1"}, [1, 8, 15, 22]),
+        ({"classes": ["c1", 6]}, [1, 6, 8, 13, 15, 20, 22]),
+        ({"classes": "5"}, [5, 12, 19]),
         ({"keys": "c1/?.png"}, [1, 8]),
         ({"keys": [b"c1/*", "*/2.png"]}, [1, 2, 8, 15, 22]),
         ({"where": "label >= 6"}, [6, 13, 20]),
         ({"where": ["label>=2", "label != 2", "label<4.5"]}, [3, 4, 10, 11, 17, 18, 24]),
         ({"listed": ["c3/24.png", "c2/2.png"]}, [2, 24]),
         ({"listed": np.array([b"c3/24.png", b"c2/2.png"])}, [2, 24]),
-        ({"labels": "c1", "where": "label == 1", "keys": "*2*"}, [22]),
+        ({"classes": "c1", "where": "label == 1", "keys": "*2*"}, [22]),
         ({"indices": [24, 0, 0]}, [24, 0, 0]),
         ({"indices": np.arange(25) % 5 == 4}, [4, 9, 14, 19, 24]),
     ],
@@ -500,7 +522,7 @@ def test_the_provenance_names_parents_and_arguments_and_no_path(out: Path, tmp_p
 def test_samples_are_those_for_which_everything_holds(
     options: dict[str, Any], expected: list[int], out: Path, new: Path, tmp_path: Path
 ) -> None:
-    select(out, new, **options)
+    keep(out, new, **options)
     assert samples_of(new) == expected
     drop(out, tmp_path / "others", **options)
     assert samples_of(tmp_path / "others") == [i for i in range(25) if i not in expected]
@@ -508,7 +530,7 @@ def test_samples_are_those_for_which_everything_holds(
 
 def test_a_random_share_is_that_of_its_seed(out: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        select(out, tmp_path / name, random=0.3, seed=seed)
+        keep(out, tmp_path / name, random=0.3, seed=seed)
     assert len(samples_of(tmp_path / "a")) == 8
     assert samples_of(tmp_path / "a") == samples_of(tmp_path / "b") == sorted(samples_of(tmp_path / "a"))
     assert samples_of(tmp_path / "c") != samples_of(tmp_path / "a")
@@ -517,8 +539,8 @@ def test_a_random_share_is_that_of_its_seed(out: Path, tmp_path: Path) -> None:
 
 
 def test_a_selection_of_a_selection_refers_to_the_stored_rows(out: Path, tmp_path: Path) -> None:
-    select(out, tmp_path / "a", indices=[20, 3, 7, 21, 1])
-    select(tmp_path / "a", tmp_path / "b", indices=[4, 0, 0, 3])
+    keep(out, tmp_path / "a", indices=[20, 3, 7, 21, 1])
+    keep(tmp_path / "a", tmp_path / "b", indices=[4, 0, 0, 3])
     assert samples_of(tmp_path / "b") == [1, 20, 20, 21]
     split = load_manifest(tmp_path / "b").splits["train"]
     assert [shard.num_samples for shard in split.shards] == [10, 5]  # no row of the second shard is left
@@ -526,12 +548,12 @@ def test_a_selection_of_a_selection_refers_to_the_stored_rows(out: Path, tmp_pat
 
 
 def test_whole_shards_in_their_order_need_no_order(out: Path, tmp_path: Path) -> None:
-    select(out, tmp_path / "a", indices=np.arange(10, 25))
+    keep(out, tmp_path / "a", indices=np.arange(10, 25))
     manifest = load_manifest(tmp_path / "a")
     assert not manifest.splits["train"].orders
     assert [shard.num_samples for shard in manifest.splits["train"].shards] == [10, 5]
-    select(out, tmp_path / "b", indices=np.arange(25)[::-1])
-    select(tmp_path / "b", tmp_path / "c", indices=np.arange(25)[::-1])
+    keep(out, tmp_path / "b", indices=np.arange(25)[::-1])
+    keep(tmp_path / "b", tmp_path / "c", indices=np.arange(25)[::-1])
     assert load_manifest(tmp_path / "b").splits["train"].orders
     assert load_manifest(tmp_path / "c").digest == load_manifest(out).digest
     merge([tmp_path / "a", out], tmp_path / "d", same_keys="allow", same_images="keep")
@@ -545,7 +567,7 @@ def test_arrays_go_with_their_samples_and_share_orders_that_are_equal(
     given = some_arrays(25, 6, 5)
     change_split(out, given)
     chosen = [24, 3, 3, 11, 0]
-    select(out, new, indices=chosen)
+    keep(out, new, indices=chosen)
     opened = open_shards(new)
     for name, (kind, values) in given.items():
         found = np.empty((5, *values.shape[1:]), values.dtype)
@@ -562,9 +584,9 @@ def test_arrays_go_with_their_samples_and_share_orders_that_are_equal(
 
 
 def test_classes_keep_their_numbers_unless_only_used_ones_are_wanted(out: Path, new: Path, tmp_path: Path) -> None:
-    select(out, new, labels=["c5", "c2"])
+    keep(out, new, classes=["c5", "c2"])
     assert open_shards(new).classes == tuple(f"c{i}" for i in range(7))
-    report = select(out, tmp_path / "used", labels=["c5", "c2"], used_classes=True)
+    report = change(out, tmp_path / "used", keep=Selection(classes=["c5", "c2"]), classes="used")
     opened = open_shards(tmp_path / "used")
     assert opened.classes == report.classes == ("c2", "c5")
     assert [opened.classes[label] for label in opened.labels] == [one.split("/")[0] for one in keys_of(new)]
@@ -578,30 +600,31 @@ def two_splits(folder: Path, **options: Any) -> Path:
     return folder
 
 
-def test_splits_that_are_not_named_stay_and_a_split_can_be_left_out(tmp_path: Path, new: Path) -> None:
+def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Path, new: Path) -> None:
     out = two_splits(tmp_path / "two")
-    select(out, new, labels="c1", split="train")
+    change(out, new, keep=Selection(classes="c1"), split="train")
     assert samples_of(new) == [1, 3, 5, 7]
     assert samples_of(new, "val") == [8, 9, 10, 11]
-    drop(out, tmp_path / "train alone", split="val")
+    change(out, tmp_path / "train alone", drop=Selection(), split="val")
     assert list(load_manifest(tmp_path / "train alone").splits) == ["train"]
-    with pytest.raises(ConvertError, match=r"split 'val': no sample is left.*--split"):
-        select(out, tmp_path / "x", keys="c1/3.png")
-    with pytest.raises(ConvertError, match="no sample is left in any split"):
-        drop(out, tmp_path / "x", split=["train", "val"])
-    with pytest.raises(ConvertError, match=r"indices are of one split, found train, val"):
-        select(out, tmp_path / "x", indices=[1])
-    with pytest.raises(SetNotFoundError, match="expected a split 'test', found train, val"):
-        select(out, tmp_path / "x", indices=[1], split="test")
+    for options, error, told in (
+        ({"keep": Selection(keys="c1/3.png")}, ConvertError, r"split 'val': no sample is left.*--split"),
+        ({"drop": Selection(), "split": ["train", "val"]}, ConvertError, "no sample is left in any split"),
+        ({"keep": Selection(indices=[1])}, ConvertError, "indices are of one split, found train, val"),
+        ({"keep": Selection(indices=[1]), "split": "test"}, SetNotFoundError, "expected a split 'test', found train"),
+        ({"drop": Selection(), "split": "val", "arrays": {"a": [1]}}, ConvertError, "of one split, found none"),
+    ):
+        with pytest.raises(error, match=told):
+            change(out, tmp_path / "x", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "say which samples"),
-        ({"labels": "c11"}, r"expected a class of the set, or a number from 0 to 6, found 'c11': did you mean c1"),
-        ({"labels": 7}, "found 7"),
-        ({"labels": "-1"}, "found '-1'"),
+        ({}, "the selection is empty"),
+        ({"classes": "c11"}, r"expected a class of the set, or a number from 0 to 6, found 'c11': did you mean c1"),
+        ({"classes": 7}, "found 7"),
+        ({"classes": "-1"}, "found '-1'"),
         ({"where": "year >= 2000"}, r"year >= 2000: expected a column of the index \(label, source_width"),
         ({"where": "key == 1"}, "expected a column of the index"),
         ({"where": "label"}, "a condition must be"),
@@ -616,16 +639,16 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_left_out(tmp_path: Pa
         ({"indices": []}, "expected one row of integers, or a mask, found float64"),
         ({"indices": [[1]]}, "expected one row of integers"),
         ({"indices": [True]}, "expected a mask of 25 samples, found 1"),
-        ({"indices": [1], "labels": "c1"}, "leave the other conditions out"),
+        ({"indices": [1], "classes": "c1"}, "leave the other conditions out"),
         ({"random": 0}, "a share of the samples"),
         ({"random": 1.5}, "a share of the samples"),
     ],
 )
-def test_what_selects_nothing_or_cannot_be_understood_is_told(
+def test_a_selection_of_nothing_or_of_no_meaning_is_refused(
     options: dict[str, Any], told: str, out: Path, new: Path
 ) -> None:
     with pytest.raises((ShardioError, ValueError), match=told):
-        select(out, new, **options)
+        keep(out, new, **options)
     assert not new.exists()
 
 
@@ -649,7 +672,7 @@ def test_keys_are_read_from_lines_and_from_arrays(out: Path, tmp_path: Path) -> 
     np.save(tmp_path / "bytes.npy", np.array(names, "S"))
     np.savez(tmp_path / "both.npz", keys=np.array(names), other=np.zeros(3))
     for name in ("lines.txt", "text.npy", "bytes.npy", "both.npz"):
-        select(out, tmp_path / f"by-{name}", listed=tmp_path / name)
+        keep(out, tmp_path / f"by-{name}", listed=tmp_path / name)
         assert samples_of(tmp_path / f"by-{name}") == [3, 17]
 
 
@@ -674,10 +697,10 @@ def test_files_that_are_no_lists_of_keys_are_refused_by_name(out: Path, new: Pat
     (tmp_path / "files").mkdir()
     for name, path in hostile_files(tmp_path / "files").items():
         with pytest.raises((SourceError, ConvertError)) as error:
-            select(out, new, listed=path)
+            keep(out, new, listed=path)
         assert name in str(error.value) or "of no sample" in str(error.value)
     with pytest.raises(FileNotFoundError):
-        select(out, new, listed=tmp_path / "nothing")
+        keep(out, new, listed=tmp_path / "nothing")
     assert not new.exists()
 
 
@@ -686,9 +709,9 @@ def test_files_that_are_no_arrays_are_refused_by_name(out: Path, new: Path, tmp_
     for name, path in hostile_files(tmp_path / "files").items():
         if name != "numbers.npy":
             with pytest.raises((SourceError, ConvertError), match=name):
-                attach(out, new, {"a": path})
+                change(out, new, arrays={"a": path})
     with pytest.raises(SourceError, match="found a folder"):
-        attach(out, new, {"a": tmp_path})
+        change(out, new, arrays={"a": tmp_path})
     assert not new.exists()
 
 
@@ -703,7 +726,7 @@ def test_an_array_file_that_is_truncated_while_it_is_read_is_an_error_that_names
         os.truncate(tmp_path / "big.npy", 1 << 14)
 
     with pytest.raises(SourceError, match=r"big\.npy.*truncated"):
-        attach(out, new, {"a": tmp_path / "big.npy"}, by=given, on_room=truncate)
+        change(out, new, arrays={"a": tmp_path / "big.npy"}, array_keys=given, on_room=truncate)
     assert left_beside(tmp_path) == []
 
 
@@ -753,7 +776,7 @@ def test_no_damage_of_a_file_is_anything_but_a_clear_error(tmp_path: Path) -> No
     assert refused > 300
 
 
-# --- attach ----------------------------------------------------------------------------------------------------------
+# --- arrays ----------------------------------------------------------------------------------------------------------
 
 
 def array_of(folder: Path, name: str, split: str = "train") -> NDArray[Any]:
@@ -792,7 +815,7 @@ def test_an_array_has_the_value_of_each_sample(
         if how != "keys":
             (tmp_path / "keys.txt").write_text("\n".join(by))
             by = tmp_path / "keys.txt"
-    report = attach(out, new, {"clip": given}, by=by)
+    report = change(out, new, arrays={"clip": given}, array_keys=by)
     assert np.array_equal(array_of(new, "clip"), values)
     assert len(load_manifest(new).splits["train"].arrays["clip"].shards) == 4
     assert samples_of(new) == list(range(25))
@@ -800,16 +823,14 @@ def test_an_array_has_the_value_of_each_sample(
     assert report.linked_nbytes >= sum(path.stat().st_size for path in out.glob("*.npy"))
 
 
-def test_arrays_of_every_kind_can_be_attached_and_replaced(out: Path, new: Path, tmp_path: Path) -> None:
+def test_arrays_of_every_kind_can_be_added_and_replaced(out: Path, new: Path, tmp_path: Path) -> None:
     given = some_arrays(25, 6, 5)
     kinds = {name: kind for name, (kind, _) in given.items()}
-    attach(out, new, {name: values for name, (_, values) in given.items()}, kinds=kinds)
+    change(out, new, arrays={name: values for name, (_, values) in given.items()}, kinds=kinds)
     for name, (kind, values) in given.items():
         assert np.array_equal(array_of(new, name), values)
         assert load_manifest(new).splits["train"].arrays[name].kind == kind
-    with pytest.raises(ValueError, match=r"has an array 'clip' already.*--replace"):
-        attach(new, tmp_path / "x", {"clip": np.zeros(25)})
-    attach(new, tmp_path / "x", {"clip": np.arange(25)}, replace=True)
+    change(new, tmp_path / "x", arrays={"clip": np.arange(25)})
     assert array_of(tmp_path / "x", "clip").tolist() == list(range(25))
     assert np.array_equal(array_of(tmp_path / "x", "mask"), given["mask"][1])
 
@@ -824,15 +845,15 @@ def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("arrays", "options", "told"),
     [
-        ({"a": np.zeros(24)}, {}, r"array 'a': expected a row for each of the 25 samples, found 24; `--by`"),
+        ({"a": np.zeros(24)}, {}, r"array 'a': expected a row for each of the 25 samples, found 24; `--array-keys`"),
         ({"a": np.zeros((25, 0))}, {}, "must be at most 8 numbers from 1 to"),
         ({"a": np.zeros(25, ">f4")}, {}, r"array.astype\('<f4'\)"),
         ({"a": np.array([None] * 25)}, {}, "an array's type must be one of"),
         ({"a": np.zeros(25, "M8[s]")}, {}, "an array's type must be one of"),
         ({"a": np.zeros(())}, {}, "expected a row for each"),
-        ({"a": np.zeros(25)}, {"kinds": "mask"}, "a mask must have"),
-        ({"a": np.zeros(25)}, {"kinds": "picture"}, "kind must be one of"),
-        ({"a": np.zeros(25)}, {"kinds": {"b": "mask"}}, "kinds must be those of the arrays"),
+        ({"a": np.zeros(25)}, {"kinds": {"a": "mask"}}, "a mask must have"),
+        ({"a": np.zeros(25)}, {"kinds": {"a": "picture"}}, "kind must be one of"),
+        ({"a": np.zeros(25)}, {"kinds": {"b": "mask"}}, "kinds must be of the arrays"),
         ({"a-b": np.zeros(25)}, {}, "an array's name must be"),
         ({"label": np.zeros(25)}, {}, "must not be .*'label'"),
         ({"a": np.zeros(25), "A": np.zeros(25)}, {}, "differ in more than case"),
@@ -842,16 +863,20 @@ def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
         ({"a": [np.zeros(20), np.zeros(20)]}, {}, "found more"),
         ({"a": [np.zeros(20), np.zeros(5, "f4")]}, {}, "expected blocks of rows of <f8"),
         ({"a": [np.zeros(20), 5]}, {}, "expected blocks of rows of <f8"),
-        ({"a": [1, 2]}, {}, "expected arrays of NumPy, found int"),
-        ({"a": np.zeros(25)}, {"by": [key(i) for i in range(24)] + ["x"]}, "found none for 1 of 25: 'c3/24.png'"),
-        ({"a": np.zeros(25)}, {"by": [key(i) for i in range(24)] + [key(0)]}, "found 1 again: 'c0/0.png'"),
-        ({"a": np.zeros(25)}, {"by": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
-        ({"a": [np.zeros(25)]}, {"by": [key(i) for i in range(25)]}, "leave `by` out"),
-        ({"a": boxes(7, np.nan)}, {"kinds": "boxes"}, r"array 'a', row 7 \(c0/7.png\): box 1: .*found \[nan, "),
-        ({"a": [boxes(25)[:9], boxes(11, -np.inf)[9:]]}, {"kinds": "boxes"}, r"row 11 .*found \[-inf, "),
+        ({"a": [1, 2]}, {}, "expected NumPy arrays, found int"),
+        (
+            {"a": np.zeros(25)},
+            {"array_keys": [key(i) for i in range(24)] + ["x"]},
+            "found none for 1 of 25: 'c3/24.png'",
+        ),
+        ({"a": np.zeros(25)}, {"array_keys": [key(i) for i in range(24)] + [key(0)]}, "found 1 again: 'c0/0.png'"),
+        ({"a": np.zeros(25)}, {"array_keys": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
+        ({"a": [np.zeros(25)]}, {"array_keys": [key(i) for i in range(25)]}, "leave `array_keys` out"),
+        ({"a": boxes(7, np.nan)}, {"kinds": {"a": "boxes"}}, r"array 'a', row 7 \(c0/7.png\): box 1: .*found \[nan, "),
+        ({"a": [boxes(25)[:9], boxes(11, -np.inf)[9:]]}, {"kinds": {"a": "boxes"}}, r"row 11 .*found \[-inf, "),
         (
             {"a": boxes(7, 5)},
-            {"kinds": "boxes", "by": [key(24 - i) for i in range(25)]},
+            {"kinds": {"a": "boxes"}, "array_keys": [key(24 - i) for i in range(25)]},
             r"row 7 \(c3/17.png\): box 1: expected .*left",
         ),
     ],
@@ -860,7 +885,7 @@ def test_what_cannot_be_an_array_is_told_and_makes_nothing(
     arrays: dict[str, Any], options: dict[str, Any], told: str, out: Path, new: Path
 ) -> None:
     with pytest.raises((ShardioError, ValueError), match=told):
-        attach(out, new, arrays, **options)
+        change(out, new, arrays=arrays, **options)
     assert not new.exists()
     assert left_beside(new.parent) == []
 
@@ -870,18 +895,18 @@ def test_an_array_whose_files_would_be_those_of_another_split_is_refused(tmp_pat
         for split in ("train", "Train-Val"):
             writer.append(sample_pixels(0, SHAPE), 0, split=split)
     with pytest.raises(ConvertError, match=r"array 'val' of the split 'train'.*of the split 'Train-Val'"):
-        attach(tmp_path / "out", new, {"val": np.zeros(1)}, split="train")
-    attach(tmp_path / "out", new, {"value": np.zeros(1)}, split="train")
+        change(tmp_path / "out", new, arrays={"val": np.zeros(1)}, split="train")
+    change(tmp_path / "out", new, arrays={"value": np.zeros(1)}, split="train")
 
 
 def test_an_array_cannot_have_the_name_of_a_column(tmp_path: Path, new: Path) -> None:
     with ShardWriter(tmp_path / "out", SHAPE, columns={"year": int}) as writer:
         writer.append(sample_pixels(0, SHAPE), 0, columns={"year": 1999})
     with pytest.raises(ConvertError, match="array 'year': a column of the index has this name"):
-        attach(tmp_path / "out", new, {"year": np.zeros(1)})
+        change(tmp_path / "out", new, arrays={"year": np.zeros(1)})
 
 
-# --- relabel ---------------------------------------------------------------------------------------------------------
+# --- labels ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["mapping", "csv", "parquet", "numbers"])
@@ -898,7 +923,7 @@ def test_samples_get_the_labels_of_their_keys(how: str, out: Path, new: Path, tm
         column = [0, 6] if how == "numbers" else pa.array(["c0", "c6"]).dictionary_encode()
         labels = tmp_path / "labels.parquet"
         pq.write_table(pa.table({"path": [key(3), key(10)], "label": column}), labels)
-    report = relabel(out, new, labels)
+    report = change(out, new, labels=labels)
     expected = [i % 7 for i in range(25)]
     expected[3], expected[10] = 0, 6
     assert open_shards(new).labels.tolist() == expected
@@ -906,22 +931,26 @@ def test_samples_get_the_labels_of_their_keys(how: str, out: Path, new: Path, tm
     assert report.notes == {"num_relabelled": {"train": 2}, "new_classes": []}
 
 
-def test_new_classes_come_behind_the_others_or_as_they_are_listed(out: Path, new: Path, tmp_path: Path) -> None:
+def test_new_classes_come_after_the_others_or_as_they_are_listed(out: Path, new: Path, tmp_path: Path) -> None:
     labels = {key(3): "wolf", key(4): "dog", key(5): "wolf"}
-    with pytest.raises(SourceError, match=r"found 'wolf'.*--new-classes"):
-        relabel(out, new, labels)
-    report = relabel(out, new, labels, new_classes=True)
+    report = change(out, new, labels=labels, classes="new")
     assert report.classes == (*(f"c{i}" for i in range(7)), "dog", "wolf")
-    assert report.notes["new_classes"] == ["dog", "wolf"]
+    assert report.notes == {"num_relabelled": {"train": 3}, "new_classes": ["dog", "wolf"]}
     listed = ["wolf", "dog", *(f"c{i}" for i in range(6, -1, -1))]
-    relabel(out, tmp_path / "listed", labels, classes=listed)
+    report = change(out, tmp_path / "listed", labels=labels, classes=listed)
+    assert report.notes["num_relabelled"] == {"train": 3}
     one, two = open_shards(new), open_shards(tmp_path / "listed")
     assert two.classes == tuple(listed)
     assert [one.classes[i] for i in one.labels] == [two.classes[i] for i in two.labels]
-    with pytest.raises(ConvertError, match=r"have classes that are not listed, such as 'c0'"):
-        relabel(out, tmp_path / "x", labels, classes=["wolf", "dog"])
-    with pytest.raises(ValueError, match="found 'dog' twice"):
-        relabel(out, tmp_path / "x", labels, classes=["dog", "dog"])
+    for classes, error, told in (
+        (None, SourceError, r"found 'wolf'.*--classes new"),
+        ("used", SourceError, r"found 'wolf'.*--classes new"),
+        ("none", ValueError, "'used', 'new' or a list"),
+        (["wolf", "dog"], ConvertError, "have classes that are not listed, such as 'c0'"),
+        (["dog", "dog"], ValueError, "found 'dog' twice"),
+    ):
+        with pytest.raises(error, match=told):
+            change(out, tmp_path / "x", labels=labels, classes=classes)
 
 
 def test_names_for_people_are_taken_if_they_are_of_one_class(tmp_path: Path, new: Path) -> None:
@@ -929,12 +958,12 @@ def test_names_for_people_are_taken_if_they_are_of_one_class(tmp_path: Path, new
     with ShardWriter(tmp_path / "out", SHAPE, classes=["n1", "n2", "n3"], class_names=names) as writer:
         for i in range(3):
             writer.append(sample_pixels(i, SHAPE), i, key=f"{i}")
-    relabel(tmp_path / "out", new, {"0": "dog", "1": "cat"}, new_classes=True)
+    change(tmp_path / "out", new, labels={"0": "dog", "1": "cat"}, classes="new")
     assert open_shards(new).labels.tolist() == [2, 3, 2]
     assert open_shards(new).class_names == (*names, "cat")
-    with pytest.raises(SourceError, match="'crane' is the name of several classes: say which of n1, n2"):
-        relabel(tmp_path / "out", tmp_path / "x", {"0": "crane"})
-    select(tmp_path / "out", tmp_path / "x", labels="crane")
+    with pytest.raises(SourceError, match="'crane' is the name of several classes: choose one of n1, n2"):
+        change(tmp_path / "out", tmp_path / "x", labels={"0": "crane"})
+    keep(tmp_path / "out", tmp_path / "x", classes="crane")
     assert keys_of(tmp_path / "x") == ["0", "1"]
 
 
@@ -958,7 +987,7 @@ def test_tables_that_are_no_labels_are_refused_with_the_place(
 ) -> None:
     (tmp_path / "labels").write_bytes(text)
     with pytest.raises(SourceError, match=f"{re.escape(str(tmp_path / 'labels'))}.*{told}"):
-        relabel(out, new, tmp_path / "labels")
+        change(out, new, labels=tmp_path / "labels")
     assert not new.exists()
 
 
@@ -989,7 +1018,7 @@ def test_classes_are_united_by_name(tmp_path: Path, new: Path) -> None:
 def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Path, new: Path) -> None:
     a = write_set(tmp_path / "a", {0: "cat"}, ["cat"])
     year = write_set(tmp_path / "year", {1: "cat"}, ["cat"], columns={"year": int})
-    attach(a, tmp_path / "clip", {"clip": np.zeros((1, 2))})
+    change(a, tmp_path / "clip", arrays={"clip": np.zeros((1, 2))})
     with ShardWriter(tmp_path / "large", (7, 5, 3), classes=["cat"]) as writer:
         writer.append(np.zeros((7, 5, 3), np.uint8), 0)
     with ShardWriter(tmp_path / "bare", SHAPE) as writer:
@@ -1022,7 +1051,7 @@ def test_a_sample_of_another_set_with_the_same_pixels_is_refused_wherever_it_is_
     with ShardWriter(tmp_path / "b", SHAPE, classes=["cat"]) as writer:
         for sample in (7, 2, 2, 5):
             writer.append(sample_pixels(sample, SHAPE), 0, key=f"again/{sample}", split="val")
-    select(a, tmp_path / "turned", indices=[5, 4, 3, 2])
+    keep(a, tmp_path / "turned", indices=[5, 4, 3, 2])
     for first in (a, tmp_path / "turned"):
         with pytest.raises(ConvertError, match=r"3 images.*'again/2' of \S*b is 'cat/2.png' of .*--same-images keep"):
             merge([first, tmp_path / "b"], new, same_keys="allow")
@@ -1068,9 +1097,9 @@ def test_columns_and_arrays_of_all_sets_are_kept_and_rejects_are_put_together(tm
             ["cat"],
             columns=dict([("year", int), ("score", float)][:: 1 - 2 * number]),
         )
-        attach(made, tmp_path / f"{number}a", {"clip": np.arange(2) + 2 * number})
+        change(made, tmp_path / f"{number}a", arrays={"clip": np.arange(2) + 2 * number})
         folders.append(tmp_path / f"{number}a")
-    select(folders[1], tmp_path / "turned", indices=[1, 0])
+    keep(folders[1], tmp_path / "turned", indices=[1, 0])
     merge([folders[0], tmp_path / "turned"], new)
     opened = open_shards(new)
     assert opened.index["year"].tolist() == opened.index["score"].tolist() == [0, 1, 3, 2]
@@ -1105,7 +1134,7 @@ def test_new_images_are_converted_as_those_of_the_set_were(
 ) -> None:
     out = tmp_path / "out"
     convert(image_tree, out, size=(16, 24), fit="pad", order="source", workers=1)
-    relabel(out, tmp_path / "other", {"train/n01/n01_0.JPEG": "n02"})
+    change(out, tmp_path / "other", labels={"train/n01/n01_0.JPEG": "n02"})
     report = append(tmp_path / "other", more, new, workers=1)
     assert report.notes == {"num_added": {"train": 4}, "refused": {}}
     convert(more, tmp_path / "alone", size=(16, 24), fit="pad", order="source", workers=1)
@@ -1205,7 +1234,7 @@ def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", same_keys="allow", same_images="keep")
     with pytest.raises(ConvertError, match="found several conversions with different options"):
         append(tmp_path / "both", more, new)
-    attach(tmp_path / "a", tmp_path / "c", {"clip": np.zeros(12)}, split="train")
+    change(tmp_path / "a", tmp_path / "c", arrays={"clip": np.zeros(12)}, split="train")
     with pytest.raises(ConvertError, match=r"has arrays \(clip\), which new images have not"):
         append(tmp_path / "c", more, new)
     assert left_beside(tmp_path) == []
@@ -1228,8 +1257,8 @@ def test_a_difference_is_told_by_key(out: Path, tmp_path: Path) -> None:
     assert diff(out, out).equal
     a, b = tmp_path / "a", tmp_path / "b"
     drop(out, a, indices=[0, 1])
-    attach(a, tmp_path / "clip", {"clip": np.arange(23)})
-    relabel(tmp_path / "clip", b, {key(5): "new", key(6): "c0"}, new_classes=True)
+    change(a, tmp_path / "clip", arrays={"clip": np.arange(23)})
+    change(tmp_path / "clip", b, labels={key(5): "new", key(6): "c0"}, classes="new")
     report = diff(out, b)
     split = report.splits["train"]
     assert not report.equal
@@ -1241,9 +1270,9 @@ def test_a_difference_is_told_by_key(out: Path, tmp_path: Path) -> None:
     assert not split.reordered
     back = diff(b, out).splits["train"]
     assert (back.added.count, back.removed_arrays) == (2, ("clip",))
-    attach(b, tmp_path / "c", {"clip": np.arange(23) // 2 * 2}, replace=True)
+    change(b, tmp_path / "c", arrays={"clip": np.arange(23) // 2 * 2})
     assert diff(b, tmp_path / "c").splits["train"].other_arrays["clip"].count == 11
-    select(out, tmp_path / "turned", indices=np.arange(25)[::-1])
+    keep(out, tmp_path / "turned", indices=np.arange(25)[::-1])
     assert diff(out, tmp_path / "turned").splits["train"].reordered
 
 
@@ -1277,27 +1306,33 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
         assert result.returncode == code, result.stderr
         assert told in result.stdout, result.stdout
 
-    arrays = ("--array", "clip=clip.npy", "--array", "seg=mask.npy", "--kind", "seg=mask", "--split", "train")
-    run("attach", out, "a", *arrays, told="made ")
-    run("select", "a", "b", "--label", "n01", "--used-classes", told="4 samples")
-    run("drop", "a", "c", "--list", "some.txt", "--split", "train", told="11 samples")
-    run("select", "a", "r", "--random", "50%", "--seed", "1", "--where", "label < 2", told="4 samples")
-    run("relabel", "a", "d", "--by", "labels.csv", "--new-classes", told="4 classes, 1 of them new: wolf")
-    run("relabel", "a", "d2", "--by", "labels.csv", "--classes", "classes.txt", told="1 sample relabelled")
+    arrays = ("--array", "clip=clip.npy", "--array", "seg:mask=mask.npy", "--split", "train")
+    run("change", out, "a", *arrays, told="made ")
+    run("change", "a", "b", "--keep", "--class", "n01", "--classes", "used", told="4 samples")
+    run("change", "a", "c", "--drop", "--list", "some.txt", "--split", "train", told="11 samples")
+    run("change", "a", "c2", "--drop", "--split", "val", told="made ")
+    run("change", "a", "r", "--keep", "--random", "50%", "--seed", "1", "--where", "label < 2", told="4 samples")
+    run("change", "a", "d", "--labels", "labels.csv", "--classes", "new", told="4 classes, 1 of them new: wolf")
+    run("change", "a", "d2", "--labels", "labels.csv", "--classes", "classes.txt", told="1 sample relabelled")
     run("merge", "a", "d", "e", "--same-keys", "allow", "--same-images", "keep", told="24 samples")
     run("append", out, more, "f", told="converted 4 images")
     run("diff", "a", "d", told="train: relabelled: 1 samples: train/n01/n01_0.JPEG from n01 to wolf", code=1)
     run("diff", "a", "a", told="the same samples, in the same files")
     run("info", "f", "-v", told="  change.operation: append")
     run("diff", "a", "d", "--json", told='"equal": false', code=1)
-    assert json.loads(shardio("select", "a", "g", "--label", "n01", "--json", cwd=tmp_path).stdout)["num_files"] == 12
+    assert (
+        json.loads(shardio("change", "a", "g", "--keep", "--class", "n01", "--json", cwd=tmp_path).stdout)["num_files"]
+        == 12
+    )
     for words, code, told in (
-        (("attach", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),
-        (("attach", out, "x", "--array", "clip=clip.npy", "--kind", "clip=picture"), 2, "of array, mask, boxes, image"),
-        (("attach", out, "x", "--array", "clip=clip.npy"), 1, "arrays are of one split, found train, val"),
-        (("select", out, "x"), 2, "say which samples"),
-        (("select", out, "x", "--where", "label ~ 1"), 2, "a condition must be"),
-        (("relabel", out, "x", "--by", "labels.csv"), 1, "--new-classes"),
+        (("change", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),
+        (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask, boxes, image"),
+        (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays are of one split, found train, val"),
+        (("change", out, "x"), 2, "expected a change"),
+        (("change", out, "x", "--class", "n01"), 2, "say --keep or --drop"),
+        (("change", out, "x", "--keep"), 2, "the selection is empty"),
+        (("change", out, "x", "--keep", "--where", "label ~ 1"), 2, "a condition must be"),
+        (("change", out, "x", "--labels", "labels.csv"), 1, "--classes new"),
         (("merge", out, "x"), 0, ""),
         (("merge", out, out, "x2"), 1, "--same-keys allow"),
     ):
@@ -1308,13 +1343,13 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
 
 def test_the_folder_of_a_set_that_no_manifest_describes_is_told(tmp_path: Path, new: Path) -> None:
     (tmp_path / "out").mkdir()
-    for change in (
-        lambda: select(tmp_path / "out", new, labels="a"),
+    for call in (
+        lambda: keep(tmp_path / "out", new, classes="a"),
         lambda: merge([tmp_path / "out"], new),
         lambda: diff(tmp_path / "out", tmp_path / "out"),
     ):
         with pytest.raises(SetNotFoundError):
-            change()
+            call()
 
 
 def test_names_of_files_in_a_parent_may_be_any(make_set: Callable[..., Path], new: Path) -> None:
@@ -1327,6 +1362,6 @@ def test_names_of_files_in_a_parent_may_be_any(make_set: Callable[..., Path], ne
     for shard, named in zip(split.shards, shards, strict=True):
         (out / shard.file).rename(out / named.file)
     commit_manifest(out, replace(manifest, splits={"train": replace(split, shards=shards)}))
-    select(out, new, indices=[24, 3])
+    keep(out, new, indices=[24, 3])
     assert samples_of(new) == [24, 3]
     assert {path.name for path in new.glob("train-0*")} == {"train-00000.npy", "train-00001.npy"}

@@ -236,7 +236,7 @@ def test_info_does_not_load_torch(converted: Path) -> None:
 
 
 def test_the_next_step_after_damage_is_one_that_works(converted: Path, tmp_path: Path) -> None:
-    shardio("drop", converted, tmp_path / "changed", "--split", "val")
+    shardio("change", converted, tmp_path / "changed", "--drop", "--split", "val")
     with ShardWriter(tmp_path / "written", (4, 4, 3)) as writer:
         writer.append(np.zeros((4, 4, 3), np.uint8), 0)
     for out, expected in (

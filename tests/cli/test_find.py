@@ -1,4 +1,4 @@
-"""Choosing samples: by the same words in `find`, `view`, `extract`, `select` and `drop`."""
+"""Choosing samples: by the same words in `find`, `view`, `extract` and `change`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def out(tmp_path: Path) -> Path:
     ("words", "expected"),
     [
         (["--class", "tench", "--split", "train"], [1, 4, 7, 10]),
-        (["--label", "n3", "--split", "train"], [2, 5, 8, 11]),
+        (["--class", "n3", "--split", "train"], [2, 5, 8, 11]),
         (["--class", "crane", "--split", "val"], [0, 2]),
         (["--class", "n1", "--class", "1", "--split", "val"], [0, 1]),
         (["--key", "*/1?.png"], [10, 11]),
@@ -59,7 +59,7 @@ def out(tmp_path: Path) -> Path:
         (["--class", "n2", "--key", "*/1*", "--where", "year != 2001", "--split", "train"], [10]),
     ],
 )
-def test_find_view_and_select_mean_the_same_samples(
+def test_find_view_and_change_choose_the_same_samples(
     out: Path, tmp_path: Path, words: list[str], expected: list[int]
 ) -> None:
     *found, count, following = lines("find", out, *words)
@@ -71,7 +71,7 @@ def test_find_view_and_select_mean_the_same_samples(
     split = facts["samples"][0]["split"]
     if "--split" not in words:
         words = [*words, "--split", split]
-    made = json.loads(call("select", out, tmp_path / "new", *words, "--json").stdout)
+    made = json.loads(call("change", out, tmp_path / "new", "--keep", *words, "--json").stdout)
     assert made["num_samples"][split] == len(expected)
     chosen = open_shards(tmp_path / "new", split).index["key"]
     np.testing.assert_array_equal(chosen, open_shards(out, split).index["key"][expected])
@@ -79,11 +79,11 @@ def test_find_view_and_select_mean_the_same_samples(
     assert result.exit_code == 0, result.output
 
 
-def test_select_takes_numbers_as_view_does(out: Path, tmp_path: Path) -> None:
+def test_change_takes_numbers_as_view_does(out: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "some.npy", [5, 3])
     for number, given in enumerate(("5,3", tmp_path / "some.npy")):
         new = tmp_path / str(number)
-        assert call("select", out, new, "--indices", given, "--split", "train").exit_code == 0
+        assert call("change", out, new, "--keep", "--indices", given, "--split", "train").exit_code == 0
         assert [sample.image[0, 0, 0] for sample in open_shards(new)] == [5, 3]
         assert call("view", out, "--indices", given, "-o", tmp_path / "sheet.png").exit_code == 0
 
@@ -113,10 +113,10 @@ def test_a_hostile_key_is_one_visible_line_and_exact_in_json(out: Path) -> None:
         (["--where", "yaer > 1"], 1, "found 'yaer': did you mean year?"),
         (["--where", "year"], 1, "a condition must be COLUMN"),
         (["--split", "tran"], 1, "expected a split 'tran', found train, val: did you mean train?"),
-        (["--key", "9.png"], 0, "no key is like '9.png', in which * stands for anything: did you mean train/9.png?"),
+        (["--key", "9.png"], 0, "no key matches '9.png', in which * stands for anything: did you mean train/9.png?"),
         (["--key", "train/99.pgn"], 0, "stands for anything: did you mean train/9.png"),
         (["--key", "q"], 0, "a key is train/0.png"),
-        (["--key", "*9*", "--class", "tench"], 0, "no such sample"),
+        (["--key", "*9*", "--class", "tench"], 0, "no sample matches"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(out: Path, words: list[str], code: int, part: str) -> None:

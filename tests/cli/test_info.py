@@ -13,11 +13,12 @@ from click.testing import CliRunner
 from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
-from shardio.changes.select import select
+from shardio.changes.change import change
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
+from shardio.sets.selection import Selection
 from shardio.sets.statistics import ClassCounts
 from shardio.sets.storage import FolderStorage
 
@@ -61,7 +62,7 @@ def test_info_counts_the_classes_of_the_main_split(make_set: Callable[..., Path]
 
 def test_verbose_info_tells_values_inside_of_lists_one_by_one(image_tree: Path, tmp_path: Path) -> None:
     convert(image_tree, tmp_path / "out", size=16)
-    select(tmp_path / "out", tmp_path / "new", random=0.5)
+    change(tmp_path / "out", tmp_path / "new", keep=Selection(random=0.5))
     text = called("info", tmp_path / "new", "-v")
     assert "  conversions.0.conversion.fit: crop\n" in text
     assert "  conversions.0.conversion.size: 16, 16\n" in text

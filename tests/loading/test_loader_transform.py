@@ -24,16 +24,15 @@ from shardio.augment import (
     Views,
 )
 from shardio.augment.chain import Transform
-from shardio.changes.attach import attach
+from shardio.changes.change import change
 from shardio.changes.merge import merge
-from shardio.changes.relabel import relabel
-from shardio.changes.select import drop, select
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.publish import publish
+from shardio.sets.selection import Selection
 
 NUM_SAMPLES = 53
 USUAL = Compose([RandomResizedCrop(12), HorizontalFlip(), Normalize("imagenet")])
@@ -279,7 +278,7 @@ def written_again(out: Path, new: Path) -> None:
 def merged_from_parts(out: Path, new: Path) -> None:
     parts = new.with_name("part-0"), new.with_name("part-1")
     for part, indices in zip(parts, (range(0, 16, 2), range(1, 16, 2)), strict=True):
-        select(out, part, indices=list(indices))
+        change(out, part, keep=Selection(indices=list(indices)))
     merge(parts, new)
 
 
@@ -291,21 +290,21 @@ def appended(out: Path, new: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    "make",
     [
-        lambda out, new: select(out, new, indices=np.arange(16)[::-1]),
-        lambda out, new: drop(out, new, indices=[3]),
-        lambda out, new: relabel(out, new, {}, classes=["b", "a"]),
-        lambda out, new: attach(out, new, {"score": np.zeros(16)}),
+        lambda out, new: change(out, new, keep=Selection(indices=np.arange(16)[::-1])),
+        lambda out, new: change(out, new, drop=Selection(indices=[3])),
+        lambda out, new: change(out, new, classes=["b", "a"]),
+        lambda out, new: change(out, new, arrays={"score": np.zeros(16)}),
         lambda out, new: publish(out, new),
         merged_from_parts,
         appended,
         written_again,
     ],
-    ids=["select", "drop", "relabel", "attach", "publish", "merge", "append", "ShardWriter"],
+    ids=["keep", "drop", "classes", "arrays", "publish", "merge", "append", "ShardWriter"],
 )
 def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
-    change: Callable[[Path, Path], object], squashed: Path, tmp_path: Path
+    make: Callable[[Path, Path], object], squashed: Path, tmp_path: Path
 ) -> None:
     def evaluated(out: Path) -> dict[bytes, torch.Tensor]:
         with ShardLoader(
@@ -314,7 +313,7 @@ def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
             images = torch.cat([images for images, _ in loader])
             return dict(zip(loader.shards.index["key"].tolist(), images, strict=True))
 
-    change(squashed, tmp_path / "new")
+    make(squashed, tmp_path / "new")
     before, after = evaluated(squashed), evaluated(tmp_path / "new")
     common = before.keys() & after.keys()
     assert len(common) >= 15

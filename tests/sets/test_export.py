@@ -16,7 +16,7 @@ import pytest
 from arrays import change_split
 from click.testing import CliRunner
 
-from shardio.changes.relabel import relabel
+from shardio.changes.change import change
 from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.shardset import open_shards
@@ -96,7 +96,7 @@ def test_shard_and_row_say_where_the_pixels_of_a_changed_set_are(make_set: Calla
 
 def test_relabel_reads_the_keys_of_an_exported_csv(out: Path, tmp_path: Path) -> None:
     export_index(out, tmp_path / "i.csv", "csv", ["train"])
-    report = relabel(out, tmp_path / "new", tmp_path / "i.csv", split="train")
+    report = change(out, tmp_path / "new", labels=tmp_path / "i.csv", split="train")
     assert report.num_samples["train"] == 5
 
 

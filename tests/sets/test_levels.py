@@ -11,12 +11,13 @@ from folders import flip
 from pictures import random_picture, write_jpeg
 
 from shardio import ShardWriter, convert
-from shardio.changes.select import select
+from shardio.changes.change import change
 from shardio.errors import FormatError
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets import levels as levels_module
 from shardio.sets.levels import Levels, chosen_samples, first_split, measure_levels, stored_levels
+from shardio.sets.selection import Selection
 from shardio.viewing.overview import make_overview
 from shardio.viewing.pictures import open_splits
 
@@ -82,7 +83,7 @@ def test_a_changed_set_does_not_tell_the_levels_of_other_pixels(tmp_path: Path) 
         picture = np.full((16, 16, 3), 60 * number, np.uint8)
         write_jpeg(tmp_path / "src" / f"c{number % 2}" / f"{number}.jpg", picture)
     convert(tmp_path / "src", tmp_path / "out", size=16)
-    select(tmp_path / "out", tmp_path / "new", labels=["c0"])
+    change(tmp_path / "out", tmp_path / "new", keep=Selection(classes="c0"))
     assert "pixels" not in load_manifest(tmp_path / "new").provenance
 
 

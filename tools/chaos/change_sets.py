@@ -3,8 +3,8 @@
 
     python tools/chaos/change_sets.py [--sequences 1000] [--seed 0] [--folder PATH]
 
-A sequence begins with small sets of one or two splits, and makes new ones by attach, select, drop, relabel, merge and
-append, of any set that it has so far. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
+A sequence begins with small sets of one or two splits, and makes new ones of any set that it has so far, by merge,
+append, and change with some of its steps. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
 have the samples that the model has: keys, labels, columns, pixels and arrays. In some calls one call to the disk fails:
 the process is killed before or halfway through it, a Ctrl-C arrives, or the disk is full or broken (faulty_disk.py).
 Then the new set is whole or absent, and the same call must make it. No file of any set may ever change, and nothing may
@@ -25,7 +25,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +175,70 @@ class Drawer:
         self._names = 0
 
     def draw(self, sets: list[tuple[Path, Model]]) -> Change:
-        kinds = [self.attach, self.select, self.select_indices, self.drop, self.relabel, self.merge]
+        kinds = [*[self.change] * 5, self.merge]
         if self._sources:
             kinds.append(self.append)
         return self._rng.choice(kinds)(sets)
 
-    def _one(self, sets: list[tuple[Path, Model]]) -> tuple[Path, Model, str]:
+    def change(self, sets: list[tuple[Path, Model]]) -> Change:
+        """Draws one step of `change`, or several in their order."""
         folder, model = self._rng.choice(sets)
-        return folder, model, self._rng.choice(sorted(model.splits))
+        split = self._rng.choice(sorted(model.splits))
+        samples = self._rng.choice([self._indices, self._condition])
+        steps = [samples, self._labels, self._arrays]
+        drawn = [step for step in steps if self._rng.random() < 0.4] or [self._rng.choice(steps)]
+        options: dict[str, Any] = {"split": split}
+        for step in drawn:
+            model = step(model, split, options)
+        if "classes" not in options and self._rng.random() < 0.2:
+            options["classes"] = "used"
+            there = {row.label for part in model.splits.values() for row in part}
+            model = replace(model, classes=tuple(name for name in model.classes if name in there))
+        name = "+".join(sorted(options.keys() - {"split", "kinds", "array_keys"}))
+        return Change(name, lambda new: shardio.change(folder, new, **options), model)
 
-    def attach(self, sets: list[tuple[Path, Model]]) -> Change:
-        folder, model, split = self._one(sets)
+    def _condition(self, model: Model, split: str, options: dict[str, Any]) -> Model:
+        rows = model.splits[split]
+        row = self._rng.choice(rows)
+        some = {self._rng.choice(rows).key for _ in range(self._rng.randint(1, 12))}
+        choices: list[tuple[dict[str, Any], Callable[[Row], bool]]] = [
+            ({"classes": row.label}, lambda one: one.label == row.label),
+            ({"classes": [row.label, model.classes[0]]}, lambda one: one.label in (row.label, model.classes[0])),
+            ({"where": f"label != {model.classes.index(row.label)}"}, lambda one: one.label != row.label),
+            ({"keys": os.fsdecode(row.key[:-1]) + "*"}, lambda one: one.key.startswith(row.key[:-1])),
+            ({"listed": sorted(some)}, lambda one: one.key in some),
+        ]
+        if (year := row.year) is not None:
+            choices.append(({"where": f"year >= {year}"}, lambda one: one.year is not None and one.year >= year))
+        conditions, matches = self._rng.choice(choices)
+        kept = {drop: tuple(row for row in rows if matches(row) != drop) for drop in (False, True)}
+        if not any(kept.values()):
+            return self._indices(model, split, options)
+        drop = self._rng.choice([drop for drop, part in kept.items() if part])
+        options["drop" if drop else "keep"] = shardio.Selection(**conditions)
+        return replace(model, splits={**model.splits, split: kept[drop]})
+
+    def _indices(self, model: Model, split: str, options: dict[str, Any]) -> Model:
+        rows = model.splits[split]
+        count = self._rng.randint(1, min(2 * len(rows), 60))
+        indices = [self._rng.randrange(len(rows)) for _ in range(count)]
+        if self._rng.random() < 0.5:
+            indices = sorted(set(indices))
+        options["keep"] = shardio.Selection(indices=indices)
+        return replace(model, splits={**model.splits, split: tuple(rows[i] for i in indices)})
+
+    def _labels(self, model: Model, split: str, options: dict[str, Any]) -> Model:
+        rows = model.splits[split]
+        keys = {self._rng.choice(rows).key for _ in range(self._rng.randint(1, 8))}
+        self._names += 1
+        choices = [*model.classes, f"new{self._names}"]
+        labels = {key: self._rng.choice(choices) for key in keys}
+        options.update(labels=labels, classes="new")
+        made = tuple(replace(row, label=labels.get(row.key, row.label)) for row in rows)
+        more = sorted(set(labels.values()) - set(model.classes))
+        return Model((*model.classes, *more), {**model.splits, split: made})
+
+    def _arrays(self, model: Model, split: str, options: dict[str, Any]) -> Model:
         rows = model.splits[split]
         self._names += 1
         name = f"a{self._names}"
@@ -197,92 +250,17 @@ class Drawer:
         ]
         kind, values = self._rng.choice(choices)
         made = tuple(
-            Row(row.key, row.label, row.pixels, row.year, tuple(sorted((*row.arrays, (name, _value(values[i]))))))
-            for i, row in enumerate(rows)
+            replace(row, arrays=tuple(sorted((*row.arrays, (name, _value(values[i])))))) for i, row in enumerate(rows)
         )
-        by = None
-        if len({row.key for row in rows}) == len(rows) and self._rng.random() < 0.5:
-            shuffled = np.random.default_rng(self._rng.getrandbits(32)).permutation(len(rows))
-            by, values = [rows[i].key for i in shuffled], values[shuffled]
         given: Any = values
-        if by is None and self._rng.random() < 0.3:
+        if len({row.key for row in rows}) == len(rows) and self._rng.random() < 0.5:
+            shuffled = numpy_rng.permutation(len(rows))
+            given, options["array_keys"] = values[shuffled], [rows[i].key for i in shuffled]
+        elif self._rng.random() < 0.3:
+            # As a list: the call may be made again.
             given = [values[start : start + 5] for start in range(0, len(values), 5)]
-        return Change(
-            "attach",
-            lambda new: shardio.attach(folder, new, {name: given}, kinds=kind, split=split, by=by),
-            Model(model.classes, {**model.splits, split: made}),
-        )
-
-    def _condition(self, model: Model, split: str) -> tuple[dict[str, Any], Callable[[Row], bool]]:
-        rows = model.splits[split]
-        row = self._rng.choice(rows)
-        some = {self._rng.choice(rows).key for _ in range(self._rng.randint(1, 12))}
-        choices: list[tuple[dict[str, Any], Callable[[Row], bool]]] = [
-            ({"labels": row.label}, lambda one: one.label == row.label),
-            ({"labels": [row.label, model.classes[0]]}, lambda one: one.label in (row.label, model.classes[0])),
-            ({"where": f"label != {model.classes.index(row.label)}"}, lambda one: one.label != row.label),
-            ({"keys": os.fsdecode(row.key[:-1]) + "*"}, lambda one: one.key.startswith(row.key[:-1])),
-            ({"listed": sorted(some)}, lambda one: one.key in some),
-        ]
-        if (year := row.year) is not None:
-            choices.append(({"where": f"year >= {year}"}, lambda one: one.year is not None and one.year >= year))
-        return self._rng.choice(choices)
-
-    def _chosen(self, sets: list[tuple[Path, Model]], *, drop: bool) -> Change:
-        for _ in range(100):
-            folder, model, split = self._one(sets)
-            options, holds = self._condition(model, split)
-            rows = tuple(row for row in model.splits[split] if holds(row) != drop)
-            if rows:
-                break
-        else:
-            return self.select_indices(sets)
-        change = shardio.drop if drop else shardio.select
-        return Change(
-            "drop" if drop else "select",
-            lambda new: change(folder, new, split=split, **options),
-            Model(model.classes, {**model.splits, split: rows}),
-        )
-
-    def select(self, sets: list[tuple[Path, Model]]) -> Change:
-        return self._chosen(sets, drop=False)
-
-    def drop(self, sets: list[tuple[Path, Model]]) -> Change:
-        return self._chosen(sets, drop=True)
-
-    def select_indices(self, sets: list[tuple[Path, Model]]) -> Change:
-        folder, model, split = self._one(sets)
-        rows = model.splits[split]
-        count = self._rng.randint(1, min(2 * len(rows), 60))
-        indices = [self._rng.randrange(len(rows)) for _ in range(count)]
-        if self._rng.random() < 0.5:
-            indices = sorted(set(indices))
-        used = self._rng.random() < 0.3
-        made = {**model.splits, split: tuple(rows[i] for i in indices)}
-        there = {row.label for part in made.values() for row in part}
-        classes = tuple(name for name in model.classes if name in there) if used else model.classes
-        return Change(
-            "select indices",
-            lambda new: shardio.select(folder, new, split=split, indices=indices, used_classes=used),
-            Model(classes, made),
-        )
-
-    def relabel(self, sets: list[tuple[Path, Model]]) -> Change:
-        folder, model, split = self._one(sets)
-        keys = {self._rng.choice(model.splits[split]).key for _ in range(self._rng.randint(1, 8))}
-        self._names += 1
-        choices = [*model.classes, f"new{self._names}"]
-        labels = {key: self._rng.choice(choices) for key in keys}
-        more = sorted(set(labels.values()) - set(model.classes))
-        made = {
-            name: tuple(Row(row.key, labels.get(row.key, row.label), row.pixels, row.year, row.arrays) for row in rows)
-            for name, rows in model.splits.items()
-        }
-        return Change(
-            "relabel",
-            lambda new: shardio.relabel(folder, new, labels, new_classes=True),
-            Model((*model.classes, *more), made),
-        )
+        options.update(arrays={name: given}, kinds={name: kind})
+        return replace(model, splits={**model.splits, split: made})
 
     def merge(self, sets: list[tuple[Path, Model]]) -> Change:
         chosen = [self._rng.choice(sets) for _ in range(self._rng.randint(1, 3))]
@@ -413,16 +391,19 @@ class ChangeRounds(Rounds[ChangeCounts]):
             self.counts.changes[change.name] += 1
             if self._random.random() < 0.2:
                 self._fail(change, new, before)
-            if not new.exists():
-                change.call(new)
-            sets.append((new, change.model))
+            try:
+                if not new.exists():
+                    change.call(new)
+            except ShardioError as error:
+                self._violation(f"{change.name}: {error}")
             after = hash_files(root)
-            if wrong := different(new, change.model):
-                self._violation(f"{change.name}: {wrong}")
             if changed := [name for name in before if after.get(name) != before[name]]:
                 self._violation(f"{change.name}: changed {changed}")
             if left := [name for name in after if name not in before and name.split("/")[0] != new.name]:
                 self._violation(f"{change.name}: left {left}")
+            if wrong := different(new, change.model):
+                self._violation(f"{change.name}: {wrong}")
+            sets.append((new, change.model))
 
     def _fail(self, change: Change, new: Path, before: Mapping[str, str]) -> None:
         count, aborted = call_apart(lambda: change.call(new), new.parent, self.folder, None)
@@ -443,7 +424,7 @@ class ChangeRounds(Rounds[ChangeCounts]):
             with contextlib.suppress(ConvertError):  # as it is there; but converted images may be left
                 change.call(new)
             # What a failed call leaves beside the set goes with the next one into this folder.
-            shardio.select(new, new.with_name("next"), random=1.0)
+            shardio.change(new, new.with_name("next"), keep=shardio.Selection(random=1.0))
             shutil.rmtree(new.with_name("next"))
 
 

@@ -177,16 +177,16 @@ class Changer:
         self._bases = bases
 
     def draw(self, old: Model, new: Path) -> Change:
-        kinds = [self.select, self.attach, self.attach, self.relabel, self.merge, self.append]
+        kinds = [self.keep, self.arrays, self.arrays, self.labels, self.merge, self.append]
         return self._rng.choice(kinds)(old, new)
 
-    def select(self, old: Model, new: Path) -> Change:
+    def keep(self, old: Model, new: Path) -> Change:
         count = len(old.samples)
         indices = self._rng.sample(range(count), self._rng.randint(max(1, count // 2), count))
         made = replace(old, folder=new, samples=tuple(old.samples[i] for i in indices))
-        return Change("select", lambda: shardio.select(old.folder, new, indices=indices), made)
+        return Change("keep", lambda: shardio.change(old.folder, new, keep=shardio.Selection(indices=indices)), made)
 
-    def attach(self, old: Model, new: Path) -> Change:
+    def arrays(self, old: Model, new: Path) -> Change:
         rng, count = np.random.default_rng(self._rng.getrandbits(32)), len(old.samples)
         name = self._rng.choice(["mask", "boxes", "vector"])
         kind: Any = name if name != "vector" else "array"
@@ -200,23 +200,23 @@ class Changer:
         else:
             values = rng.standard_normal((count, 3)).astype("<f4")
         made = tuple(replace(one, arrays={**one.arrays, name: values[i]}) for i, one in enumerate(old.samples))
-        given, by = values, None
+        given, keys = values, None
         if len({sample.key for sample in old.samples}) == count and self._rng.random() < 0.5:
             mixed = rng.permutation(count)
-            by, given = [old.samples[i].key for i in mixed], values[mixed]
+            keys, given = [old.samples[i].key for i in mixed], values[mixed]
         return Change(
-            "attach",
-            lambda: shardio.attach(old.folder, new, {name: given}, kinds=kind, by=by, replace=True),
+            "arrays",
+            lambda: shardio.change(old.folder, new, arrays={name: given}, kinds={name: kind}, array_keys=keys),
             replace(old, folder=new, samples=made, kinds={**old.kinds, name: kind}),
         )
 
-    def relabel(self, old: Model, new: Path) -> Change:
+    def labels(self, old: Model, new: Path) -> Change:
         keys = {sample.key for sample in self._rng.choices(old.samples, k=3)}
         labels = {key: self._rng.choice(old.classes) for key in keys}
         samples = tuple(replace(sample, label=labels.get(sample.key, sample.label)) for sample in old.samples)
         return Change(
-            "relabel",
-            lambda: shardio.relabel(old.folder, new, labels),
+            "labels",
+            lambda: shardio.change(old.folder, new, labels=labels),
             replace(old, folder=new, samples=samples),
         )
 

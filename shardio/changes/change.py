@@ -1,0 +1,258 @@
+"""`change`: other samples, labels, classes or arrays, in a new set that shares its files with the old one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
+from shardio.changes.draft import Draft, GivenArray, SplitDraft
+from shardio.changes.labels import Assignment, Classes, Labels, assign, read_labels
+from shardio.changes.parents import open_parent
+from shardio.errors import ConvertError, SourceError
+from shardio.format.layout import ArrayKind, RowType, check_array_name, check_kind, find_wrong_box
+from shardio.format.manifest_file import check_split
+from shardio.sets.given import ArrayFile, Keys, read_keys, some_keys
+from shardio.sets.selection import Selection
+
+Values = str | os.PathLike[str] | NDArray[Any] | Iterable[NDArray[Any]]
+
+# Large enough for the rate of disks, small enough for memory.
+_BLOCK_NBYTES = 8 << 20
+
+
+def change(
+    out: str | os.PathLike[str],
+    new: str | os.PathLike[str],
+    *,
+    keep: Selection | None = None,
+    drop: Selection | None = None,
+    labels: Labels | None = None,
+    classes: Classes | None = None,
+    arrays: Mapping[str, Values] | None = None,
+    kinds: Mapping[str, ArrayKind] | None = None,
+    array_keys: Keys | None = None,
+    split: str | Sequence[str] | None = None,
+    copy: bool = False,
+    on_room: Callable[[Room], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ChangeReport:
+    """Makes a new set in the folder `new` of the set in `out`, and rewrites no pixel. Steps run in this order.
+
+    - `keep` or `drop`: samples to keep or drop; `drop=Selection()` drops each split named by `split`
+    - `labels`: a CSV or parquet file with the columns `key` and `label`, or a mapping of keys
+    - `classes`: "used", "new" (names in `labels`), or all classes in order
+    - `arrays`: an NPY file, an array or blocks of rows by name; an array with this name is replaced
+    - `kinds`: the kind of each array that is not an "array"; see `ArrayKind`
+    - `array_keys`: the keys of the arrays' rows, as in `Selection(listed=...)`, if they are in another order
+    - `split`: the splits to change, by default all; the others stay. Arrays go into one split.
+
+    `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out` what is raised.
+    """
+    if keep is not None and drop is not None:
+        raise ValueError("give keep or drop, not both")
+    if all(step is None for step in (keep, drop, labels, classes, arrays)):
+        raise ValueError("expected a change: keep, drop, labels, classes or arrays; found none")
+    parent = open_parent(out)
+    check_target(new, [parent])
+    splits = [split] if isinstance(split, str) else list(parent.manifest.splits if split is None else split)
+    for name in splits:
+        check_split(parent.folder, parent.manifest, name)
+    draft, arguments = parent.draft, dict[str, Any](split=splits if split is not None else None)
+    notes: dict[str, Any] = {}
+    for name, selection in (("keep", keep), ("drop", drop)):
+        if selection is not None:
+            draft = _select(draft, splits, selection, drop=name == "drop", named=split is not None)
+            splits = [one for one in splits if one in draft.splits]
+            arguments[name] = selection.describe() or "all"
+    if labels is not None or classes is not None:
+        assignment = Assignment({}) if labels is None else read_labels(labels)
+        before, draft = draft, assign(draft, splits, assignment, classes)
+        notes["num_relabelled"] = {name: _num_relabelled(before, draft, name) for name in splits}
+        notes["new_classes"] = [name for name in draft.classes if name not in before.classes]
+        arguments["labels"] = None if labels is None else assignment.describe()
+        arguments["classes"] = classes if classes is None or isinstance(classes, str) else len(classes)
+    if arrays is not None:
+        if len(splits) != 1:
+            raise ConvertError(
+                f"{parent.folder}: arrays are of one split, found {', '.join(sorted(splits)) or 'none'}: choose one "
+                "by `--split`, from Python `split=`"
+            )
+        keys = None if array_keys is None else read_keys(array_keys)
+        draft = _add_arrays(draft, splits[0], arrays, kinds or {}, keys)
+        arguments["arrays"] = {
+            name: {"kind": array.kind, "dtype": array.row.dtype, "shape": list(array.row.shape)}
+            for name, array in draft.splits[splits[0]].given.items()
+        }
+        arguments["by_key"] = keys is not None
+    return carry_out(draft, new, "change", arguments, [parent], Carrying(copy, on_room, on_progress), notes)
+
+
+def _num_relabelled(before: Draft, after: Draft, split: str) -> int:
+    """Returns how many samples of a split have another class than before."""
+    one, two = (draft.splits[split].rows["label"] for draft in (before, after))
+    if before.classes != after.classes:
+        places = {name: place for place, name in enumerate(after.classes)}
+        one = np.array([places.get(name, -1) for name in before.classes], np.int64)[one]
+    return int(np.count_nonzero(one != two))
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+
+def _select(draft: Draft, splits: Sequence[str], selection: Selection, *, drop: bool, named: bool) -> Draft:
+    """Returns the set with only the selected samples of these splits, or without them."""
+    if selection.is_all and not (drop and named):
+        raise ValueError("the selection is empty: choose samples by classes, keys, conditions, a list or indices")
+    if selection.indices is not None and len(splits) > 1:
+        raise ConvertError(
+            f"indices are of one split, found {', '.join(sorted(splits))}: choose one by `--split`, from Python "
+            "`split=`"
+        )
+    if selection.listed is not None:
+        there = {key for name in splits for key in draft.splits[name].keys}
+        if missing := sorted(selection.listed - there):
+            raise ConvertError(
+                f"{len(missing):,} of {len(selection.listed):,} listed keys are of no sample: {some_keys(missing)}"
+            )
+    made = dict(draft.splits)
+    for name in splits:
+        split = draft.splits[name]
+        samples = selection.samples(split.rows, draft)
+        made[name] = split.take(np.delete(np.arange(len(split)), samples) if drop else samples)
+    if selection.is_all:
+        made = {name: split for name, split in made.items() if len(split)}
+    if empty := [name for name, split in made.items() if not len(split)]:
+        raise ConvertError(
+            f"split {empty[0]!r}: no sample is left. Name the splits to change by `--split`, from Python `split=`: the "
+            "others stay as they are. `--drop` with nothing but `--split` drops the whole split"
+        )
+    if not made:
+        raise ConvertError("no sample is left in any split")
+    return replace(draft, splits=made)
+
+
+# --- arrays ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _RowOrder:
+    """The row of each sample in arrays whose rows have keys."""
+
+    rows: NDArray[np.int64]
+    num_keys: int
+
+
+def _add_arrays(
+    draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
+) -> Draft:
+    """Returns the set with these arrays in a split. Row i of each is of sample i, or of the sample with key i."""
+    if not arrays:
+        raise ValueError("expected at least one array, found none")
+    if unknown := sorted(kinds.keys() - arrays.keys()):
+        raise ValueError(f"kinds must be of the arrays ({', '.join(arrays)}); found {unknown[0]!r}")
+    split = draft.splits[name]
+    order = None if keys is None else _match_keys(split, keys)
+    given = {}
+    for array, values in arrays.items():
+        check_array_name(array)
+        kind = kinds.get(array, "array")
+        where = os.fspath(values) if isinstance(values, (str, os.PathLike)) else f"array {array!r}"
+        row, blocks = _rows_of(where, values, len(split), order)
+        try:
+            check_kind(kind, row, draft.sample_shape)
+        except ValueError as error:
+            raise SourceError(f"{where}: {error}") from None
+        if kind == "boxes":
+            blocks = _check_boxes(where, blocks, split, order)
+        given[array] = GivenArray(kind, row, blocks)
+    kept = {array: content for array, content in split.arrays.items() if array not in given}
+    return replace(draft, splits={**draft.splits, name: replace(split, arrays=kept, given=given)})
+
+
+def _match_keys(split: SplitDraft, keys: list[bytes]) -> _RowOrder:
+    """Raises SourceError if a sample has no row, or a key comes twice."""
+    rows = {key: row for row, key in enumerate(keys)}
+    if len(rows) < len(keys):
+        twice = [key for row, key in enumerate(keys) if rows[key] != row]
+        raise SourceError(f"keys: expected each once, found {len(twice):,} again: {some_keys(twice)}")
+    samples = split.keys
+    if missing := [key for key in samples if key not in rows]:
+        raise SourceError(
+            f"keys: expected the key of every sample, found none for {len(missing):,} of {len(samples):,}: "
+            f"{some_keys(missing)}. The first key given is {some_keys(keys[:1]) or 'none'}. `--keep --list` keeps only "
+            "the samples that have a key"
+        )
+    return _RowOrder(np.fromiter((rows[key] for key in samples), np.int64, len(samples)), len(keys))
+
+
+def _rows_of(
+    where: str, source: Values, num_samples: int, order: _RowOrder | None
+) -> tuple[RowType, Iterable[NDArray[Any]]]:
+    """Returns the type of an array's rows, and blocks of them in the order of the samples."""
+    values = ArrayFile(Path(where)) if isinstance(source, (str, os.PathLike)) else source
+    if isinstance(values, (np.ndarray, ArrayFile)):
+        row = _row_type(where, values)
+        expected, what = (num_samples, "samples") if order is None else (order.num_keys, "keys")
+        if len(values) != expected:
+            hint = "; `--array-keys`, from Python `array_keys=`, takes the keys of its rows" if order is None else ""
+            raise SourceError(
+                f"{where}: expected a row for each of the {expected:,} {what}, found {len(values):,}{hint}"
+            )
+        return row, _blocks(values, row, None if order is None else order.rows)
+    if order is not None:
+        raise ValueError(f"{where}: blocks come in the order of the samples, so leave `array_keys` out")
+    iterator = iter(values)
+    first = next(iterator, None)
+    if first is None:
+        raise SourceError(f"{where}: expected blocks of values, found none")
+    row = _row_type(where, first)
+    return row, _check_blocks(where, chain([first], iterator), row)
+
+
+def _row_type(where: str, values: object) -> RowType:
+    if not isinstance(values, (np.ndarray, ArrayFile)):
+        raise SourceError(f"{where}: expected NumPy arrays, found {type(values).__name__}")
+    if values.ndim == 0:
+        raise SourceError(f"{where}: expected a row for each sample, found a single value")
+    try:
+        return RowType(values.dtype.str, values.shape[1:])
+    except ValueError as error:
+        little = values.dtype.newbyteorder("<").str
+        hint = f": save it as {little!r}, by `array.astype({little!r})`" if values.dtype.str.startswith(">") else ""
+        raise SourceError(f"{where}: {error}{hint}") from None
+
+
+def _blocks(values: NDArray[Any] | ArrayFile, row: RowType, order: NDArray[np.int64] | None) -> Iterator[NDArray[Any]]:
+    count = max(1, _BLOCK_NBYTES // row.nbytes)
+    num_rows = len(values) if order is None else len(order)
+    for start in range(0, num_rows, count):
+        yield values[start : start + count] if order is None else values[order[start : start + count]]
+
+
+def _check_blocks(where: str, blocks: Iterable[object], row: RowType) -> Iterator[NDArray[Any]]:
+    for block in blocks:
+        if not isinstance(block, np.ndarray) or block.ndim == 0 or _row_type(where, block) != row:
+            found = f"{block.dtype} {block.shape[1:]}" if isinstance(block, np.ndarray) else type(block).__name__
+            raise SourceError(f"{where}: expected blocks of rows of {row.dtype} {row.shape}, found {found}")
+        yield block
+
+
+def _check_boxes(
+    where: str, blocks: Iterable[NDArray[Any]], split: SplitDraft, order: _RowOrder | None
+) -> Iterator[NDArray[Any]]:
+    start = 0
+    for block in blocks:
+        if wrong := find_wrong_box(block[: len(split) - start]):  # more are refused when they are counted
+            sample, box = divmod(start * block.shape[1] + wrong[0], block.shape[1])
+            row, key = sample if order is None else order.rows[sample], os.fsdecode(split.rows["key"][sample])
+            raise SourceError(f"{where}, row {row} ({key}): box {box}: {wrong[1]}")
+        start += len(block)
+        yield block

@@ -1,0 +1,201 @@
+"""Assigns labels to samples by their keys, and renumbers classes."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from shardio.changes.draft import Draft
+from shardio.errors import ConvertError, SourceError
+from shardio.format.layout import MAX_CLASSES
+from shardio.format.parse import check_text, first_repeated
+from shardio.sets.arrow import open_parquet, read_table
+from shardio.sets.given import as_key, hash_of, show_key, some_keys
+from shardio.sets.selection import describe_unknown, find_labels
+from shardio.system.opening import open_untrusted
+
+Labels = str | os.PathLike[str] | Mapping[str | bytes, str | int] | Mapping[str, str | int] | Mapping[bytes, str | int]
+Classes = Literal["used", "new"] | Sequence[str]
+"""Which classes the new set has: "used" leaves out classes without samples, "new" adds names in the labels that are no
+class yet after the others, and a sequence lists all classes in their order."""
+
+_KEY_COLUMNS = ("key", "path")
+_LABEL_COLUMNS = ("label", "class")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Labels of samples by their keys. `where` names their origin in messages."""
+
+    labels: Mapping[bytes, str | int]
+    where: str = "labels"
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the labels as a provenance has them."""
+        parts = (part for key in sorted(self.labels) for part in (key, os.fsencode(str(self.labels[key]))))
+        return {"sha256": hash_of(parts), "count": len(self.labels)}
+
+
+def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes: Classes | None) -> Draft:
+    """Returns the set in which the samples with these keys have these labels. All others keep theirs.
+
+    Raises SourceError if no sample has a key, or a label is no class; ConvertError if `classes` leave out a class that
+    has samples; ValueError for classes that no set can have.
+    """
+    known = _with_more_classes(draft, assignment.labels, classes)
+    numbers: dict[str | int, int] = {}
+    for key, label in assignment.labels.items():
+        if label not in numbers:
+            numbers[label] = _number(known, key, label, assignment.where)
+    by_key = {key: numbers[label] for key, label in assignment.labels.items()}
+    used, made = set[bytes](), dict(known.splits)
+    for name in splits:
+        split = known.splits[name]
+        found = split.rows["label"].copy()
+        for sample, key in enumerate(split.keys if by_key else ()):
+            if (number := by_key.get(key)) is not None:
+                found[sample] = number
+                used.add(key)
+        made[name] = split.with_labels(found)
+    if missing := [key for key in by_key if key not in used]:
+        raise SourceError(
+            f"{assignment.where}: {len(missing):,} of {len(by_key):,} keys are of no sample: {some_keys(missing)}. "
+            "Give the keys of the index: paths relative to what was converted"
+        )
+    result = replace(known, splits=made)
+    if classes == "used":
+        return result.without_unused_classes()
+    return result if classes in (None, "new") else _with_classes(result, classes)
+
+
+def read_labels(labels: Labels) -> Assignment:
+    """Reads a CSV or parquet file with the columns `key` and `label`, or a mapping of keys to labels.
+
+    Raises SourceError if the file is something else.
+    """
+    if not isinstance(labels, (str, os.PathLike)):
+        return Assignment({as_key(key): label for key, label in labels.items()})
+    path = Path(labels)
+    with open_untrusted(path, refusal=SourceError) as file:
+        is_parquet = file.read(4) == b"PAR1"
+    found: dict[bytes, str | int] = {}
+    with contextlib.closing(_parquet_rows(path) if is_parquet else _csv_rows(path)) as rows:
+        for where, key, label in rows:
+            if found.setdefault(key, label) != label:
+                both = f"{found[key]!r} and {label!r}"
+                raise SourceError(f"{path}, {where}: expected one label for {show_key(key)}, found {both}")
+    if not found:
+        raise SourceError(f"{path}: expected rows with a key and a label, found none")
+    return Assignment(found, str(path))
+
+
+def _column(path: Path, names: Sequence[str], wanted: Sequence[str]) -> int:
+    for name in wanted:
+        if (times := list(names).count(name)) == 1:
+            return list(names).index(name)
+        if times:
+            raise SourceError(f"{path}: expected one column {name!r}, found {times}")
+    found = ", ".join(map(str, names))[:200] or "no header"
+    raise SourceError(f"{path}: expected a column {wanted[0]!r}, found {found}")
+
+
+def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
+    # utf-8-sig, as spreadsheets begin their files with a byte order mark; keys need not be UTF-8.
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            key, label = _column(path, header, _KEY_COLUMNS), _column(path, header, _LABEL_COLUMNS)
+            for row in reader:
+                if not row:
+                    continue  # an empty line
+                if len(row) != len(header):
+                    raise ValueError(f"expected {len(header)} cells, found {len(row)}")
+                yield f"line {reader.line_num}", row[key].encode("utf-8", "surrogateescape"), row[label].strip()
+        except (ValueError, csv.Error) as error:
+            if isinstance(error, SourceError):
+                raise
+            raise SourceError(f"{path}, line {reader.line_num}: {error}") from None
+
+
+def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
+    with open_parquet(path) as file:
+        names = file.schema_arrow.names
+        at = _column(path, names, _KEY_COLUMNS), _column(path, names, _LABEL_COLUMNS)
+        table = read_table(path, file, [names[number] for number in at])
+        keys = _values(path, table.column(names[at[0]]), ("string", "large_string", "binary", "large_binary"))
+        labels = _values(path, table.column(names[at[1]]), None)
+    for number, (key, label) in enumerate(zip(keys, labels, strict=True)):
+        if key is None or label is None:
+            raise SourceError(f"{path}, row {number}: expected a key and a label, found nothing")
+        yield f"row {number}", as_key(key), label
+
+
+def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
+    """Returns the values of a column of one of these kinds, as bytes; with None, of text or integers, as they are."""
+    if str(column.type).startswith("dictionary"):
+        column = column.cast(column.type.value_type)
+    kind = str(column.type)
+    is_label = kinds is None and (kind in ("string", "large_string") or kind.startswith(("int", "uint")))
+    if not is_label and kind not in (kinds or ()):
+        expected = "class names or numbers" if kinds is None else "keys as text"
+        raise SourceError(f"{path}: expected {expected} in a column, found {kind}")
+    values: list[Any] = (column if is_label else column.cast("binary")).to_pylist()
+    return values
+
+
+def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes: Classes | None) -> Draft:
+    """Returns the set with new classes after its own."""
+    more: list[str] = []
+    if isinstance(classes, str):
+        if classes not in ("used", "new"):
+            raise ValueError(f"classes must be 'used', 'new' or a list of names; found {classes!r}")
+        if classes == "new" and draft.classes:
+            distinct = sorted({label for label in labels.values() if isinstance(label, str)})
+            more = [label for label in distinct if not find_labels(draft, label)]
+    elif classes is not None:
+        check_text(classes, "classes")
+        if (repeated := first_repeated(classes)) is not None:
+            raise ValueError(f"classes must be distinct, found {repeated!r} twice")
+        if not draft.classes:
+            raise ConvertError("classes cannot be listed for a set without any: its labels are numbers")
+        more = [name for name in classes if name not in set(draft.classes)]
+    if len(draft.classes) + len(more) > MAX_CLASSES:
+        raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(draft.classes) + len(more):,}")
+    names = (*draft.class_names, *more) if draft.class_names else ()
+    return replace(draft, classes=(*draft.classes, *more), class_names=names)
+
+
+def _number(draft: Draft, key: bytes, label: str | int, where: str) -> int:
+    if not isinstance(label, (str, int)) or isinstance(label, bool):
+        raise TypeError(f"{where}: {show_key(key)}: expected a class or a number, found {label!r:.80}")
+    found = find_labels(draft, label)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        same = ", ".join(draft.classes[number] for number in found)
+        raise SourceError(f"{where}: {show_key(key)}: {label!r} is the name of several classes: choose one of {same}")
+    raise SourceError(
+        f'{where}: {show_key(key)}: {describe_unknown(draft, label)} (`--classes new`, from Python `classes="new"`, '
+        "adds new classes)"
+    )
+
+
+def _with_classes(draft: Draft, classes: Sequence[str]) -> Draft:
+    """Returns the set with just these classes. Raises ConvertError if a sample has another."""
+    place = {name: number for number, name in enumerate(classes)}
+    numbers = np.array([place.get(name, -1) for name in draft.classes])
+    for name, split in draft.splits.items():
+        if (lost := split.rows["label"][numbers[split.rows["label"]] < 0]).size:
+            raise ConvertError(
+                f"split {name!r}: {lost.size:,} samples have classes that are not listed, such as "
+                f"{draft.classes[int(lost[0])]!r}: list it, give them other labels, or drop them"
+            )
+    return draft.with_classes(classes, numbers)

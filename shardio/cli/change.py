@@ -1,0 +1,227 @@
+"""`shardio change` and `shardio merge`: their options, the messages while a set is made, and the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from shardio.cli.options import (
+    Command,
+    conditions,
+    folder,
+    indices_option,
+    json_option,
+    parsed,
+    set_argument,
+    splits_option,
+)
+from shardio.cli.output import next_step, say, show
+from shardio.cli.verify import parse_share
+from shardio.system.amounts import bytes_text, counted
+
+if TYPE_CHECKING:
+    from shardio.changes.carry import ChangeReport, Room
+    from shardio.format.layout import ArrayKind
+
+_MOST_CLASSES = 10
+
+new_argument = click.argument("new", type=folder)
+"""The folder of the new set."""
+_copy_option = click.option("--copy", is_flag=True, help="Copy files instead of sharing them by hard links.")
+
+
+def change_options(command: Command) -> Command:
+    """Adds the options that every command has that makes a set from others."""
+    return _copy_option(json_option(command))
+
+
+def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bool, **options: Any) -> None:
+    """Makes the set and prints the result. `change` is a function such as `shardio.change`."""
+    from shardio.system.progress import BytesBar
+
+    with BytesBar() as bar:
+        report = change(*arguments, on_room=tell_room, on_progress=bar.add, **options)
+    show_change(report, as_json=as_json)
+
+
+def tell_room(room: Room) -> None:
+    """Announces what has to be copied."""
+    if room.copied_nbytes:
+        say(
+            f"shardio: copying {bytes_text(room.copied_nbytes)}, as the files cannot be shared with the old set by "
+            f"links; {bytes_text(room.needed_nbytes)} are needed",
+            err=True,
+        )
+
+
+def show_change(report: ChangeReport, *, as_json: bool) -> None:
+    show(dataclasses.asdict(report) if as_json else _summary(report))
+
+
+def _summary(report: ChangeReport) -> Iterator[str]:
+    files = f"{counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}"
+    yield f"made {report.path}: {files}, digest {report.digest[:16]}"
+    for name, count in report.num_samples.items():
+        yield f"  {name:<8}{counted(count, 'sample'):>20}"
+    amounts = {
+        "shared with the old set": report.linked_nbytes + report.cloned_nbytes,
+        "copied": report.copied_nbytes,
+        "new": report.written_nbytes,
+    }
+    yield "  " + ", ".join(f"{bytes_text(nbytes)} {what}" for what, nbytes in amounts.items() if nbytes)
+    if report.notes.get("num_relabelled"):
+        yield f"  {counted(sum(report.notes['num_relabelled'].values()), 'sample')} relabelled"
+    if "new_classes" in report.notes:
+        yield f"  {counted(len(report.classes), 'class')}{_some(report.notes['new_classes'])}"
+    if report.notes.get("refused"):
+        yield f"  refused {sum(report.notes['refused'].values()):,} of the new images, listed in rejects.jsonl"
+    yield next_step("info", report.path)
+
+
+def _some(new_classes: list[str]) -> str:
+    if not new_classes:
+        return ""
+    more = f" and {len(new_classes) - _MOST_CLASSES:,} more" if len(new_classes) > _MOST_CLASSES else ""
+    return f", {len(new_classes):,} of them new: {', '.join(new_classes[:_MOST_CLASSES])}{more}"
+
+
+# --- change ----------------------------------------------------------------------------------------------------------
+
+
+def _parse_arrays(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, tuple[ArrayKind, Path]]:
+    from shardio.format.layout import ArrayKind
+
+    arrays: dict[str, tuple[ArrayKind, Path]] = {}
+    for value in values:
+        left, _, path = value.partition("=")
+        name, _, kind = left.partition(":")
+        if not (name and path) or name in arrays:
+            raise click.BadParameter(f"expected NAME=FILE.npy or NAME:KIND=FILE.npy, each name once; found {value!r}")
+        if kind and kind not in get_args(ArrayKind):
+            raise click.BadParameter(f"expected a kind of {', '.join(get_args(ArrayKind))}; found {kind!r}")
+        arrays[name] = (kind or "array", Path(path))  # type: ignore[assignment]
+    return arrays
+
+
+@click.command(short_help="Keep, drop or relabel samples, add arrays, in a new set.")
+@set_argument
+@new_argument
+@click.option("--keep", "step", flag_value="keep", help="Keep only the samples that match.")
+@click.option("--drop", "step", flag_value="drop", help="Drop the samples that match.")
+@splits_option
+@conditions
+@click.option("--list", "listed", type=folder, metavar="FILE", help="Keys, one per line, or an NPY or NPZ file.")
+@click.option(
+    "--random", callback=parsed(parse_share), metavar="P%", help="A share of the samples that match, drawn by --seed."
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), default=0, help="Seed of --random.")
+@indices_option
+@click.option(
+    "--labels",
+    type=folder,
+    metavar="FILE",
+    help="New labels: CSV or parquet with the columns `key` and `label`, a class or its number.",
+)
+@click.option(
+    "--classes",
+    metavar="used|new|FILE",
+    help="used: leave out classes without samples. new: add names in --labels that are no class yet. FILE: all classes "
+    "in order, one per line.",
+)
+@click.option(
+    "--array",
+    "arrays",
+    multiple=True,
+    callback=_parse_arrays,
+    metavar="NAME[:KIND]=FILE",
+    help="NPY file with a row for each sample of the result. KIND is array, mask, boxes or image. May be given again.",
+)
+@click.option("--array-keys", type=folder, metavar="FILE", help="Keys of the rows of --array, in a file as for --list.")
+@change_options
+def change(
+    out: Path,
+    new: Path,
+    step: str | None,
+    split: tuple[str, ...],
+    classes: str | None,
+    arrays: dict[str, tuple[ArrayKind, Path]],
+    **options: Any,
+) -> None:
+    """Make a new set in NEW from the set in OUT: keep or drop samples, then assign labels, then add arrays.
+
+    Files that stay are shared between both sets by hard links. NEW appears whole or not at all; OUT stays as it is.
+
+    \b
+    shardio change out/ two/ --keep --class tench --class goldfish
+    shardio change out/ train-only/ --drop --split val
+    shardio change out/ relabelled/ --labels labels.csv --classes new
+    shardio change out/ with-masks/ --array seg:mask=masks.npy --split train
+    """
+    from shardio.changes.change import change as change_set
+    from shardio.sets.given import read_lines
+    from shardio.sets.selection import Selection
+
+    names = ("keys", "where", "listed", "random", "seed", "indices")
+    selection = Selection(classes=options.pop("selected"), **{name: options.pop(name) for name in names})
+    if step is None and not selection.is_all:
+        raise click.UsageError("the options choose samples: say --keep or --drop")
+    run_change(
+        change_set,
+        out,
+        new,
+        keep=selection if step == "keep" else None,
+        drop=selection if step == "drop" else None,
+        split=split or None,
+        classes=classes if classes in (None, "used", "new") else read_lines(Path(classes)),
+        arrays={name: path for name, (_, path) in arrays.items()} or None,
+        kinds={name: kind for name, (kind, _) in arrays.items()},
+        **options,
+    )
+
+
+# --- merge -----------------------------------------------------------------------------------------------------------
+
+
+def merge_options(command: Command) -> Command:
+    """Adds the options that `merge` and `append` share."""
+    for option in reversed(
+        [
+            click.option("--only-common", is_flag=True, help="Leave out columns and arrays that not all sets have."),
+            click.option(
+                "--same-keys",
+                type=click.Choice(["refuse", "allow"]),
+                default="refuse",
+                help="Two samples of a split with one key.",
+            ),
+            click.option(
+                "--same-images",
+                type=click.Choice(["refuse", "keep"]),
+                default="refuse",
+                help="Two samples, of two of the sets, with the same pixels.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Join several sets into a new one.")
+@click.argument("sets", nargs=-1, metavar="A B ...", required=True)
+@click.argument("new", type=folder)
+@merge_options
+@change_options
+def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
+    """Make a new set in NEW of all samples of the sets A, B, ...
+
+    Splits of one name become one, and classes are united by their names. No pixel is rewritten: files are shared with
+    the old sets by hard links. NEW appears whole or not at all; the old sets stay as they are.
+    """
+    from shardio.changes.merge import merge as merge_sets
+
+    run_change(merge_sets, list(sets), new, **options)

@@ -1,0 +1,176 @@
+"""Reads what callers give in files: arrays of numbers, and lists of keys. A file may hold anything."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import ShardioError, SourceError
+from shardio.system.opening import check_unpacked, naming, open_untrusted
+
+_NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
+
+Keys = str | os.PathLike[str] | Sequence[str | bytes] | NDArray[Any]
+
+
+def as_key(key: str | bytes) -> bytes:
+    return os.fsencode(key) if isinstance(key, str) else bytes(key)
+
+
+def show_key(key: bytes) -> str:
+    return repr(os.fsdecode(key))
+
+
+def some_keys(keys: Sequence[bytes], most: int = 3) -> str:
+    """Returns the first keys for a message."""
+    more = f" and {len(keys) - most:,} more" if len(keys) > most else ""
+    return ", ".join(map(show_key, keys[:most])) + more
+
+
+def hash_of(parts: Iterable[bytes]) -> str:
+    """Returns the sha256 by which a provenance names what a caller gave."""
+    sha256 = hashlib.sha256()
+    for part in parts:
+        sha256.update(b"%d " % len(part) + part)
+    return sha256.hexdigest()
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Turns errors of files that hold no array into a SourceError that names the file."""
+    try:
+        yield
+    except ShardioError:
+        raise
+    except Exception as error:  # NumPy passes on what tokenize, zipfile and zlib raise
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # zipfile seeks before the beginning
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SourceError(
+            f"{path}: expected an array as `np.save` writes it, without Python objects, found: {first}"
+        ) from None
+
+
+class ArrayFile:
+    """The array in an NPY file, whose rows are read when they are asked for.
+
+    They are not mapped: another process may truncate the file, which would kill this one. Raises SourceError if there
+    is no array or the file was truncated, and OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = file = open_untrusted(path, refusal=SourceError)
+        if os.pread(file.fileno(), len(_ZIP), 0) == _ZIP:
+            raise SourceError(f"{path}: expected an NPY file, found an archive: save each array by `np.save`")
+        with _refusing(path):
+            # Version 3 has names of fields in UTF-8, and no array of a set has fields.
+            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+            self.shape, by_columns, self.dtype = read_header[np.lib.format.read_magic(file)[0]](file)
+            if self.dtype.hasobject:
+                raise ValueError("Python objects")
+            self._start = file.tell()
+            self._row_nbytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+            nbytes = self._start + math.prod(self.shape) * self.dtype.itemsize
+            if min(self.shape, default=0) < 0 or os.fstat(file.fileno()).st_size < nbytes:
+                raise ValueError(f"fewer bytes than the {nbytes:,} of an array of shape {self.shape}")
+            file.seek(0)
+            # A row of an array that is stored by columns is nowhere in one piece.
+            in_memory = by_columns or not self.shape
+            self._whole: NDArray[Any] | None = np.load(file, allow_pickle=False) if in_memory else None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a range of rows, or the rows with these numbers."""
+        if self._whole is not None:
+            return self._whole[rows]
+        numbers = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
+        found = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        into = memoryview(found.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
+        for first, end in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
+            self._read_into(into[first * self._row_nbytes : end * self._row_nbytes], int(numbers[first]))
+        return found
+
+    def _read_into(self, buffer: memoryview, row: int) -> None:
+        done = 0
+        with naming(self._path):
+            while done < len(buffer):
+                offset = self._start + row * self._row_nbytes + done
+                if not (count := os.preadv(self._file.fileno(), [buffer[done:]], offset)):
+                    raise SourceError(f"{self._path}: expected {len(self):,} rows, found it truncated at byte {offset}")
+                done += count
+
+
+def read_keys(keys: Keys) -> list[bytes]:
+    """Returns the keys in a sequence, in a file with one key per line, or in an NPY or NPZ file.
+
+    Raises SourceError if a file holds none, TypeError if the sequence holds something else.
+    """
+    if not isinstance(keys, (str, os.PathLike)):
+        return _checked_keys(keys)
+    path = Path(keys)
+    with open_untrusted(path, refusal=SourceError) as opened, io.BufferedReader(opened) as file:
+        if not file.peek(len(_NPY)).startswith((_NPY, _ZIP)):
+            return _lines(path, file.read())
+        with _refusing(path):
+            return _checked_keys(_load(path, file), f"{path}: ")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Returns the names in a file with one name per line. Raises SourceError if a line is empty, or there is none."""
+    with open_untrusted(path, refusal=SourceError) as file:
+        return [os.fsdecode(line) for line in _lines(path, file.readall())]
+
+
+def _lines(path: Path, data: bytes) -> list[bytes]:
+    found = [line.rstrip(b"\r") for line in data.split(b"\n")]
+    while found and not found[-1]:
+        found.pop()
+    if not found or b"" in found:
+        line = found.index(b"") + 1 if found else 1
+        raise SourceError(f"{path}, line {line}: expected a name in every line, found none")
+    return found
+
+
+def _load(path: Path, file: IO[bytes]) -> NDArray[Any]:
+    """Returns the array in an NPY file, or the array of keys in an NPZ file."""
+    loaded = np.load(file, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        names = [name for name in loaded.files if name in ("keys", "key")] or loaded.files
+        if len(names) != 1:
+            raise SourceError(f"{path}: expected an array 'keys' in it, found {', '.join(loaded.files)[:200]}")
+        # Another archive than NumPy's may hold the name without its ending.
+        members = [one for one in loaded.zip.infolist() if one.filename.removesuffix(".npy") == names[0]]
+        check_unpacked(path, sum(one.file_size for one in members), refusal=SourceError)
+        array: NDArray[Any] = loaded[names[0]]
+        return array
+
+
+def _checked_keys(keys: NDArray[Any] | Sequence[str | bytes], where: str = "") -> list[bytes]:
+    if isinstance(keys, np.ndarray):
+        if keys.ndim != 1 or keys.dtype.kind not in "SU":
+            raise SourceError(f"{where}expected keys as one row of text, found {keys.dtype} of shape {keys.shape}")
+        keys = keys.tolist()
+    for key in keys:
+        if not isinstance(key, (str, bytes)):
+            raise TypeError(f"{where}expected keys as str or bytes, found {key!r:.80}")
+    return list(map(as_key, keys))

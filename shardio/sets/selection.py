@@ -1,0 +1,251 @@
+"""Chooses samples of a set by class, key, columns of the index, a list of keys, or number, alike in every command."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import SourceError, did_you_mean
+from shardio.order.permutation import Permutation
+from shardio.sets.given import ArrayFile, Keys, as_key, hash_of, read_keys
+
+Indices = str | os.PathLike[str] | NDArray[Any] | Sequence[int]
+
+# A manifest is no place for thousands of names.
+_MOST_DESCRIBED = 1000
+_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_CONDITION = re.compile(r"\s*([A-Za-z_]\w*)\s*(==|=|!=|<=|>=|<|>)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*", re.ASCII)
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "==": np.equal,
+    "=": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison of a column of the index with a number: "year >= 2000"."""
+
+    column: str
+    operator: str
+    number: int | float
+
+    def __str__(self) -> str:
+        return f"{self.column} {self.operator} {self.number}"
+
+    def holds(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Returns for each row of an index whether it does. Raises ValueError if the index has no such column."""
+        names = [name for name in rows.dtype.names or () if name != "key"]
+        if self.column not in names:
+            hint = did_you_mean(self.column, names)
+            raise ValueError(
+                f"{self}: expected a column of the index ({', '.join(names)}), found {self.column!r}{hint}"
+            )
+        found: NDArray[np.bool_] = _COMPARISONS[self.operator](rows[self.column], self.number)
+        return found
+
+
+def parse_condition(text: str) -> Condition:
+    """Returns the condition in a text. Raises ValueError if it is none."""
+    match = _CONDITION.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError
+        name, operator, number = match.groups()
+        value = int(number) if re.fullmatch(r"[+-]?[0-9]{1,30}", number) else float(number)
+    except ValueError:
+        raise ValueError(
+            f"a condition must be COLUMN, one of == != < <= > >=, and a number, such as 'year >= 2000'; found {text!r}"
+        ) from None
+    return Condition(name, operator, value)
+
+
+class HasClasses(Protocol):
+    """A set, or one that is to be made."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+
+def find_labels(of: HasClasses, name: str | int) -> list[int]:
+    """Returns the labels that `name` stands for: one, or several if classes have the same name for people; none if the
+    set has no such class.
+
+    The name of a class comes first, then its name for people, then its number.
+    """
+    if isinstance(name, str):
+        if name in of.classes:
+            return [of.classes.index(name)]
+        if same := [label for label, other in enumerate(of.class_names) if other == name]:
+            return same
+        if not _NUMBER.fullmatch(name):
+            return []
+    number = int(name)
+    is_label = 0 <= number < len(of.classes) if of.classes else -(1 << 63) <= number < 1 << 63
+    return [number] if is_label else []
+
+
+def describe_unknown(of: HasClasses, name: str | int) -> str:
+    """Returns what was expected and what was found where `find_labels` finds nothing."""
+    if not of.classes:
+        return f"expected a number, as the set has no classes, found {name!r}"
+    hint = did_you_mean(str(name), [*of.class_names, *of.classes])
+    return f"expected a class of the set, or a number from 0 to {len(of.classes) - 1}, found {name!r}{hint}"
+
+
+class Selection:
+    """Chooses samples: those that match every condition given.
+
+    - `classes`: any of these, by name, by name for people, or by number
+    - `keys`: any of these patterns, in which * and ? stand for anything
+    - `where`: each of these comparisons of a column of the index with a number, such as "year >= 2000"
+    - `listed`: keys in a sequence, in a file with one per line, or in an NPY or NPZ file
+    - `random`: this share of the samples that match the rest, drawn by `seed`
+    - `indices`: instead of all others, sample numbers in the wanted order, or a mask; an array or an NPY file
+
+    Files are read at once. Raises ValueError, or SourceError for a file.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: Sequence[str | int] | str | int = (),
+        keys: Sequence[str | bytes] | str | bytes = (),
+        where: Sequence[str] | str = (),
+        listed: Keys | None = None,
+        random: float | None = None,
+        seed: int = 0,
+        indices: Indices | None = None,
+    ) -> None:
+        if random is not None and not 0 < random <= 1:
+            raise ValueError(f"random must be a share of the samples, more than 0 and at most 1; found {random}")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
+        self.classes = (classes,) if isinstance(classes, (str, int)) else tuple(classes)
+        self.globs = tuple(map(as_key, (keys,) if isinstance(keys, (str, bytes)) else keys))
+        self.where = tuple(map(parse_condition, (where,) if isinstance(where, str) else where))
+        self.listed = None if listed is None else frozenset(read_keys(listed))
+        self.share = random
+        self.seed = seed
+        self._file = os.fspath(indices) if isinstance(indices, (str, os.PathLike)) else None
+        self.indices: NDArray[Any] | None = None
+        if indices is not None:
+            if not self.is_all:
+                raise ValueError("indices choose samples alone: leave the other conditions out")
+            self.indices = np.asarray(indices) if self._file is None else ArrayFile(Path(self._file))[:]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether there is no condition, so that every sample matches."""
+        conditions = (
+            self.classes,
+            self.globs,
+            self.where,
+            self.listed is not None,
+            self.share,
+            self.indices is not None,
+        )
+        return not any(conditions)
+
+    def samples(self, rows: NDArray[np.void], of: HasClasses) -> NDArray[np.int64]:
+        """Returns the samples of a split that match, by its index and the set's classes: in order, but for `indices`.
+
+        Raises ValueError if there is no such class, column or number, SourceError for numbers in a file.
+        """
+        if self.indices is not None:
+            return self._numbers(self.indices, len(rows))
+        matches = np.ones(len(rows), np.bool_)
+        if self.classes:
+            matches &= np.isin(rows["label"], [label for name in self.classes for label in _labels(of, name)])
+        for condition in self.where:
+            matches &= condition.holds(rows)
+        if self.globs or self.listed is not None:
+            patterns = [_pattern(glob).match for glob in self.globs]
+            # Only those that are left: a key costs more than a number.
+            left = np.flatnonzero(matches)
+            keys = rows["key"][left].tolist()
+            matches[left] = np.fromiter((self._is_key(key, patterns) for key in keys), np.bool_, len(left))
+        found = np.flatnonzero(matches)
+        if self.share is not None and len(found):
+            count = math.ceil(self.share * len(found))
+            found = found[np.sort(Permutation(len(found), self.seed, 0)(np.arange(count)))]
+        return found
+
+    def _is_key(self, key: bytes, patterns: Sequence[Callable[[bytes], object]]) -> bool:
+        if self.listed is not None and key not in self.listed:
+            return False
+        return not patterns or any(match(key) for match in patterns)
+
+    def _numbers(self, indices: NDArray[Any], count: int) -> NDArray[np.int64]:
+        where, error = ("indices", ValueError) if self._file is None else (self._file, SourceError)
+        if indices.ndim == 1 and indices.dtype == np.bool_:
+            if len(indices) != count:
+                raise error(f"{where}: expected a mask of {count:,} samples, found {len(indices):,}")
+            return np.flatnonzero(indices)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise error(
+                f"{where}: expected one row of integers, or a mask, found {indices.dtype} of shape {indices.shape}"
+            )
+        if len(indices) and not (indices.min() >= 0 and indices.max() < count):
+            raise error(
+                f"{where}: expected numbers of samples from 0 to {count - 1}, found {indices.min()} to {indices.max()}"
+            )
+        return indices.astype(np.int64)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the selection as a provenance has it: facts without paths."""
+        facts = {
+            "classes": _described([str(name) for name in self.classes]),
+            "keys": _described([os.fsdecode(glob) for glob in self.globs]),
+            "where": [str(condition) for condition in self.where],
+            "list_sha256": None if self.listed is None else hash_of(sorted(self.listed)),
+            "random": self.share,
+            "seed": None if self.share is None else self.seed,
+            "indices_sha256": None if self.indices is None else hash_of([self.indices.tobytes()]),
+        }
+        return {name: fact for name, fact in facts.items() if fact not in (None, [])}
+
+    def describe_none(self, keys: Sequence[bytes]) -> str:
+        """Returns why no sample with these keys matches, and which keys are like the selection's own."""
+        for glob in self.globs:
+            core = glob.strip(b"*")
+            if any(map(_pattern(glob).match, keys)):
+                continue
+            near = [os.fsdecode(key) for key in islice((key for key in keys if core and core in key), 3)]
+            hint = f": did you mean {', '.join(near)}?" if near else ""
+            hint = hint or did_you_mean(os.fsdecode(core), map(os.fsdecode, keys))
+            hint = hint or "".join(f"; a key is {os.fsdecode(key)}" for key in keys[:1])
+            return f"no key matches {os.fsdecode(glob)!r}, in which * stands for anything{hint}"
+        return "no sample matches"
+
+
+def _described(names: list[str]) -> list[str] | dict[str, Any]:
+    if len(names) <= _MOST_DESCRIBED:
+        return names
+    return {"count": len(names), "sha256": hash_of([os.fsencode(name) for name in names])}
+
+
+def _pattern(glob: bytes) -> re.Pattern[bytes]:
+    return re.compile(fnmatch.translate(glob.decode("latin-1")).encode("latin-1"))  # as fnmatch does it for bytes
+
+
+def _labels(of: HasClasses, name: str | int) -> list[int]:
+    if not (found := find_labels(of, name)):
+        raise ValueError(f"class: {describe_unknown(of, name)}")
+    return found
