@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import run_python
 from deadlines import must_not_block
 
 from shardio.cache import folder as module
@@ -293,8 +294,9 @@ try:
 except OSError as error:
     print(type(error).__name__, os.path.basename(error.filename))
 """
-    command = [sys.executable, "-c", code, str(cache.folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    result = run_python("-c", code, cache.folder)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:

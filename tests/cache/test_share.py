@@ -6,8 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import change_split, some_arrays, write_array
+from command import run_python
 from folders import contents, flip
 
 from shardio.cache import stage as staging
@@ -277,8 +276,8 @@ def test_a_stage_that_is_killed_between_links_is_gone_on_with(sets: tuple[Path, 
         stage(sys.argv[1], sys.argv[2])
     """
     for number in (0, 1, 50, 100):
-        command = [sys.executable, "-c", textwrap.dedent(script), str(sets[1]), str(cache), str(number)]
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        killed = run_python("-c", textwrap.dedent(script), sets[1], cache, number)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert verify(one.path).ok
         two = cache / load_manifest(sets[1]).digest
         linked = len(list(two.glob("*"))) if two.exists() else 0
