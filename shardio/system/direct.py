@@ -1,4 +1,4 @@
-"""O_DIRECT: reads and writes past the page cache, and the memory that they need."""
+"""O_DIRECT: reads and writes that bypass the page cache, and the aligned memory that they need."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.system.opening import open_regular
 
-# A page: the most that O_DIRECT demands of memory, offsets and lengths.
+# A page: the largest alignment that O_DIRECT demands of memory, offsets and lengths.
 ALIGNMENT = 4096
-# The alignments that it may demand: a sector as most disks show it, a page or larger sector.
+# The alignments that it may demand: the sector size of most disks, and a page or larger sector.
 _ALIGNMENTS = (512, ALIGNMENT)
 
 
@@ -29,10 +29,10 @@ def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def set_direct(descriptor: int, on: bool = True) -> None:
-    """Makes an open file pass the page cache from now on, or use it again.
+    """Makes an open file bypass the page cache from now on, or use it again.
 
-    Memory, offsets and lengths must then be multiples of what the disk demands. Raises OSError (EINVAL) where the
-    filesystem or the system cannot do it.
+    Memory, offsets and lengths must then be multiples of the disk's alignment. Raises OSError (EINVAL) if the
+    filesystem or the system does not support it.
     """
     if hasattr(os, "O_DIRECT"):
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
@@ -42,9 +42,9 @@ def set_direct(descriptor: int, on: bool = True) -> None:
 
 
 def direct_alignment(path: str | Path) -> int | None:
-    """Returns what O_DIRECT demands of offsets, lengths and memory for this file; None if it cannot be read so.
+    """Returns the alignment that O_DIRECT demands for this file; None if the file cannot be read with it.
 
-    It tries, since not every filesystem and kernel says it, and some accept the flag but no read.
+    It tries, since not every filesystem and kernel reports the alignment, and some accept the flag but fail to read.
     """
     try:
         file, _ = open_regular(path)

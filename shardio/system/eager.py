@@ -1,9 +1,8 @@
 """Functions that torch's compiler leaves alone, whether torch.export records an operation, and warnings at the
 caller's line.
 
-torch.compile breaks its graph around a call of an `eager` function, and traces nothing of what is in it.
-
-Threads, mapped memory and NumPy's random integers cannot be traced, and there is nothing in them to be made faster.
+torch.compile breaks its graph around a call of an `eager` function, and traces nothing inside it. Threads, mapped
+memory and NumPy's random integers cannot be traced, and compiling would not make them faster.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ R = TypeVar("R")
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator, as torch.compiler.disable is one.
+    """A decorator like torch.compiler.disable.
 
-    That one imports the compiler, which takes a second, where it is applied. This one checks at each call whether the
-    compiler has been imported, and needs no torch itself.
+    torch's own imports the compiler when it is applied, which takes a second. This one checks at each call whether the
+    compiler has been imported, and needs no torch.
     """
 
     disabled: Callable[P, R] | None = None
@@ -45,9 +44,9 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_recorded(images: object) -> bool:
-    """Returns whether torch.export records what is done to this tensor, which then has no values.
+    """Returns whether torch.export records the operations on this tensor, which then has no values.
 
-    `torch.compiler.is_compiling` tells another thing: it is true in all threads as long as any of them compiles.
+    `torch.compiler.is_compiling` is different: it is true in all threads while any of them compiles.
     """
     # The latter is what versions before 2.5 record with.
     for name, kind in (("fake_tensor", "FakeTensor"), ("functional_tensor", "FunctionalTensor")):
@@ -58,12 +57,12 @@ def is_recorded(images: object) -> bool:
 
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
-# torch's compiler calls the functions that it leaves alone from here.
+# torch's compiler calls eager functions from here.
 _COMPILER = os.path.join("torch", "_dynamo", "")
 
 
 def warn_caller(text: str) -> None:
-    """Gives a RuntimeWarning at the last line that was run outside of shardio."""
+    """Gives a RuntimeWarning at the line outside shardio that called into it, however deep the call is."""
     frame, levels = sys._getframe(), 1
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_OWN) or _COMPILER in frame.f_code.co_filename

@@ -18,14 +18,16 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Returns how many cores this process may keep busy: fewer than the machine has where a job scheduler binds
-    processes to some, or a container gets the time of some. Part of a core counts as one."""
+    """Returns how many cores this process may use. Part of a core counts as one.
+
+    Job schedulers bind processes to cores, and containers may have a limit on processor time.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(math.ceil(share) for share in _cgroups_cores(proc, cgroups))]))
 
 
 def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
-    """Yields the time that each level above this process may take of the processor, in cores."""
+    """Yields the processor time that each level above this process allows, in cores."""
     for folder, unified in _cgroups(proc, cgroups, "cpu"):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such level, no such limit, or "max"
             if unified:
@@ -40,7 +42,7 @@ def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
 def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Returns the bytes that this process, or the page cache on its behalf, can still take; None if unknown.
 
-    Page cache counts as free, as the kernel reclaims it: so a set that is in the page cache already counts as left.
+    Page cache counts as free, as the kernel reclaims it. So a set that is in the page cache does not reduce the result.
     """
     found = [*_machine_left(proc), *_cgroups_left(proc, cgroups)]
     return max(0, min(found)) if found else None
@@ -52,7 +54,7 @@ def _machine_left(proc: Path) -> Iterator[int]:
 
 
 def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yields what is left of each memory limit above this process."""
+    """Yields how much is left of each memory limit above this process."""
     for folder, unified in _cgroups(proc, cgroups, "memory"):
         if unified:
             for limit in ("memory.max", "memory.high"):
@@ -62,8 +64,10 @@ def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yields the folders that say what a controller allows this process, as a job's limit may be set at any level above
-    it; and whether each is one of the unified hierarchy (v2)."""
+    """Yields the folders with a controller's limits for this process, and whether each belongs to cgroups v2.
+
+    A job's limit may be set at any level above the process.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -78,9 +82,9 @@ def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path,
 
 
 def _levels(root: Path, path: str) -> list[Path]:
-    """Returns the process's cgroup and all above it. In a container `path` may be the host's: then only `root` is."""
+    """Returns the process's cgroup and all above it. In a container `path` may be the host's: only `root` exists."""
     parts = [part for part in path.split("/") if part]
-    if ".." in parts:  # outside of this process's cgroup namespace
+    if ".." in parts:  # outside this process's cgroup namespace
         parts = []
     return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
@@ -100,22 +104,21 @@ def _numbers(path: Path) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdecimal()}
 
 
-# Filesystems by which machines share folders. Those of FUSE are mounted as "fuse.NAME".
+# Filesystems through which machines share folders. FUSE filesystems are mounted as "fuse.NAME".
 _SHARED = """
 afs alluxio-fuse beegfs blobfuse blobfuse2 ceph ceph-fuse cifs coda curvefs cvmfs davfs davfs2 dfuse dvs gcsfuse
 geesefs gfs gfs2 glusterfs goofys gpfs hdfs juicefs lizardfs lustre mfs moosefs mount-s3 mountpoint-s3 ncpfs nfs nfs4
 objectivefs ocfs2 orangefs ossfs panfs pvfs2 quobyte rclone s3fs seaweedfs smb3 smbfs smbnetfs sshfs vastfs weed
 wekafs yrfs
 """
-# Filesystems by which containers and virtual machines get folders of their host, which may lie anywhere.
+# Filesystems through which containers and virtual machines see folders of their host, which may lie anywhere.
 _OF_THE_HOST = ("9p", "virtiofs")
 # Blocks of a disk of this machine, though a process serves them.
 _LOCAL_FUSE = "fuseblk"
 
 
 def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
-    """Returns the kind of filesystem that holds `path`, as mount(8) names it: "ext4", "nfs4", "fuse.sshfs". "" if
-    unknown."""
+    """Returns the kind of filesystem that holds `path`, as mount(8) names it ("ext4", "fuse.sshfs"); "" if unknown."""
     place = os.path.realpath(path)
     try:
         device = os.stat(place).st_dev
@@ -123,20 +126,20 @@ def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
     except OSError:
         return ""
     # All mounts of one device are of one kind. But files of btrfs and overlayfs show devices that no mount has: then
-    # the path tells.
+    # the path decides.
     ours = [mount for mount in mounts if mount.device == device] or mounts
     around = [mount for mount in ours if Path(place).is_relative_to(mount.point)] or ours
-    # Where mounts lie over each other, the last one counts.
+    # If mounts lie over each other, the last one counts.
     return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
 
 
 def is_network(kind: str) -> bool:
-    """Returns whether a filesystem of this kind may keep its bytes elsewhere, so that a read can fail."""
+    """Returns whether a filesystem of this kind may store its bytes on another machine, so reads can fail."""
     return kind in (*_SHARED.split(), *_OF_THE_HOST) or (kind.startswith("fuse") and kind != _LOCAL_FUSE)
 
 
 def is_shared(kind: str) -> bool:
-    """Returns whether other machines are known to see the same files through a filesystem of this kind."""
+    """Returns whether machines are known to share files through a filesystem of this kind."""
     return kind.removeprefix("fuse.") in _SHARED.split()
 
 

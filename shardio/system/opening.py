@@ -31,8 +31,7 @@ _UNPACKED_NBYTES = 64 << 20
 
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
-    """Gives an OSError from inside the block the file's name, which calls on descriptors do not know, nor its folder if
-    they look the name up in an open one."""
+    """Adds the file's path to an OSError from inside the block, as calls on descriptors do not know it."""
     try:
         yield
     except OSError as error:
@@ -48,9 +47,9 @@ else:
 
 
 def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
-    """Opens a folder, to sync or to lock it, and returns an object that owns the descriptor, as `open_file` does.
+    """Opens a folder, to sync or lock it, and returns an object that owns the descriptor, as `open_file` does.
 
-    FileIO refuses folders. This kind of object in C takes any descriptor, closes it, and does nothing else to it.
+    FileIO refuses folders. An `epoll` object takes any descriptor, closes it, and does nothing else to it.
     """
     flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))
@@ -58,10 +57,10 @@ def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
 
 
 class FolderHandle:
-    """An open folder. `handle / name` is a file in this very folder, wherever the folder's path may lead by then.
+    """An open folder. `handle / name` is a file in this very folder, wherever the folder's path leads later.
 
-    Neither is os.PathLike: a call that would look the path up again raises TypeError. Raises OSError if `path` is a
-    symbolic link, or no folder.
+    Neither is os.PathLike, so a call that would look the path up again raises TypeError. Raises OSError if `path` is a
+    symbolic link, or not a folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +92,7 @@ class FolderHandle:
 
 @dataclass(frozen=True)
 class FileAt:
-    """A file in an open folder, be it there or not. As text it is its path, for messages."""
+    """A file in an open folder, which need not exist. As text it is the file's path, for messages."""
 
     folder: FolderHandle
     name: str
@@ -108,16 +107,16 @@ def at(path: str | os.PathLike[str] | FileAt) -> tuple[str | os.PathLike[str], i
 
 
 class OpenFile(io.FileIO):
-    """A file that closes when its last reference is gone, without a line of Python being run."""
+    """A file that closes when its last reference is gone, without running a line of Python."""
 
-    _finalizing = False  # FileIO, which would note that here, does not warn of it then
+    _finalizing = False  # FileIO would set this, and then warn
 
 
 def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o666) -> OpenFile:
     """Opens as `os.open` does, and returns an object that owns the descriptor. Raises IsADirectoryError for a folder.
 
-    Only C runs between the two. An exception that a signal handler raises comes before or after that, and cannot lose
-    the descriptor.
+    Only C runs in between: an exception that a signal handler raises comes before or after, and cannot lose the
+    descriptor.
     """
     name, folder = at(path)
     opening = os.open if folder is None else functools.partial(os.open, dir_fd=folder)
@@ -139,8 +138,10 @@ def open_pipe() -> tuple[OpenFile, OpenFile]:
 
 
 def open_nameless() -> OpenFile:
-    """Opens a new file, as `open_file` does, that is gone when it is closed, on the disk for temporary files. No name
-    of it stays either: between the calls that make and remove that, nothing in Python runs."""
+    """Opens a new temporary file, as `open_file` does, that is gone when it is closed.
+
+    No name stays either: no Python runs between the calls that make and remove it.
+    """
     path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
     try:
         return open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -152,8 +153,10 @@ def open_nameless() -> OpenFile:
 
 
 def open_memory(name: str) -> OpenFile:
-    """Opens memory that reads and writes as a file, as `open_file` does. Linux shows its name among the descriptors of
-    the process."""
+    """Opens memory that reads and writes as a file, as `open_file` does.
+
+    Linux shows `name` among the descriptors of the process.
+    """
     (file,) = map(OpenFile, starmap(os.memfd_create, ((name, os.MFD_CLOEXEC),)))
     return file
 
@@ -166,18 +169,18 @@ def open_untrusted(
     way_out: str = "",
     sole_name: bool = False,
 ) -> OpenFile:
-    """Opens a file in whose place another user may have put anything.
+    """Opens a file that another user may have replaced with anything.
 
-    It waits for nothing, and follows no symbolic link in the last component. Raises `refusal`, whose message ends with
-    `way_out`, unless a regular file is there; with `sole_name`, which a file that is written in place needs, also if it
-    has a second name (a hard link), under which it may belong to another user. OSError passes through.
+    It never waits, and follows no symbolic link in the last component. Raises `refusal`, whose message ends with
+    `way_out`, unless the file is a regular file. With `sole_name`, a file with a second name (a hard link), which may
+    be another user's, is refused too: files that are written in place need this. OSError passes through.
     """
 
     def refuse(found: str) -> ShardioError:
         return refusal(f"{path}: expected a regular file, found {found}{way_out}")
 
     try:
-        # O_NONBLOCK: a FIFO is opened at once, or not at all. For a regular file it means nothing.
+        # O_NONBLOCK: a FIFO is opened at once, or not at all. It has no effect on a regular file.
         file = open_file(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         found = {
@@ -203,17 +206,17 @@ def open_untrusted(
 
 
 def check_unpacked(path: str | Path, nbytes: int, *, refusal: type[ShardioError] = FormatError) -> None:
-    """Raises `refusal` if a compressed file would take far more memory than it has bytes: text packs to a hundredth at
-    most, and a bomb to less than a thousandth."""
+    """Raises `refusal` if a compressed file takes far more memory than it has bytes.
+
+    Text compresses to a hundredth at best, a bomb to less than a thousandth.
+    """
     most = max(_UNPACKED_NBYTES, _UNPACKED_TIMES * os.path.getsize(path))
     if nbytes > most:
-        raise refusal(
-            f"{path}: expected at most {most:,} bytes in it once it is unpacked, found {nbytes:,}; save it uncompressed"
-        )
+        raise refusal(f"{path}: expected at most {most:,} bytes once unpacked, found {nbytes:,}; save it uncompressed")
 
 
 def kind_of(mode: int) -> str:
-    """Returns what a file of this mode is, in words."""
+    """Returns the kind of a file with this mode, in words."""
     kinds = {
         stat.S_IFREG: "a file",
         stat.S_IFDIR: "a folder",
@@ -225,15 +228,15 @@ def kind_of(mode: int) -> str:
 
 
 def kind_at(path: Path) -> str:
-    """Returns what there is at `path`, in words."""
+    """Returns the kind of the file at `path`, in words."""
     return kind_of(path.lstat().st_mode) + (" that leads nowhere" if not path.exists() else "")
 
 
 def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
-    """Opens a file of a shard set for reading, as `open_untrusted` does. Returns (the file, its size in bytes).
+    """Opens a file of a shard set for reading, as `open_untrusted` does. Returns the file and its size in bytes.
 
-    Raises FormatError if there is none. Size and type are read from the descriptor, so they are those of the very file
-    that is then read or mapped.
+    Raises FormatError if it does not exist. Size and type are read from the descriptor, so they belong to the file that
+    is then read or mapped.
     """
     try:
         file = open_untrusted(path)
@@ -253,11 +256,11 @@ K = TypeVar("K")
 
 
 class OpenFiles(Generic[K]):
-    """At most `most` files, or one more for each thread at work here, which `open_file` opens. Thread safe.
+    """The `most` files used last, which `open_file` opens, or one more for each thread at work. Thread safe.
 
-    Two threads may open a file at the same time; one of the descriptors then closes at once. A lock would be worse:
-    `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it is at
-    work, as assignment and clear() do: closing a file lets other threads run, who would find the dictionary torn.
+    Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
+    `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it works on
+    the dictionary, as assignment and clear() do: closing a file lets other threads run.
     """
 
     def __init__(self, open_file: Callable[[K], OpenFile], most: int) -> None:
@@ -267,7 +270,7 @@ class OpenFiles(Generic[K]):
         self._closed = False
 
     def get(self, key: K) -> OpenFile:
-        """Returns the file, and opens it if it is not open. Errors are those of `open_file`."""
+        """Returns the file, and opens it first if need be. Errors are those of `open_file`."""
         if self._closed:
             raise RuntimeError("the reader was closed")
         file = self._open.get(key)
@@ -287,7 +290,7 @@ class OpenFiles(Generic[K]):
             self._open.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Has the file opened anew next time."""
+        """Opens the file again next time."""
         self._open.pop(key, None)
 
     def forget_all(self) -> None:
@@ -295,12 +298,12 @@ class OpenFiles(Generic[K]):
             self._forget_oldest()
 
     def close(self) -> None:
-        """Gives no more files. Those in use close when they no longer are."""
+        """Returns no more files. Files in use close when their users drop them."""
         self._closed = True
         self.forget_all()
 
 
 def most_open() -> int:
-    """Returns a part of the number of files that this process may open, as it opens others, too."""
+    """Returns a quarter of the files that this process may open, as it opens others too; at most 1024."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1024 if soft < 0 else max(4, min(1024, soft // 4))

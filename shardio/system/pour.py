@@ -14,13 +14,13 @@ from pathlib import Path
 
 from shardio.system.files import write_all
 from shardio.system.opening import FileAt, naming
-from shardio.system.threads import Call, DaemonThread, ThreadPool
+from shardio.system.threads import DaemonThread
 
 # Long enough for the streaming rate of disks and servers, short enough to stop soon.
 PIECE_NBYTES = 8 << 20
-# What is only hashed comes in pieces that the processor's caches keep: that takes a fifth less time.
+# Pieces that are only hashed fit into the processor's caches, which takes a fifth less time.
 HASHED_NBYTES = 1 << 20
-# The kernel is told to write after so much of a file: what the final fsync has to wait for stays small.
+# How much is written between two syncs: little is left for the final fsync.
 SYNC_NBYTES = 128 << 20
 
 
@@ -30,13 +30,12 @@ def pour(
     write: Callable[[memoryview], object] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> str:
-    """Reads `nbytes` bytes piece by piece, and has each piece written. Returns the sha256 (hex) of all that came.
+    """Reads `nbytes` bytes in pieces, and calls `write` with each. Returns the sha256 (hex) of all that was read.
 
-    `read(offset, buffer)` fills the buffer from its beginning, and returns how many bytes came; none if the file ends.
-    `progress` is called with the size of each piece.
+    `read(offset, buffer)` fills the buffer from its beginning, and returns how many bytes it read; 0 at the end of the
+    file. `progress` is called with the size of each piece.
 
-    The pieces of a long file that is written are hashed in a thread, while they are written and the next ones are read,
-    so that one file keeps two cores busy. The GIL is free meanwhile.
+    If a long file is written, a thread hashes each piece while it is written and the next piece is read.
     """
     sha256 = hashlib.sha256()
     size = min(PIECE_NBYTES if write else HASHED_NBYTES, nbytes)
@@ -44,14 +43,14 @@ def pour(
     here = there = memoryview(bytearray(size))
     if apart:
         there = memoryview(bytearray(size))
-    # A finaliser must recognise by the name in whose service the thread is.
+    # A finaliser must see in the name which thread this one works for.
     name = f"{threading.current_thread().name}-hash"
     hashing: DaemonThread | None = None
     done = 0
     try:
         while done < nbytes and (count := read(done, here[: nbytes - done])):
             piece = here[:count]
-            if hashing is not None:  # of the piece before; then its buffer is free for the next one
+            if hashing is not None:  # the previous piece; then its buffer is free
                 hashing.result()
             if apart:
                 hashing = DaemonThread(partial(sha256.update, piece), name)
@@ -71,41 +70,44 @@ def pour(
 
 
 class BackgroundSync:
-    """Brings what was written to a file to the disk in a thread, one sync at a time, so that little is left for the
-    last one. To be used by one thread at a time; `close` ends the sync under way, and may be called again."""
+    """Syncs what was written to a file in a thread, one sync at a time, so that little is left for the last sync.
+
+    To be used by one thread at a time. `close` waits for the sync under way, and may be called again.
+    """
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPool(1, name)
-        self._call: Call[object] | None = None
+        self._name = name
+        self._syncing: DaemonThread | None = None
         self._unsynced_nbytes = 0
 
     def wrote(self, nbytes: int, sync: Callable[[], object], *, now: bool = False) -> None:
-        """Begins `sync` if SYNC_NBYTES were written since the last one, or `now`; not while one is under way.
+        """Begins `sync` if SYNC_NBYTES were written since the last sync, or `now`, unless a sync is under way.
 
-        Raises what the last one raised.
+        Raises what the last sync raised.
         """
         self._unsynced_nbytes += nbytes
-        if (now or self._unsynced_nbytes >= SYNC_NBYTES) and (self._call is None or self._call.is_over):
+        if (now or self._unsynced_nbytes >= SYNC_NBYTES) and (self._syncing is None or self._syncing.is_over):
             self.finish()
-            self._call = self._pool.submit(sync)
+            self._syncing = DaemonThread(sync, self._name)
+            self._syncing.begin()
             self._unsynced_nbytes = 0
 
     def finish(self) -> None:
         """Waits for the sync under way, and raises what it raised."""
-        if self._call is not None:
-            self._call.result()
-            self._call = None
+        if self._syncing is not None:
+            self._syncing.result()
+            self._syncing = None
 
     def close(self) -> None:
-        self._pool.close()
+        if self._syncing is not None:
+            self._syncing.wait()
 
 
 @contextlib.contextmanager
 def synced_writes(path: Path | FileAt, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
-    """Gives a function that writes to a file one piece after the other, and has them brought to the disk on the way.
+    """Yields a function that writes a piece to a file, and syncs the file on the way.
 
-    At the end of the `with` block no sync is under way. OSError names the file, also if it was an earlier piece that
-    failed.
+    At the end of the `with` block no sync is under way. OSError names the file, also if an earlier piece failed.
     """
     sync = BackgroundSync(f"{threading.current_thread().name}-sync")
 
@@ -122,15 +124,14 @@ def synced_writes(path: Path | FileAt, descriptor: int) -> Iterator[Callable[[me
         sync.close()
 
 
-# The waits before what storage did not give is asked for again: a server that restarts, a path that fails over come
-# back.
+# The waits before a failed read is tried again: a server that restarts comes back, and so does a path that fails over.
 RETRY_SECONDS = (0.05, 0.2, 0.8)
 # Errors that pass, or may: a server that restarts, a path that fails over, a signal.
 TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN})
 
 
 class Attempts:
-    """The attempts at one request: counts those that failed, and waits before each further one."""
+    """The attempts at one request: counts failures, and waits before each further attempt."""
 
     def __init__(self, pauses: Iterable[float] | None = None, sleep: Callable[[float], object] | None = None) -> None:
         self.failed = 0
@@ -138,8 +139,10 @@ class Attempts:
         self._sleep = sleep or time.sleep
 
     def again(self, may_pass: bool = True) -> bool:
-        """Counts a failure and waits before the next attempt. Returns False, at once, if there is to be none: what
-        failed does not pass, or was tried often enough."""
+        """Counts a failure and waits before the next attempt.
+
+        Returns False at once if there is no next attempt: the failure is permanent, or was the last one allowed.
+        """
         self.failed += 1
         if not may_pass or (pause := next(self._pauses, None)) is None:
             return False
@@ -148,7 +151,7 @@ class Attempts:
 
 
 def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
-    """Returns the error to raise when storage does not give `what`, a label or a sample, after so many attempts."""
-    hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` tells what else is lost"
+    """Returns the error to raise when `what`, a label or a sample, could not be read after so many attempts."""
+    hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` lists all damage"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))

@@ -1,6 +1,6 @@
-"""Progress bars: in terminals and notebooks, and lines in the log of a job that has neither.
+"""Progress bars in terminals and notebooks, and lines in the log of a job that has neither.
 
-tqdm is imported here, and this module only where a bar is wanted: training never imports it.
+Only this module imports tqdm, and it is imported only where a bar is wanted: training never imports it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import tqdm.std
 
 # Bars stand one under the other. With a number here, tqdm need not ask for the rows of the terminal.
 _MOST_BARS = 20
-# How often a log gets a line. What takes less than this gets none.
+# How often a log gets a line. Shorter work gets none.
 _LOG_SECONDS = 30.0
 _TICK_SECONDS = 0.5
 
 
 def in_notebook() -> bool:
-    """Tells whether this process is the kernel of a notebook."""
+    """Returns whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
 def _kind_of_bar() -> Any:
-    """Returns the class of tqdm for notebooks where that can be shown, or else the one of text."""
+    """Returns tqdm's class for notebooks if it can be shown, else its class for text."""
     if in_notebook() and importlib.util.find_spec("ipywidgets"):
         from tqdm.notebook import tqdm_notebook
 
@@ -42,7 +42,7 @@ _Tqdm: Any = _kind_of_bar()
 
 
 class _Lines:
-    """stderr as tqdm writes to it, with each state on a line of its own. What fails to be written is lost."""
+    """stderr as tqdm writes to it, with each state on its own line. Text that cannot be written is lost."""
 
     def write(self, text: str) -> None:
         if text := text.strip("\r\n "):
@@ -55,7 +55,7 @@ class _Lines:
 
 
 class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
-    """Progress on stderr: a bar in a terminal or a notebook, elsewhere a line every 30 seconds and one at the end."""
+    """Progress on stderr: a bar in a terminal or notebook, elsewhere a line every 30 seconds and one at the end."""
 
     n: float
     initial: float
@@ -74,7 +74,7 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
         return {**super().format_dict, "ncols": _columns()}
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
-        """tqdm does so at a reset and beside other output, where a log wants no line."""
+        """tqdm also refreshes at a reset and next to other output, where a log wants no line."""
         if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
             return super().refresh(*arguments, **options)
         return False
@@ -88,7 +88,7 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
 
     @contextlib.contextmanager
     def before_it_begins(self, text: str) -> Iterator[None]:
-        """Shows `text` and the time, as long as there is no count to be shown: until the block ends, or `begun`."""
+        """Shows `text` and the time until there is a count to show: until the block ends, or `begun` is called."""
         if self.disable:
             yield
             return
@@ -126,7 +126,7 @@ def _is_terminal() -> bool:
 
 
 def _columns() -> int:
-    """Returns the width of a bar. Terminals of containers, CI or launchers may say 0, where tqdm would show nothing."""
+    """Returns the width of a bar. Terminals of containers, CI or launchers may report 0: tqdm would show nothing."""
     columns = 0
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no terminal, or closed
         columns = os.get_terminal_size(sys.stderr.fileno()).columns

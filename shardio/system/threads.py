@@ -1,8 +1,8 @@
-"""Daemon threads, pools of them, and calls in one, that survive an exception of a signal handler, at any moment.
+"""Daemon threads, and pools of them, that survive an exception of a signal handler at any moment.
 
-`threading.Thread` does not: after a `start` that was interrupted it may run and refuse to be joined, and after a `join`
-that was interrupted Python 3.11 takes it for ended, whatever it does. `concurrent.futures` has locks that an
-interrupted call leaves locked: then its threads wait for ever, and so does the end of the pool.
+`threading.Thread` does not: after an interrupted `start` it may run and refuse to be joined, and after an interrupted
+`join` Python 3.11 takes it for ended. `concurrent.futures` has locks that an interrupted call leaves locked: then its
+threads wait for ever. It also keeps the interpreter from exiting until all calls are done.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ R = TypeVar("R")
 
 
 class Call(Generic[T]):
-    """A call that one thread makes, and for whose end other threads may wait."""
+    """A call that one thread makes, and other threads may wait for."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._result: T
         self.error: BaseException | None = None
-        """The error that the call has raised, if it has."""
+        """The error that the call raised, if any."""
         self.is_over = False
         self._over_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -58,13 +58,13 @@ class Call(Generic[T]):
         self._over_signal.put(None)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Waits for the end of the call. May be called again if interrupted. Raises `queue.Empty` if time is over."""
+        """Waits for the end of the call. May be called again if interrupted. Raises `queue.Empty` at a timeout."""
         if not self.is_over:  # the flag, because an interrupted wait may have taken the signal with it
             self._over_signal.get(timeout=timeout_seconds)
         self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
 
     def result(self) -> T:
-        """Waits for the end of the call. Returns what it has returned, and raises what it has raised."""
+        """Waits for the end of the call. Returns what it returned, or raises what it raised."""
         self.wait()
         try:
             if self.error is not None:
@@ -75,10 +75,10 @@ class Call(Generic[T]):
 
 
 class DaemonThread(threading.Thread):
-    """A call in a thread of its own, from `begin` on. The interpreter does not wait for it before finalisers run, which
-    may tell it to stop.
+    """A call in a thread of its own, from `begin` on.
 
-    Keep a reference to it before `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
+    The interpreter does not wait for it before finalisers run, which may tell it to stop. Keep a reference to it before
+    `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
     """
 
     def __init__(self, call: Callable[[], object], name: str) -> None:
@@ -90,7 +90,7 @@ class DaemonThread(threading.Thread):
         self._started_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def begin(self) -> None:
-        """Starts. Raises RuntimeError if there can be no more threads."""
+        """Starts. Raises RuntimeError if the system allows no more threads."""
         # Signal handlers run in the main thread only: a start in another thread cannot be interrupted.
         _thread.start_new_thread(self._start_here, ())
         self._started_signal.get()
@@ -109,8 +109,11 @@ class DaemonThread(threading.Thread):
         self._call.run()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Waits for the end of the call, as `Call.wait` does. A thread that has not started by now never does; a fork
-        takes none along, and none goes on when the interpreter is finalising."""
+        """Waits for the end of the call, as `Call.wait` does.
+
+        A thread that has not started by now never will. A fork has no threads of its parent, and none runs while the
+        interpreter is finalising.
+        """
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
         if sys.is_finalizing():
@@ -119,18 +122,22 @@ class DaemonThread(threading.Thread):
         if self.ident is not None:
             self.join()
 
+    @property
+    def is_over(self) -> bool:
+        return self._call.is_over
+
     def result(self) -> None:
-        """Waits for the end of the call, and raises what it has raised."""
+        """Waits for the end of the call, and raises what it raised."""
         self.wait()
         if self._call.error is not None:
             raise self._call.error
 
 
 def preempt_nobody() -> None:
-    """Lets this thread begin to run when a core is free or at the next tick, and not in place of a thread that runs.
+    """Makes this thread wait for a free core or the next tick, rather than preempt a running thread (SCHED_BATCH).
 
-    It has its share of the processor as before. Linux knows this as SCHED_BATCH. A thread with another policy than the
-    usual one keeps that, as does one on another system, or where the kernel refuses.
+    Its share of the processor stays the same. Nothing changes for a thread with another policy than the usual one, on
+    another system, or if the kernel refuses.
     """
     with contextlib.suppress(AttributeError, OSError):
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
@@ -140,8 +147,8 @@ def preempt_nobody() -> None:
 class Flag:
     """A flag that any thread may set, and that is also set when its `owner` dies, without a line of Python.
 
-    Unlike an Event it has no lock, which a Ctrl-C in the middle of `set` would leave locked, and for which a finaliser
-    that runs in the middle of `wait` would wait.
+    Unlike an Event it has no lock: a Ctrl-C in the middle of `set` would leave the lock locked, and a finaliser that
+    runs in the middle of `wait` would wait for it.
     """
 
     def __init__(self, owner: object | None = None) -> None:
@@ -155,7 +162,7 @@ class Flag:
         self._reasons.append(None)
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps for all of `seconds`, which must be few, unless it is set already. Returns whether it is set."""
+        """Sleeps for `seconds`, which must be few, unless it is set already. Returns whether it is set."""
         time.sleep(0.0 if self._reasons else seconds)
         return self.is_set()
 
@@ -165,9 +172,9 @@ _Calls = queue.SimpleQueue[Any]
 
 
 class ThreadPool:
-    """Makes calls in at most `num_threads` daemon threads. One starts with each call, until there are so many.
+    """Makes calls in at most `num_threads` daemon threads, which are started as calls are submitted.
 
-    To be used by one thread. The end of a `with` block waits for all calls, or if it raises for those under way alone.
+    To be used by one thread. The end of a `with` block waits for all calls, or, if it raises, for the running calls.
     The threads hold no reference to this object, and end also when it dies: see `shardio.loading.gather.GatherThreads`.
     """
 
@@ -182,7 +189,7 @@ class ThreadPool:
         self._threads: list[DaemonThread] = []
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Call[R]:
-        """Has the function called. Raises RuntimeError if the pool is closed, or there can be no more threads."""
+        """Submits a call. Raises RuntimeError if the pool is closed, or the system allows no more threads."""
         if self._closed.is_set():
             raise RuntimeError("expected an open pool of threads, found a closed one")
         call = Call(partial(function, *arguments))
@@ -198,10 +205,10 @@ class ThreadPool:
         return _results(deque([self.submit(function, argument) for argument in arguments]))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Waits for all calls, or with `cancel` for those under way alone, and for the end of the threads.
+        """Waits for all calls, or with `cancel` only for the running calls, and for the end of the threads.
 
-        May be called again, also where it was interrupted. Waits once more before that passes: the caller may be about
-        to close what the calls under way use.
+        May be called again. If it is interrupted, it waits again before it raises: the caller may be about to close
+        what the running calls use.
         """
         try:
             self._end(cancel)
@@ -235,8 +242,8 @@ def _serve(calls: _Calls, cancelled: Flag, owner: weakref.ref[ThreadPool]) -> No
             call.fail(RuntimeError("the pool of threads was closed before the call was begun"))
         else:
             call.run()
-        del call  # or this frame would keep what it has returned while it waits for the next one
-    calls.put(None)  # the next thread's
+        del call  # or this frame would keep its result while it waits for the next call
+    calls.put(None)  # for the next thread
 
 
 def run_apart(
@@ -276,7 +283,7 @@ class Closable(Protocol):
 
 
 def close_at_exit(owner: Closable) -> None:
-    """Has `owner.close()` called when the interpreter exits, if the owner is still there."""
+    """Calls `owner.close()` when the interpreter exits, if the owner still exists."""
     weakref.finalize(owner, _close, weakref.ref(owner))
 
 
