@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.images.lenient import decode_leniently
+from shardio.conversion.images.decode import decode_leniently
 from shardio.conversion.sources.detect import scan
 from shardio.conversion.writing.set_writer import Reject
 from shardio.errors import DecodeError

@@ -13,7 +13,7 @@ import pytest
 from folders import put
 from leaks import num_descriptors
 
-from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
+from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import Extent, Fault, FileOrigin, Source, identify, in_tree_order, read_file
 from shardio.errors import DecodeError
 

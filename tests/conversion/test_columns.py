@@ -87,8 +87,8 @@ def test_a_column_of_integers_alone_is_int64_and_any_other_float64(
         (("1", "2", "NULL"), 4, "expected a number or nothing, found 'NULL'"),
         (("1", str(1 << 63), "3"), 3, "expected integers that fit in int64, found 9223372036854775808"),
         # Neither of these is a float64: they would silently come out as their neighbours.
-        ((str((1 << 53) + 1), "", "3"), 3, "at most 2**53 beside fractions and empty cells, found 9007199254740993"),
-        (("", "2", str(-(1 << 53) - 1)), 4, "at most 2**53 beside fractions and empty cells, found -9007199254740993"),
+        ((str((1 << 53) + 1), "", "3"), 3, "at most 2**53 with fractions or empty cells, found 9007199254740993"),
+        (("", "2", str(-(1 << 53) - 1)), 4, "at most 2**53 with fractions or empty cells, found -9007199254740993"),
     ],
 )
 def test_a_cell_that_is_no_number_is_refused_with_its_line(
@@ -146,9 +146,9 @@ BAD_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
     "paths of another type": ({"path": [1, 2, 3], "x": [1, 2, 3]}, "text in the column 'path', found int64"),
     "a missing path": ({"path": [*PATHS[:2], None], "x": [1, 2, 3]}, "a path in every row, found none in row 2"),
     "no path": ({"key": PATHS, "x": [1, 2, 3]}, "expected one column named 'path', found key, x"),
-    "a path alone": ({"path": PATHS}, "expected columns of numbers beside 'path', found none"),
+    "a path alone": ({"path": PATHS}, "expected columns of numbers in addition to 'path', found none"),
     "a large unsigned number": ({"path": PATHS, "x": pa.array([1, 2, 1 << 63], pa.uint64())}, "9223372036854775808"),
-    "an inexact number": ({"path": PATHS, "x": [1, None, (1 << 53) + 1]}, "beside empty cells, found 9007199254740993"),
+    "an inexact number": ({"path": PATHS, "x": [1, None, (1 << 53) + 1]}, "with empty cells, found 9007199254740993"),
 }
 
 
@@ -213,7 +213,7 @@ BAD_CSV: dict[str, tuple[list[str], str]] = {
     "no path column": (["file,x", *ROWS], "expected one column named 'path', found file, x"),
     "another delimiter": (["path\tx", "n01/a.jpg\t1"], "expected one column named 'path', found path\\tx"),
     "two path columns": (["path,path", *ROWS], "expected one column named 'path', found 2 of them"),
-    "a path alone": (["path", *PATHS], "expected columns of numbers beside 'path', found none"),
+    "a path alone": (["path", *PATHS], "expected columns of numbers in addition to 'path', found none"),
     "a name twice": (["path,x,x", *(f"{row},2" for row in ROWS)], "columns must be named apart; found 'x' twice"),
     "a field's name": (["path,label", *ROWS], "columns must be named apart; found 'label' which every index has"),
     "no name": (["path,", *ROWS], "a column's name must be [A-Za-z_]"),

@@ -114,9 +114,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path, workers: int
 
 
 def test_a_soft_label_is_told_with_its_item_and_the_way_out(tmp_path: Path) -> None:
-    message = (
-        r"dataset 'train', item 0: label must be an integer, found a list of 2: a set has one class for each image"
-    )
+    message = r"dataset 'train', item 0: label must be an integer, found a list of 2: a set has one class per image"
     with pytest.raises(TypeError, match=message):
         convert([(RGB, [0.1, 0.9])], tmp_path / "out", **OPTIONS)
 
@@ -125,7 +123,7 @@ def test_splits_have_the_names_that_a_folder_tree_gives_them(tmp_path: Path) -> 
     convert({"Train": Pictures(12), "validation": pairs(7)}, tmp_path / "out", **OPTIONS)
     convert({"train": Pictures(12), "val": pairs(7)}, tmp_path / "same", **OPTIONS)
     assert open_shards(tmp_path / "out", "val").digest == open_shards(tmp_path / "same", "val").digest
-    message = "expected one dataset for the split 'val', found 'val' and 'validation'"
+    message = "expected one name for the split 'val', found 'val' and 'validation'"
     with pytest.raises(ValueError, match=message):
         convert({"val": Pictures(3), "validation": Pictures(4)}, tmp_path / "two", **OPTIONS)
 

@@ -23,21 +23,13 @@ from pictures import encode, random_picture
 from PIL import Image, ImageOps
 from places import DATA, SHARED
 
-from shardio.conversion.images import jpeg
-from shardio.conversion.images.decode import (
-    MAX_PIXELS,
-    MAX_SIDE_PIXELS,
-    Decoded,
-    DecodeOptions,
-    check_pixels,
-    decode_image,
-    parse_colour,
-    read_size,
-)
+from shardio.conversion.images.decode import Decoded, DecodeOptions, decode_image, parse_colour, read_size
+from shardio.conversion.images.headers import MAX_PIXELS, MAX_SIDE_PIXELS, check_pixels
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+UPRIGHT = DecodeOptions(exif_rotate=True)
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +146,15 @@ def test_each_good_image_gives_its_picture(bad_images: Path, name: str) -> None:
     height, width, _ = decoded.pixels.shape
     assert LISTED[name]["pillow_13.0.0"].removesuffix(" +warning") == f"ok {width}x{height}"
     assert read_size(data) == (height, width)
-    assert np.abs(decoded.pixels - reference(data)).max() <= (2 if jpeg.is_jpeg(data) else 1)
+    steps = 2 if data.startswith(b"\xff\xd8") else 1
+    assert np.abs(decoded.pixels - reference(data)).max() <= steps
     assert bool(decoded.warning) == (EXPECTED[name] == "ok-warn")
+    upright = decode_image(data, UPRIGHT).pixels
+    with Image.open(io.BytesIO(data)) as image:
+        if image.getexif().get(0x0112, 1) != 1:
+            shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
+            assert np.abs(upright - shown).max() <= steps
+    assert read_size(data, UPRIGHT) == upright.shape[:2]
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if "bomb" in name])
@@ -193,20 +192,21 @@ def test_lossless_images_come_back_exactly(kind: str, size: tuple[int, int]) -> 
     assert decoded.pixels.flags.c_contiguous
 
 
+CMYK = {"mode": "CMYK", "subsampling": 0}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}, {"restart_marker_rows": 1}]
+    ("kind", "options"),
+    [
+        *(("JPEG", {}), ("JPEG", {"progressive": True}), ("JPEG", {"subsampling": 0}), ("JPEG", {"quality": 30})),
+        *(("JPEG", {"restart_marker_rows": 1}), ("WEBP", {"quality": 80})),
+        *(("JPEG", CMYK | {"quality": quality, "progressive": p}) for quality in (60, 95) for p in (False, True)),
+    ],
 )
-def test_jpeg_decodes_as_with_pillow(options: dict[str, Any]) -> None:
-    data = encode(picture(2), "JPEG", **options)
-    with Image.open(io.BytesIO(data)) as image:
-        expected = np.asarray(image.convert("RGB")).astype(int)
-    assert np.abs(decode_image(data).pixels - expected).max() <= 2
-
-
-def test_lossy_webp_decodes_as_with_pillow() -> None:
-    data = encode(picture(3), "WEBP", quality=80)
-    with Image.open(io.BytesIO(data)) as image:
-        np.testing.assert_array_equal(decode_image(data).pixels, np.asarray(image.convert("RGB")))
+def test_lossy_images_decode_as_with_pillow(kind: str, options: dict[str, Any]) -> None:
+    pixels = picture(2) if "mode" not in options else np.dstack([picture(18), picture(19)[:, :, 0]])
+    data = encode(Image.fromarray(pixels, options.pop("mode", None)), kind, **options)
+    assert np.abs(decode_image(data).pixels - reference(data)).max() <= (2 if kind == "JPEG" else 0)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -226,52 +226,6 @@ def test_cmyk_jpeg_gets_the_colours_of_its_inks() -> None:
         pixels = decode_image(data).pixels
         assert pixels.shape == (12, 20, 3)
         assert np.abs(pixels.astype(int) - expected[name]).max() <= 3, name
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_palette_png_gets_its_colours(bits: int) -> None:
-    rng = np.random.default_rng(bits)
-    colours = rng.integers(0, 256, (1 << bits, 3), dtype=np.uint8)
-    numbers = rng.integers(0, 1 << bits, (21, 34), dtype=np.uint8)
-    image = Image.fromarray(numbers, "P")
-    image.putpalette(colours.tobytes())
-    np.testing.assert_array_equal(decode_image(encode(image, "PNG", bits=bits)).pixels, colours[numbers])
-
-
-def test_transparent_palette_entries_are_laid_over_white() -> None:
-    image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3), "P")
-    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 1, 2, 3, 4, 5, 6, 7, 8, 9])
-    pixels = decode_image(encode(image, "PNG", transparency=1)).pixels
-    assert pixels.reshape(-1, 3).tolist() == [[10, 20, 30], [255] * 3, [70, 80, 90], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
-
-
-@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_alpha_is_laid_over_white(kind: str) -> None:
-    rgb = picture(5)
-    alpha = np.linspace(0, 255, rgb.shape[1]).astype(np.uint8)[None, :].repeat(rgb.shape[0], 0)
-    # `exact` keeps WebP from clearing what lies under transparent pixels.
-    data = encode(np.dstack([rgb, alpha]), kind, lossless=True, exact=True)
-    pixels = decode_image(data).pixels
-    assert np.abs(pixels - over_white(rgb, alpha)).max() <= 1
-    assert (pixels[:, 0] == 255).all()
-    np.testing.assert_array_equal(pixels[:, -1], rgb[:, -1])
-
-
-def test_grey_with_alpha_is_laid_over_white() -> None:
-    grey = picture(6)[:, :, 0]
-    alpha = picture(7)[:, :, 1]
-    pixels = decode_image(encode(np.dstack([grey, alpha]), "PNG")).pixels
-    assert np.abs(pixels - over_white(grey[:, :, None], alpha)).max() <= 1
-
-
-def test_a_transparent_colour_or_grey_value_is_laid_over_white() -> None:
-    grey = np.array([[0, 100, 200]], np.uint8)
-    assert decode_image(encode(grey, "PNG", transparency=100)).pixels[0, :, 1].tolist() == [0, 255, 200]
-    rgb = np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8)
-    data = encode(rgb, "PNG", transparency=(4, 5, 6))
-    assert decode_image(data).pixels.tolist() == [[[1, 2, 3], [255, 255, 255]]]
-    bits = Image.fromarray(np.array([[0, 255, 0, 255]], np.uint8)).convert("1")
-    assert decode_image(encode(bits, "PNG", transparency=0)).pixels[0, :, 0].tolist() == [255] * 4
 
 
 def test_16_bit_grey_is_scaled_for_every_value() -> None:
@@ -403,16 +357,7 @@ def test_pixels_without_a_colour_in_the_palette_are_refused_and_not_shown_black(
         decode_image(png_of(beyond, 8, PALETTE, palette))
 
 
-def test_16_bit_colour_is_cut_to_8_bits_within_one_step() -> None:
-    deep = np.random.default_rng(8).integers(0, 1 << 16, (5, 9, 3)).astype(">u2")
-    rows = b"".join(b"\0" + row.tobytes() for row in deep)
-    pixels = decode_image(raw_png(9, 5, 16, 2, rows)).pixels
-    assert np.abs(pixels - deep / 257).max() <= 1
-
-
 # --- the right way up -------------------------------------------------------------------------------------------------
-
-UPRIGHT = DecodeOptions(exif_rotate=True)
 
 
 def with_orientation(kind: str, orientation: int) -> tuple[bytes, NDArray[np.uint8]]:
@@ -426,16 +371,10 @@ def with_orientation(kind: str, orientation: int) -> tuple[bytes, NDArray[np.uin
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_exif_orientation_is_not_applied_by_default(kind: str, orientation: int) -> None:
-    data, stored = with_orientation(kind, orientation)
-    assert read_size(data) == (16, 40)
-    np.testing.assert_array_equal(decode_image(data).pixels, stored)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif_orientation_is_applied_where_it_is_asked_for(kind: str, orientation: int) -> None:
     data, stored = with_orientation(kind, orientation)
+    assert read_size(data) == (16, 40)
+    np.testing.assert_array_equal(decode_image(data).pixels, stored)  # by default
     # The meaning of the eight values: the stored row 0 and column 0 are these sides of the picture.
     expected = {
         1: stored,  # top, left
@@ -474,15 +413,6 @@ def test_a_picture_behind_a_mended_header_is_turned_too() -> None:
     np.testing.assert_array_equal(decoded.pixels, np.rot90(stored, -1))
 
 
-@pytest.mark.parametrize("name", ["hopper_orientation_3.jpg", "hopper_orientation_6.jpg", "orientation_rectangle.jpg"])
-def test_the_images_of_the_list_that_lie_on_their_side_are_turned(bad_images: Path, name: str) -> None:
-    data = (bad_images / name).read_bytes()
-    with Image.open(io.BytesIO(data)) as image:
-        shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
-    assert np.abs(decode_image(data, UPRIGHT).pixels - shown).max() <= 2
-    assert read_size(data, UPRIGHT) == shown.shape[:2]
-
-
 # --- backgrounds ------------------------------------------------------------------------------------------------------
 
 
@@ -501,45 +431,29 @@ def test_transparency_is_laid_over_the_background_that_is_asked_for(
     np.testing.assert_array_equal(pixels[-5:], rgb[-5:])
 
 
-def test_a_picture_without_transparency_does_not_show_the_background() -> None:
-    for kind in ("JPEG", "PNG", "WEBP"):
-        data = encode(picture(16), kind, lossless=True)
-        black = decode_image(data, DecodeOptions(background=(0, 0, 0))).pixels
-        np.testing.assert_array_equal(black, decode_image(data).pixels)
-
-
 @pytest.mark.parametrize(
     ("text", "colour"),
     [
-        ("white", (255, 255, 255)),
-        ("Black", (0, 0, 0)),
-        ("rebeccapurple", (102, 51, 153)),
-        ("#102030", (16, 32, 48)),
-        ("#FFfFff", (255, 255, 255)),
-        ("1,2,3", (1, 2, 3)),
-        (" 255, 0, 255 ", (255, 0, 255)),
+        *(("white", (255, 255, 255)), ("Black", (0, 0, 0)), ("rebeccapurple", (102, 51, 153))),
+        *(("#102030", (16, 32, 48)), ("#FFfFff", (255, 255, 255))),
+        *(("1,2,3", (1, 2, 3)), (" 255, 0, 255 ", (255, 0, 255))),
     ],
 )
 def test_colours_are_written_in_three_ways(text: str, colour: tuple[int, int, int]) -> None:
     assert parse_colour(text) == colour
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "whitish", "#fff", "#12345", "#1234567", "#10203040", "1,2", "1,2,3,4", "1,2,256", "-1,2,3", "1.0,2,3"),
-        *("rgb(1,2,3)", "hsl(0,0%,0%)", "\u0661,2,3", "1000000000000000000000,0,0"),
-    ],
-)
-def test_what_is_no_colour_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a colour such as 255,255,255, #ffffff or white; found"):
-        parse_colour(text)
-
-
-@pytest.mark.parametrize("colour", [(1, 2), (1, 2, 3, 4), (1, 2, 256), (-1, 2, 3), (1.0, 2, 3), (True, 2, 3), ()])
-def test_a_background_that_is_no_colour_is_refused(colour: Any) -> None:
-    with pytest.raises(ValueError, match=r"background must be \(red, green, blue\), each from 0 to 255; found"):
-        DecodeOptions(background=colour)
+def test_what_is_no_colour_is_refused() -> None:
+    texts = ("", "whitish", "#fff", "#12345", "#1234567", "#10203040", "1,2", "1,2,3,4", "1,2,256", "-1,2,3", "1.0,2,3")
+    for text in (*texts, "rgb(1,2,3)", "hsl(0,0%,0%)", "\u0661,2,3", "1000000000000000000000,0,0"):
+        with pytest.raises(ValueError, match="expected a colour"):
+            parse_colour(text)
+    colours: Any = ((1, 2), (1, 2, 3, 4), (1, 2, 256), (-1, 2, 3), (1.0, 2, 3), (True, 2, 3), ())
+    for colour in colours:
+        with pytest.raises(ValueError, match="background"):
+            DecodeOptions(background=colour)
+    with pytest.raises(ValueError, match="exif_rotate"):
+        DecodeOptions(exif_rotate=1)  # type: ignore[arg-type]
 
 
 # --- rarer kinds ------------------------------------------------------------------------------------------------------
@@ -582,14 +496,6 @@ def test_adobe_ycck_gets_the_colours_of_its_inks(progressive: bool) -> None:
         assert np.abs(decode_image(data).pixels - expected).max() <= 4, inks
 
 
-@pytest.mark.parametrize("quality", [60, 95])
-@pytest.mark.parametrize("progressive", [False, True])
-def test_cmyk_jpeg_decodes_as_with_pillow(progressive: bool, quality: int) -> None:
-    image = Image.fromarray(np.dstack([picture(18), picture(19)[:, :, 0]]), "CMYK")
-    data = encode(image, "JPEG", quality=quality, subsampling=0, progressive=progressive)
-    assert np.abs(decode_image(data).pixels - reference(data)).max() <= 2
-
-
 def test_the_first_picture_of_an_mpo_is_taken() -> None:
     frames = [Image.fromarray(picture(seed, 24, 32)) for seed in (27, 28)]
     data = encode(frames[0], "MPO", save_all=True, append_images=frames[1:])
@@ -599,15 +505,6 @@ def test_the_first_picture_of_an_mpo_is_taken() -> None:
     decoded = decode_image(data)
     assert decoded.warning == ""
     assert np.abs(decoded.pixels - expected).max() <= 2
-
-
-@pytest.mark.parametrize("cut", [0, 1, 50])
-def test_a_gain_map_behind_the_picture_is_no_part_of_it_however_it_ends(cut: int) -> None:
-    picture_alone = encode(picture(29), "JPEG")
-    gain_map = encode(Image.fromarray(picture(29)[::2, ::2, 0]), "JPEG")
-    decoded = decode_image(picture_alone + gain_map[: len(gain_map) - cut])
-    assert decoded.warning == ""
-    np.testing.assert_array_equal(decoded.pixels, decode_image(picture_alone).pixels)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
@@ -628,12 +525,18 @@ def test_a_jpeg_is_reduced_by_whole_halves_to_no_less_than_asked(options: dict[s
             for reduction in (2, 4, 8):
                 if -(-height // reduction) >= max(least[0], 8) and -(-width // reduction) >= max(least[1], 8):
                     expected = reduction
-            decoded = decode_image(data, least_size=lambda *size: least)  # noqa: B023
+            asked: list[tuple[int, int]] = []
+            decoded = decode_image(data, least_size=lambda *size: (asked.append(size), least)[1])  # noqa: B023
+            assert asked == [(height, width)]
             assert decoded.reduction == expected, (height, width, least)
             assert decoded.source_size == (height, width)
             assert decoded.pixels.shape == (-(-height // expected), -(-width // expected), 3)
             if expected == 1:
                 np.testing.assert_array_equal(decoded.pixels, whole.pixels)
+        for tenth in range(1, 10):
+            with pytest.raises(DecodeError):
+                decode_image(data[: len(data) * tenth // 10], least_size=lambda *size: (8, 8))
+    assert decode_image(encode(picture(5), "PNG"), least_size=lambda *size: (1, 1)).pixels.shape == (33, 47, 3)
 
 
 def test_what_is_turned_is_not_reduced() -> None:
@@ -647,17 +550,6 @@ def test_what_is_turned_is_not_reduced() -> None:
         assert decoded.source_size == ((65, 127) if orientation < 5 else (127, 65))
 
 
-def test_the_least_size_is_asked_for_the_size_of_the_image() -> None:
-    asked = []
-
-    def least_size(height: int, width: int) -> tuple[int, int]:
-        asked.append((height, width))
-        return height, width
-
-    assert decode_image(encode(picture(1, 40, 90), "JPEG"), least_size=least_size).pixels.shape == (40, 90, 3)
-    assert asked == [(40, 90)]
-
-
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
     image = Image.fromarray(picture(4, 160, 240)).resize((240, 160)).convert(mode)
@@ -666,20 +558,6 @@ def test_grey_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
     whole = decode_image(encode(image, "JPEG", quality=95)).pixels
     means = whole.reshape(20, 8, 30, 8, 3).mean((1, 3))
     assert np.abs(decoded.pixels - means).mean() < 4
-
-
-@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_other_images_are_never_reduced(kind: str) -> None:
-    data = encode(picture(5, 64, 64), kind)
-    decoded = decode_image(data, least_size=lambda *size: (1, 1))
-    assert (decoded.reduction, decoded.pixels.shape) == (1, (64, 64, 3))
-
-
-def test_a_damaged_jpeg_is_refused_when_it_is_reduced_too() -> None:
-    data = encode(picture(6, 200, 200), "JPEG", quality=90)
-    for tenth in range(1, 10):
-        with pytest.raises(DecodeError):
-            decode_image(data[: len(data) * tenth // 10], least_size=lambda *size: (8, 8))
 
 
 def test_junk_in_the_header_is_left_out_when_a_jpeg_is_reduced_too() -> None:
@@ -691,12 +569,14 @@ def test_junk_in_the_header_is_left_out_when_a_jpeg_is_reduced_too() -> None:
     np.testing.assert_array_equal(decoded.pixels, decode_image(data, least_size=lambda *size: (8, 8)).pixels)
 
 
-def test_bytes_after_the_end_are_no_fault() -> None:
-    for kind in ("JPEG", "PNG", "WEBP"):
-        data = encode(picture(13), kind, lossless=True)
-        decoded = decode_image(data + bytes(100))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_bytes_after_the_end_are_no_part_of_the_picture(kind: str) -> None:
+    data = encode(picture(13), kind, lossless=True)
+    gain_map = encode(Image.fromarray(picture(29)[::2, ::2, 0]), "JPEG")
+    for more in (bytes(100), gain_map, gain_map[:-1], gain_map[:-50]):
+        decoded = decode_image(data + more)
         assert decoded.warning == ""
-        np.testing.assert_array_equal(decoded.pixels, decode_image(data).pixels)
+        np.testing.assert_array_equal(decoded.pixels, decode_image(data, DecodeOptions(background=(0, 0, 0))).pixels)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -751,12 +631,22 @@ def same_or_refused(data: bytes, expected: NDArray[np.uint8], what: str) -> None
 each_png = pytest.mark.parametrize("kind", PNGS)
 
 
-@each_png
-@pytest.mark.parametrize("twentieth", range(1, 20))
-def test_a_truncated_png_is_refused(kind: str, twentieth: int) -> None:
-    data = PNGS[kind]
-    with pytest.raises(DecodeError):
-        decode_image(data[: len(data) * twentieth // 20])
+WEBPS: dict[str, bytes] = {
+    "lossy": encode(picture(20), "WEBP"),
+    "lossless": encode(picture(20), "WEBP", lossless=True),
+    "WebP with alpha": encode(np.dstack([picture(21), picture(22)[:, :, 0]]), "WEBP"),
+    "animated WebP": encode(
+        Image.fromarray(picture(20)), "WEBP", save_all=True, append_images=[Image.fromarray(picture(21))], duration=40
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [*PNGS, *WEBPS])
+def test_a_truncated_png_or_webp_is_refused(kind: str) -> None:
+    data = (PNGS | WEBPS)[kind]
+    for twentieth in range(1, 20):
+        with pytest.raises(DecodeError):
+            decode_image(data[: len(data) * twentieth // 20])
 
 
 @pytest.mark.parametrize("strip_pixels", [1, 47, 200, 33 * 47 - 1])
@@ -770,35 +660,14 @@ def test_pictures_are_the_same_however_few_rows_are_converted_at_a_time(
         np.testing.assert_array_equal(decode_image(data, BEHIND).pixels, expected)
 
 
-def test_a_png_cut_at_any_byte_is_refused_or_the_same() -> None:
+def test_a_png_or_webp_cut_at_any_byte_is_refused_or_the_same() -> None:
     pixels = picture(26, 8, 9)
     data = encode(pixels, "PNG")
     for length in range(len(data)):
         same_or_refused(data[:length], pixels, f"cut at {length}")
     with pytest.raises(DecodeError, match=r"^damaged: "):
         decode_image(data[:-8])
-
-
-WEBPS: dict[str, bytes] = {
-    "lossy": encode(picture(20), "WEBP"),
-    "lossless": encode(picture(20), "WEBP", lossless=True),
-    "alpha": encode(np.dstack([picture(21), picture(22)[:, :, 0]]), "WEBP"),
-    "animated": encode(
-        Image.fromarray(picture(20)), "WEBP", save_all=True, append_images=[Image.fromarray(picture(21))], duration=40
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", WEBPS)
-@pytest.mark.parametrize("twentieth", range(1, 20))
-def test_a_truncated_webp_is_refused(kind: str, twentieth: int) -> None:
-    data = WEBPS[kind]
-    with pytest.raises(DecodeError):
-        decode_image(data[: len(data) * twentieth // 20])
-
-
-def test_a_webp_cut_at_any_byte_is_refused() -> None:
-    data = encode(picture(24, 10, 12), "WEBP", lossless=True)
+    data = encode(pixels, "WEBP", lossless=True)
     for length in range(12, len(data)):
         with pytest.raises(DecodeError, match=f"^damaged: expected {len(data)} bytes, found {length}"):
             decode_image(data[:length])
@@ -846,13 +715,6 @@ def webp_of_size(width: int, height: int) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-def test_the_bombs_would_be_sound_if_small() -> None:
-    assert decode_image(webp_of_size(16, 16)).pixels.shape == (16, 16, 3)
-    assert decode_image(jpeg_of_size(16, 16)).pixels.shape == (16, 16, 3)
-    assert decode_image(jpeg_of_size(16, 16, progressive=True)).pixels.shape == (16, 16, 3)
-    assert decode_image(png_of_size(4, 4)).pixels.shape == (4, 4, 3)
-
-
 @pytest.mark.parametrize("size", [(9460, 9460), (65500, 65500), (65535, 1366), (1366, 65535)])
 @pytest.mark.parametrize("make", [jpeg_of_size, png_of_size, webp_of_size])
 def test_headers_that_claim_too_many_pixels_are_refused_before_a_decoder_is_asked(
@@ -861,6 +723,7 @@ def test_headers_that_claim_too_many_pixels_are_refused_before_a_decoder_is_aske
     def decode(*args: object, **options: object) -> None:
         raise RuntimeError("a decoder was asked")
 
+    assert decode_image(make(16, 16) if make is not png_of_size else make(4, 4)).warning == ""  # sound if small
     for decoder in ("simplejpeg.decode_jpeg", "PIL.ImageFile.ImageFile.load", "PIL._webp.WebPAnimDecoder"):
         monkeypatch.setattr(decoder, decode)
     with pytest.raises(DecodeError, match="a decoder was asked"):
@@ -868,12 +731,28 @@ def test_headers_that_claim_too_many_pixels_are_refused_before_a_decoder_is_aske
     message = f"^too large: expected at most {MAX_PIXELS} pixels, found {size[0]} x {size[1]}$"
     with pytest.raises(DecodeError, match=message):
         decode_image(make(*size))
+    for none in ((0, 5), (5, 0), (0, 0)):
+        if make is not webp_of_size:  # which stores the size minus one
+            with pytest.raises(DecodeError, match=r"^damaged: "):
+                decode_image(make(*none))
 
 
-@pytest.mark.parametrize("width", [1 << 31, (1 << 31) - 1, 1 << 30])
-def test_a_png_of_absurd_width_is_refused(width: int) -> None:
-    with pytest.raises(DecodeError, match=r"^(too large|damaged): "):
-        decode_image(png_of_size(width, 1))
+def test_sizes_are_taken_exactly_up_to_the_limits() -> None:
+    for width, height in ((1, 1), (MAX_PIXELS // 100, 100), (100, MAX_PIXELS // 100)):
+        check_pixels(width, height)
+    check_pixels(MAX_SIDE_PIXELS, 1)
+    check_pixels(1, MAX_SIDE_PIXELS)
+    for width, height in ((MAX_PIXELS // 100 + 1, 100), (100, MAX_PIXELS // 100 + 1), (MAX_PIXELS + 1, 1)):
+        with pytest.raises(DecodeError, match=f"^too large: .*{MAX_PIXELS} pixels, found {width} x {height}"):
+            check_pixels(width, height)
+    for width, height in ((MAX_SIDE_PIXELS + 1, 1), (1, MAX_SIDE_PIXELS + 1)):
+        with pytest.raises(DecodeError, match=f"^too large: .*sides.*{MAX_SIDE_PIXELS} pixels, found {width} x"):
+            check_pixels(width, height)
+    with pytest.raises(DecodeError, match=r"^damaged: .*0 x 7"):
+        check_pixels(0, 7)
+    for absurd in (1 << 31, (1 << 31) - 1, 1 << 30):
+        with pytest.raises(DecodeError, match=r"^(too large|damaged): "):
+            decode_image(png_of_size(absurd, 1))
 
 
 @pytest.mark.parametrize(
@@ -972,46 +851,9 @@ def test_a_png_whose_metadata_expands_is_refused_in_bounded_memory(chunk: bytes)
     assert peak < 100
 
 
-@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
-@pytest.mark.parametrize("make", [jpeg_of_size, png_of_size])
-def test_headers_that_claim_no_pixels_are_refused(make: Callable[[int, int], bytes], size: tuple[int, int]) -> None:
-    with pytest.raises(DecodeError, match=r"^damaged: "):
-        decode_image(make(*size))
-
-
-def test_check_pixels_takes_exactly_up_to_the_limit() -> None:
-    check_pixels(1, 1)
-    check_pixels(MAX_PIXELS // 100, 100)
-    check_pixels(100, MAX_PIXELS // 100)
-    for width, height in (
-        (MAX_PIXELS // 100 + 1, 100),
-        (100, MAX_PIXELS // 100 + 1),
-        (9460, 9460),
-        (MAX_PIXELS + 1, 1),
-    ):
-        message = f"^too large: expected at most {MAX_PIXELS} pixels, found {width} x {height}"
-        with pytest.raises(DecodeError, match=message):
-            check_pixels(width, height)
-    check_pixels(MAX_SIDE_PIXELS, 1)
-    check_pixels(1, MAX_SIDE_PIXELS)
-    for width, height in ((MAX_SIDE_PIXELS + 1, 1), (1, MAX_SIDE_PIXELS + 1)):
-        message = f"^too large: expected sides of at most {MAX_SIDE_PIXELS} pixels, found {width} x {height}"
-        with pytest.raises(DecodeError, match=message):
-            check_pixels(width, height)
-    with pytest.raises(DecodeError, match=r"^damaged: the header claims 0 x 7 pixels"):
-        check_pixels(0, 7)
-
-
-def test_a_decoder_that_lacks_memory_refuses_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode_jpeg(*args: object, **options: object) -> None:
-        raise MemoryError("12 GiB")
-
-    monkeypatch.setattr("simplejpeg.decode_jpeg", decode_jpeg)
-    with pytest.raises(DecodeError, match=r"^too large: no memory to decode it: 12 GiB"):
-        decode_image(encode(picture(), "JPEG"))
-
-
-@pytest.mark.parametrize("error", [ValueError, OSError, SyntaxError, EOFError, struct.error, IndexError, KeyError])
+@pytest.mark.parametrize(
+    "error", [ValueError, OSError, SyntaxError, EOFError, struct.error, IndexError, KeyError, MemoryError]
+)
 def test_whatever_a_decoder_raises_becomes_a_decode_error(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
@@ -1019,7 +861,8 @@ def test_whatever_a_decoder_raises_becomes_a_decode_error(
         raise error("odd")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
-    with pytest.raises(DecodeError, match=f"^damaged: {error.__name__}: .*odd"):
+    name = "too large: no memory" if error is MemoryError else f"damaged: {error.__name__}"
+    with pytest.raises(DecodeError, match=f"^{name}.*odd"):
         decode_image(PNGS["colour"])
 
 

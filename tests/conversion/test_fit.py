@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
 
-from shardio.conversion.images.decode import MAX_PIXELS, decode_image
+from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit, FitMode, Placement, Resample
+from shardio.conversion.images.headers import MAX_PIXELS
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
 

@@ -150,8 +150,8 @@ def test_training_images_need_no_scipy_without_a_devkit(
 def test_validation_images_without_a_devkit_are_refused(imagenet: Path, src: Path) -> None:
     write_archives(imagenet, src, "train", "val")
     message = refused(src)
-    assert "expected ILSVRC2012_devkit_t12.tar.gz beside ILSVRC2012_img_val.tar" in message
-    assert "name their archive as SRC" in message
+    assert "expected ILSVRC2012_devkit_t12.tar.gz next to ILSVRC2012_img_val.tar" in message
+    assert "with their archive as SRC" in message
     assert scan_ilsvrc(src / TRAIN).num_sources == 20
 
 
@@ -220,7 +220,7 @@ def other_devkit(**changes: bytes) -> Callable[[Path], dict[str, bytes]]:
         (other_devkit(truth=b"1\n2\nfish\n"), "line 3: expected the number of a synset without children, found 'fish'"),
         (other_devkit(truth=b"1\n5\n"), "line 2: expected the number of a synset without children, found '5'"),
         (other_devkit(truth=b"1\n-1\n"), "line 2: expected"),
-        (other_devkit(truth=b"1\n" * 9), "expected 9 images, for so many labels has the devkit; found 8: number 9"),
+        (other_devkit(truth=b"1\n" * 9), "expected 9 images, one for each label in the devkit, found 8: number 9"),
         (other_devkit(truth=b"1\n" * 7), "numbered from 1 to 7, at byte "),
     ],
 )

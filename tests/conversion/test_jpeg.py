@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image
 
-from shardio.conversion.images import jpeg
-from shardio.conversion.images.decode import MAX_SCANS, decode_image
+from shardio.conversion.images.decode import decode_image
+from shardio.conversion.images.headers import MAX_SCANS, JpegHeader, read_jpeg_header, without_junk
 from shardio.errors import DecodeError
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
@@ -63,20 +63,20 @@ def scans_by_walking(data: bytes) -> int:
 @each_kind
 def test_header_agrees_with_pillow(kind: str) -> None:
     data = KINDS[kind]
-    header = jpeg.read_header(data)
+    header = read_jpeg_header(data)
     with Image.open(io.BytesIO(data)) as image:
         assert (header.width, header.height) == image.size
     assert header.precision == 8
     assert header.frame == (0xC2 if "progressive" in kind else 0xC0)
     assert header.num_scans == scans_by_walking(data)
     assert (header.num_scans > 1) == ("progressive" in kind)
-    assert jpeg.is_supported(header)
+    assert header.is_supported
 
 
 @each_kind
 def test_segments_lie_end_to_end_from_the_start_to_the_first_scan(kind: str) -> None:
     data = KINDS[kind]
-    segments = jpeg.read_header(data).segments
+    segments = read_jpeg_header(data).segments
     assert segments[0].start == 2
     assert all(first.end == second.start for first, second in itertools.pairwise(segments))
     assert all(data[one.start : one.start + 2] == bytes([0xFF, one.marker]) for one in segments)
@@ -86,49 +86,45 @@ def test_segments_lie_end_to_end_from_the_start_to_the_first_scan(kind: str) -> 
 @each_kind
 def test_a_header_cut_at_any_byte_is_refused(kind: str) -> None:
     data = KINDS[kind]
-    for length in range(3, jpeg.read_header(data).segments[-1].end):
+    for length in range(3, read_jpeg_header(data).segments[-1].end):
         with pytest.raises(DecodeError, match=r"before its first scan|past the end of the file") as caught:
-            jpeg.read_header(data[:length])
+            read_jpeg_header(data[:length])
         assert caught.value.reason == "damaged", length
 
 
 def test_fill_bytes_and_lone_markers_between_segments_are_stepped_over() -> None:
     data = KINDS["baseline"]
-    header = jpeg.read_header(data)
+    header = read_jpeg_header(data)
     for filling in (b"\xff", b"\xff" * 9, b"\xff\x01", b"\xff\xd0\xff\xd7", b"\xff\x00\x13"):
         for one in header.segments[1:]:
-            filled = jpeg.read_header(data[: one.start] + filling + data[one.start :])
+            filled = read_jpeg_header(data[: one.start] + filling + data[one.start :])
             assert (filled.width, filled.height, filled.num_scans) == (header.width, header.height, 1)
             assert [s.marker for s in filled.segments] == [s.marker for s in header.segments]
 
 
-@pytest.mark.parametrize("marker", [0xD8, 0xD9])
-def test_a_second_start_or_an_end_before_the_first_scan_is_refused(marker: int) -> None:
+def test_a_header_that_cannot_be_is_refused() -> None:
     data = KINDS["baseline"]
-    start = jpeg.read_header(data).segments[2].start
-    with pytest.raises(DecodeError, match=rf"^damaged: marker ff{marker:02x} at byte {start}, before the first scan"):
-        jpeg.read_header(data[:start] + bytes([0xFF, marker]) + data[start:])
+    segments = read_jpeg_header(data).segments
+    start = segments[2].start
+    frameless = b"".join(data[s.start : s.end] for s in segments if s.marker != 0xC0) + EOI
+    short_frame = segment(0xC0, b"\x08\0\x10\0\x10")
+    for header, what in (
+        (data[:start] + b"\xff\xd8" + data[start:], f"marker ffd8 at byte {start}, before the first scan"),
+        (data[:start] + b"\xff\xd9" + data[start:], f"marker ffd9 at byte {start}, before the first scan"),
+        *(
+            (SOI + b"\xff\xe0" + length + data[20:], "segment ffe0 at byte 2")
+            for length in (b"\0\0", b"\0\1", b"\xea`")
+        ),
+        (SOI + frameless, "no frame header"),
+        (SOI + short_frame + frameless, "no frame header"),
+    ):
+        with pytest.raises(DecodeError, match=rf"^damaged: .*{what}"):
+            read_jpeg_header(header)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 60_000])
-def test_a_segment_with_an_impossible_length_is_refused(nbytes: int) -> None:
-    data = SOI + b"\xff\xe0" + nbytes.to_bytes(2, "big") + KINDS["baseline"][20:]
-    with pytest.raises(DecodeError, match=r"^damaged: segment ffe0 at byte 2 runs past the end of the file"):
-        jpeg.read_header(data)
-
-
-def test_a_scan_without_a_frame_is_refused() -> None:
-    data = KINDS["baseline"]
-    kept = [data[s.start : s.end] for s in jpeg.read_header(data).segments if s.marker != 0xC0]
-    with pytest.raises(DecodeError, match=r"^damaged: the JPEG has no frame header before its first scan"):
-        jpeg.read_header(SOI + b"".join(kept) + EOI)
-    with pytest.raises(DecodeError, match="no frame header"):
-        jpeg.read_header(SOI + segment(0xC0, b"\x08\0\x10\0\x10") + b"".join(kept) + EOI)
-
-
-def header_or_refusal(data: bytes) -> jpeg.JpegHeader | DecodeError:
+def header_or_refusal(data: bytes) -> JpegHeader | DecodeError:
     try:
-        return jpeg.read_header(data)
+        return read_jpeg_header(data)
     except DecodeError as error:
         return error
 
@@ -149,25 +145,20 @@ def test_any_bytes_give_a_header_or_a_decode_error(seed: int) -> None:
             assert outcome.segments[-1].end <= 3 + len(body), (seed, i)
 
 
-@pytest.mark.parametrize("marker", [m for m in range(0xC0, 0xD0) if m not in (0xC4, 0xC8, 0xCC)])
-def test_supported_frames_are_baseline_extended_progressive_and_their_arithmetic_twins(marker: int) -> None:
-    data = KINDS["grey"].replace(b"\xff\xc0", bytes([0xFF, marker]), 1)
-    header = jpeg.read_header(data)
-    assert header.frame == marker
-    assert jpeg.is_supported(header) == (marker in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
-    if not jpeg.is_supported(header):
-        with pytest.raises(
-            DecodeError, match=f"^unsupported: expected an 8-bit JPEG, found 8 bits, frame ff{marker:x}"
-        ):
-            decode_image(data)
-
-
-@pytest.mark.parametrize("bits", [0, 1, 7, 9, 12, 16])
-def test_other_precisions_than_8_bits_are_unsupported(bits: int) -> None:
-    data = bytearray(KINDS["baseline"])
-    data[data.index(b"\xff\xc0") + 4] = bits
-    with pytest.raises(DecodeError, match=f"^unsupported: expected an 8-bit JPEG, found {bits} bits, frame ffc0"):
-        decode_image(bytes(data))
+def test_supported_are_8_bits_of_baseline_extended_progressive_and_their_arithmetic_twins() -> None:
+    data = KINDS["grey"]
+    frame = data.index(b"\xff\xc0")
+    for marker in (m for m in range(0xC0, 0xD0) if m not in (0xC4, 0xC8, 0xCC)):
+        for bits in (0, 1, 7, 8, 9, 12, 16):
+            changed = (
+                data[: frame + 1] + bytes([marker]) + data[frame + 2 : frame + 4] + bytes([bits]) + data[frame + 5 :]
+            )
+            header = read_jpeg_header(bytes(changed))
+            assert (header.frame, header.precision) == (marker, bits)
+            assert header.is_supported == (bits == 8 and marker in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
+            if not header.is_supported:
+                with pytest.raises(DecodeError, match=f"^unsupported: .*found {bits} bits, frame ff{marker:x}"):
+                    decode_image(bytes(changed))
 
 
 # --- scans ------------------------------------------------------------------------------------------------------------
@@ -189,19 +180,15 @@ def legal_scans(count: int, between: bytes = b"") -> bytes:
     return b"".join(parts) + EOI
 
 
-def test_as_many_scans_as_allowed_are_decoded() -> None:
+def test_no_more_scans_than_allowed_are_decoded() -> None:
     data = legal_scans(MAX_SCANS)
-    assert jpeg.read_header(data).num_scans == MAX_SCANS
+    assert read_jpeg_header(data).num_scans == MAX_SCANS
     decoded = decode_image(data)
     assert decoded.warning == ""
     assert decoded.pixels.shape == (8, 8, 3)
     assert (decoded.pixels == 128).all()
-
-
-@pytest.mark.parametrize("count", [MAX_SCANS + 1, 800])
-def test_more_scans_than_allowed_are_refused_before_decoding(count: int) -> None:
-    with pytest.raises(DecodeError, match=f"^too large: expected at most {MAX_SCANS} scans, found {count}"):
-        decode_image(legal_scans(count))
+    with pytest.raises(DecodeError, match=f"^too large: .*{MAX_SCANS} scans, found {MAX_SCANS + 1}"):
+        decode_image(legal_scans(MAX_SCANS + 1))
 
 
 @pytest.mark.parametrize(
@@ -223,16 +210,13 @@ def test_nothing_between_scans_hides_those_that_follow(between: bytes) -> None:
         decode_image(legal_scans(800, between))
 
 
-def test_pictures_behind_the_end_do_not_count_as_scans() -> None:
+def test_only_scans_of_the_first_picture_count() -> None:
     data = KINDS["progressive"]
-    assert jpeg.read_header(data + data * 30).num_scans == jpeg.read_header(data).num_scans
+    assert read_jpeg_header(data + data * 30).num_scans == read_jpeg_header(data).num_scans
     np.testing.assert_array_equal(decode_image(data + data * 30).pixels, decode_image(data).pixels)
-
-
-def test_a_scan_marker_inside_metadata_before_the_first_scan_does_not_count() -> None:
     data = KINDS["baseline"]
     data = data[:2] + segment(0xE1, b"Exif\0\0" + segment(0xDA, bytes(6)) * 500) + data[2:]
-    assert jpeg.read_header(data).num_scans == 1
+    assert read_jpeg_header(data).num_scans == 1
     assert decode_image(data).warning == ""
 
 
@@ -245,7 +229,7 @@ def test_junk_between_header_segments_is_mended_with_identical_pixels(kind: str,
     data = KINDS[kind]
     expected = decode_image(data)
     assert expected.warning == ""
-    for one in jpeg.read_header(data).segments[1:]:
+    for one in read_jpeg_header(data).segments[1:]:
         decoded = decode_image(data[: one.start] + junk + data[one.start :])
         assert decoded.warning.startswith("junk in the header left out: "), one
         np.testing.assert_array_equal(decoded.pixels, expected.pixels, err_msg=str(one))
@@ -254,28 +238,28 @@ def test_junk_between_header_segments_is_mended_with_identical_pixels(kind: str,
 @each_kind
 def test_without_junk_keeps_the_picture_and_nothing_else(kind: str) -> None:
     data = KINDS[kind]
-    header = jpeg.read_header(data)
-    once = jpeg.without_junk(data, header)
+    header = read_jpeg_header(data)
+    once = without_junk(data, header)
     np.testing.assert_array_equal(decode_image(once).pixels, decode_image(data).pixels)
-    left = jpeg.read_header(once)
+    left = read_jpeg_header(once)
     assert {s.marker for s in left.segments} <= {0xC0, 0xC2, 0xC4, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
     assert once[left.segments[-1].end :] == data[header.segments[-1].end :]
-    assert jpeg.without_junk(once, left) == once
+    assert without_junk(once, left) == once
 
 
 def test_without_junk_keeps_the_segments_that_tell_the_colours() -> None:
     data = KINDS["cmyk"]
     adobe = segment(0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 0))
     assert adobe in data
-    assert adobe in jpeg.without_junk(data, jpeg.read_header(data))
+    assert adobe in without_junk(data, read_jpeg_header(data))
     data = KINDS["baseline"]
-    assert data[2:20] in jpeg.without_junk(data, jpeg.read_header(data))
+    assert data[2:20] in without_junk(data, read_jpeg_header(data))
 
 
 def test_a_colour_segment_that_is_too_short_to_tell_anything_is_left_out() -> None:
     data = KINDS["baseline"]
     expected = decode_image(data).pixels
-    start = jpeg.read_header(data).segments[1].start
+    start = read_jpeg_header(data).segments[1].start
     decoded = decode_image(data[:start] + segment(0xEE, b"Adobe\0d") + b"junk" + data[start:])
     assert decoded.warning
     np.testing.assert_array_equal(decoded.pixels, expected)
@@ -292,7 +276,7 @@ def test_junk_inside_the_picture_is_not_mended() -> None:
 
 def test_damage_behind_a_header_with_junk_is_refused() -> None:
     data = KINDS["progressive"]
-    start = jpeg.read_header(data).segments[1].start
+    start = read_jpeg_header(data).segments[1].start
     with pytest.raises(DecodeError, match=r"^damaged: "):
         decode_image(data[:start] + b"junk" + data[start : len(data) * 2 // 3])
 
@@ -301,30 +285,20 @@ def test_damage_behind_a_header_with_junk_is_refused() -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("twentieth", range(20))
-def test_a_truncated_jpeg_is_refused(kind: str, twentieth: int) -> None:
-    data = KINDS[kind]
-    with pytest.raises(DecodeError) as caught:
-        decode_image(data[: len(data) * twentieth // 20])
-    assert caught.value.reason == ("damaged" if twentieth else "empty")
-
-
-@each_kind
-def test_a_jpeg_without_its_last_bytes_is_refused_or_the_same(kind: str) -> None:
+def test_a_truncated_jpeg_is_refused_or_lacks_no_pixel(kind: str) -> None:
     data = KINDS[kind]
     expected = decode_image(data).pixels
+    for twentieth in range(20):
+        with pytest.raises(DecodeError) as caught:
+            decode_image(data[: len(data) * twentieth // 20])
+        assert caught.value.reason == ("damaged" if twentieth else "empty")
     for missing in range(1, 40):
         outcome = decode_or_refuse(data[:-missing])
         if isinstance(outcome, DecodeError):
             assert outcome.reason == "damaged", missing
         else:
             np.testing.assert_array_equal(outcome.pixels, expected, err_msg=f"{missing} bytes missing")
-
-
-@each_kind
-def test_zeros_in_place_of_the_end_are_refused(kind: str) -> None:
-    data = KINDS[kind]
-    end = jpeg.read_header(data).segments[-1].end
+    end = read_jpeg_header(data).segments[-1].end
     half = end + (len(data) - end) // 2
     with pytest.raises(DecodeError, match=r"^damaged: "):
         decode_image(data[:half] + bytes(len(data) - half))

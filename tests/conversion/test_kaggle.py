@@ -110,7 +110,7 @@ def test_images_without_a_solution_are_refused(src: Path) -> None:
     put(images(src), "val/ILSVRC2012_val_00000077.JPEG", "val/ILSVRC2012_val_00000078.JPEG")
     assert "found none for 'ILSVRC2012_val_00000077.JPEG' (2 without one)" in refused(src)
     (src / "LOC_val_solution.csv").unlink()
-    assert "expected LOC_val_solution.csv beside ILSVRC" in refused(src)
+    assert "expected LOC_val_solution.csv next to ILSVRC" in refused(src)
 
 
 @pytest.mark.parametrize(

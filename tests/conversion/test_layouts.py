@@ -54,7 +54,7 @@ DOUBTFUL = {
     ),
     "splits of images": (
         ("Train/1.jpg", "Test/2.jpg"),
-        "found names of splits ('Test', 'Train'), which would be classes",
+        "found names of splits ('Test', 'Train'), which would become classes",
     ),
     "splits and classes": (("train/1.jpg", "val/2.jpg", "dog/3.jpg"), "found names of splits ('train', 'val')"),
     "unlabelled test": (
@@ -63,7 +63,7 @@ DOUBTFUL = {
     ),
     "annotations": (
         ("train/a/1.jpg", "train/b/2.jpg", "notes/3.jpg"),
-        "expected only split folders beside 'train', fou",
+        "expected only split folders next to 'train', fou",
     ),
 }
 
@@ -278,7 +278,7 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
     monkeypatch.setattr("shardio.conversion.sources.detect._MOST_PADDING_NBYTES", 900_000)
     message = refused(src)
     assert f"expected keys of similar length in 'train', found one of {len(long):,} bytes, 'b/ddd" in message
-    assert "each of the 301 rows of the index would be as wide, 909,622 bytes in all" in message
+    assert "all 301 rows of the index would be as wide, 909,622 bytes in all" in message
     assert len(message) < 1000
     assert scan(src, accept_layout=True).num_sources == 301
     # Beside keys that are long by themselves it is not much wider.

@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there_is_a_source_that_is_refused(folder: Path) -> N
 def test_every_fault_is_named_with_its_line_at_once(folder: Path) -> None:
     message = refused(folder, "a/1.jpg 0\na/2.jpg\na/1.jpg 1\nb/3.jpg x\n\nc/4.jpg -1\n./a/1.jpg 0\nmy dog.jpg 2\n")
     assert message.splitlines() == [
-        f"{folder / 'list.txt'}: mend the list, where 5 lines are wrong:",
+        f"{folder / 'list.txt'}: correct the list: 5 lines are wrong:",
         "  line 2: expected `PATH LABEL`, or columns named in the first line, found 'a/2.jpg'",
         "  line 3: expected a path that is not in line 1 already, found 'a/1.jpg'",
         "  line 4: expected an integer, as other labels are, found 'x'",
@@ -181,15 +181,15 @@ def test_the_first_of_very_many_faults_are_shown_and_all_are_counted(folder: Pat
         ("x" * 100_000 + " 0\n", "l.txt", "line 1: expected fewer than 65,536 characters"),
         ("a\0b.jpg 0\n", "l.txt", "without NUL"),
         ("x" * 5000 + " 0\n", "l.txt", "a path of 1 to 4,096 bytes"),
-        ("0\t5.0\ta/1.jpg\n", "l.lst", "to which relative paths are relative"),
-        ("images/a/1.jpg 0\nimages/a/2.jpg 0\n", "l.txt", "none of its first 2: 'images/a/1.jpg' is not in /"),
+        ("0\t5.0\ta/1.jpg\n", "l.lst", "the folder of the list"),
+        ("images/a/1.jpg 0\nimages/a/2.jpg 0\n", "l.txt", "none at the first 2: 'images/a/1.jpg' is not in /"),
         ("https://host/a/1.jpg 0\n", "l.txt", "The way out: copy the images to files here"),
         (
             "/nowhere/a/1.jpg 0\n",
             "l.txt",
-            "none of its first 1: of '/nowhere/a/1.jpg' only '/' is there. The way out: mend",
+            "none at the first 1: of '/nowhere/a/1.jpg' only '/' exists. The way out: correct",
         ),
-        ("b/1.jpg 0\n/usr/nowhere/2.jpg 0\n", "l.txt", "are relative; of '/usr/nowhere/2.jpg' only '/usr' is there"),
+        ("b/1.jpg 0\n/usr/nowhere/2.jpg 0\n", "l.txt", "of the list; of '/usr/nowhere/2.jpg' only '/usr' exists"),
     ],
 )
 def test_what_is_wrong_with_a_whole_list_is_said(text: str, name: str, found: str, folder: Path) -> None:

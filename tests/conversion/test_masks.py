@@ -258,7 +258,7 @@ def test_a_wrong_folder_of_masks_is_an_error_before_anything_is_written(tmp_path
     with pytest.raises(SourceError, match=r"elsewhere: expected a folder of masks, found none"):
         convert(src, tmp_path / "out", masks=tmp_path / "elsewhere", size=16)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"expected a mask for each picture.*found no a/0.png or .webp, and none"):
+    with pytest.raises(SourceError, match=r"expected a mask for each picture.*found no a/0.png or .webp, nor"):
         convert(src, tmp_path / "out", masks=tmp_path / "empty", size=16)
     with pytest.raises(ConvertError, match="one inside the other"):
         convert(src, folder / "out", masks=folder, size=16)

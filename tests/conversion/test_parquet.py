@@ -223,7 +223,7 @@ BAD_NAMES: dict[str, tuple[list[str], str]] = {
     ),
     "folders of two configurations": (["a/train/0.parquet", "b/train/0.parquet"], "found 'a/train/*' and 'b/train/*'"),
     "two words for a split": (["val.parquet", "validation.parquet"], "found 'val*' and 'validation*'"),
-    "a file without a split": (["train.parquet", "more.parquet"], "more.parquet: expected a name or a folder that"),
+    "a file without a split": (["train.parquet", "more.parquet"], "more.parquet: expected a split in its name"),
     "one of three": (
         ["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"],
         "expected 3 files like train-00000-of-00003.parquet, found 2: number 00001 is the first that is missing",
@@ -353,13 +353,13 @@ def test_columns_are_found(tmp_path: Path, name: str) -> None:
 BAD_TABLES: dict[str, tuple[Any, str]] = {
     "no image": (pa.table({"label": [1]}), "expected one column of images (binary, or struct with bytes), found none"),
     "no label": (pa.table({"image": [b"x"]}), "expected one column of labels (integers), found none"),
-    "a float": (pa.table({"image": [b"x"], "label": [3.0]}), "found 'label' of type double. Write it anew as integers"),
+    "a float": (pa.table({"image": [b"x"], "label": [3.0]}), "found 'label' of type double. Rewrite it as integers"),
     "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "of type list<element: double>: a set has one"),
     "two labels": (
         pa.table({"img": [b"x"], "fine_label": [1], "coarse_label": [1]}),
-        "found fine_label, coarse_label. Of several, the one that counts must be named 'label'",
+        "found fine_label, coarse_label. Name the one to use 'label'",
     ),
-    "two images": (pa.table({"left": [b"x"], "right": [b"x"], "label": [1]}), "found left, right. Of several, the one"),
+    "two images": (pa.table({"left": [b"x"], "right": [b"x"], "label": [1]}), "found left, right. Name the one"),
     "an image of text": (pa.table({"image": ["x"], "label": [1]}), "column of images"),
     "an image of numbers": (pa.table({"image": [[1, 2]], "label": [1]}), "column of images"),
     "a struct without bytes": (pa.table({"image": [{"path": "a"}], "label": [1]}), "column of images"),

@@ -9,7 +9,7 @@ import pytest
 from pictures import encode, random_picture
 from PIL import ImageFile
 
-from shardio.conversion.images.lenient import decode_leniently
+from shardio.conversion.images.decode import decode_leniently
 from shardio.conversion.refused import read_refused_pictures
 from shardio.conversion.writing.set_writer import Reject
 

@@ -15,7 +15,7 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import make_plan
 from shardio.conversion.sources.collection import Collection, Source, read_file
 from shardio.conversion.sources.detect import scan
-from shardio.conversion.sources.splits import SPLIT_NAMES
+from shardio.conversion.sources.names import SPLIT_NAMES
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError, SourceError
 
@@ -204,9 +204,7 @@ def test_other_words_for_splits_give_the_sources_that_the_usual_ones_give(tmp_pa
 def test_two_folders_for_one_split_are_both_named(tmp_path: Path, one: str, other: str) -> None:
     put(tmp_path, f"{one}/a/1.jpg", f"{other}/a/2.jpg", "test/a/3.jpg")
     split = "train" if "rain" in one else "val"
-    message = (
-        f"{tmp_path}: expected one folder for the split '{split}', found '{one}' and '{other}'. Rename one of them"
-    )
+    message = f"{tmp_path}: expected one name for the split '{split}', found '{one}' and '{other}'. Rename one"
     with pytest.raises(SourceError, match=re.escape(message)):
         scan_tree(tmp_path)
 
@@ -224,7 +222,7 @@ def test_other_folders_beside_splits_are_doubted_and_left_out(tmp_path: Path, st
     tree = scan_tree(tmp_path)
     name = stranger.partition("/")[0]
     assert doubts(tmp_path) == (
-        f"expected only split folders beside 'Train', found '{name}' (1 in all), which would be left out. "
+        f"expected only split folders next to 'Train', found '{name}' (1 in all), which would be left out. "
         "If all of them are classes, give a list of images and labels as SRC"
     )
     assert keys(tree) == [b"train/a/1.jpg", b"train/b/2.jpg"]

@@ -196,7 +196,7 @@ def test_tars_without_a_single_sample_are_refused_with_the_way_out(
 ) -> None:
     message = refused(write_tar(tmp_path / "x.tar", *files))
     assert message.startswith(f"{tmp_path / 'x.tar'}: expected samples of an image and a label (.cls or .json), found ")
-    assert "must be unpacked" in message
+    assert "Unpack the tar" in message
     assert "--source ilsvrc" in message
 
 
@@ -306,7 +306,7 @@ def test_a_split_that_only_some_tars_tell_or_that_is_two_is_refused(tmp_path: Pa
     write_tar(tmp_path / "train-0.tar", *pair("1"))
     write_tar(tmp_path / "more-0.tar", *pair("2"))
     message = refused(tmp_path)
-    assert "found 'train-0.tar' of 'train' beside 'more-0.tar'. Put them in folders train, val, test" in message
+    assert "found 'train' for 'train-0.tar' and none for 'more-0.tar'. Put them in folders train, val, test" in message
     (tmp_path / "more-0.tar").rename(tmp_path / "train-val-0.tar")
     assert "train-val-0.tar: expected the name of one split in it, found train and val" in refused(tmp_path)
 
@@ -316,7 +316,7 @@ def test_tars_in_which_no_label_is_one_are_refused_before_they_are_converted(tmp
     message = "expected samples with a label, found none in 2: the label of the sample '1.jpg' in 0.tar: expected a"
     assert refused(path).startswith(f"{path}: {message}")
     path = write_tar(tmp_path / "0.tar", ("1.jpg", b"x"), ("1.json", b'{"label": [0.1, 0.9]}'))
-    assert "expected an integer or a name as 'label', found [0.1, 0.9] (a set has one class for each" in refused(path)
+    assert "expected an integer or a name as 'label', found [0.1, 0.9] (a set has one class per" in refused(path)
 
 
 def test_two_words_for_one_split_are_both_named(tmp_path: Path) -> None:
@@ -324,9 +324,9 @@ def test_two_words_for_one_split_are_both_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "Val-1.tar", *pair("2"))
     assert list(scan_webdataset(tmp_path).splits) == ["val"]
     write_tar(tmp_path / "validation-0.tar", *pair("3"))
-    assert "expected one word for the split 'val', found 'val' and 'validation'" in refused(tmp_path)
+    assert "expected one name for the split 'val', found 'val' and 'validation'" in refused(tmp_path)
     path = write_tar(tmp_path / "tars" / "0.tar", *pair("dev/a/1", "a"), *pair("valid/a/2", "a"))
-    assert "expected one word for the split 'val', found 'dev' and 'valid'" in refused(path)
+    assert "expected one name for the split 'val', found 'dev' and 'valid'" in refused(path)
 
 
 def test_the_first_folder_of_all_samples_tells_the_split_if_no_tar_does(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ def packages_of(module: str) -> set[str]:
             {
                 "conversion.images.decode",
                 "conversion.images.mask",
-                "conversion.images.lenient",
                 "loading.dataset",
                 "drawing",
                 "viewing",

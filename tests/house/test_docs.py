@@ -28,7 +28,7 @@ from storages import draw_imagenet, write_archives, write_kaggle, write_list, wr
 import shardio.augment
 import shardio.errors
 from shardio.cli.main import cli
-from shardio.conversion.images.decode import MAX_PIXELS, MAX_SOURCE_NBYTES
+from shardio.conversion.images.headers import MAX_PIXELS, MAX_SOURCE_NBYTES
 from shardio.errors import Reason
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

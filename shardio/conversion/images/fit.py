@@ -2,7 +2,7 @@
 
 The boxes and their rounding are torchvision's: `crop` with a square size is Resize(size) followed by CenterCrop(size).
 torch resizes in fixed point and gives the same bytes with AVX-512, AVX2 and without either. So does the kernel in C,
-which resizes nothing but what the sample shows.
+which resizes only what the sample shows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import check_pixels
+from shardio.conversion.images.headers import check_pixels
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
 from shardio.kernels import fit as kernel
@@ -56,7 +56,7 @@ class Fit:
             raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}; found {self.resample!r}")
         if self.resample == "lanczos":
             try:
-                _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
+                resize_pixels(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
             except (NotImplementedError, ValueError):
                 raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
 
@@ -112,9 +112,14 @@ class Fit:
         extent = (height / reduction, width / reduction)
         factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
         if kernel.AVAILABLE and self.resample != "lanczos":
-            _fit_natively(self, placement, pixels, factors, sample)
+            size, resized_size = pixels.shape[:2], placement.resized
+            scales = (size[0] / resized_size[0], size[1] / resized_size[1])
+            if factors is not None:
+                scales = (1 / factors[0], 1 / factors[1])
+            place = (placement.top, placement.left)
+            kernel.fit_picture(pixels, sample, resized_size, place, scales, self.resample == "bicubic")
             return sample
-        resized = _resize(pixels, placement.resized, self.resample, factors)
+        resized = resize_pixels(pixels, placement.resized, self.resample, factors)
         top, left = placement.top, placement.left
         if self.mode == "pad":
             sample[:] = 0
@@ -156,11 +161,6 @@ class Fit:
         return moved.astype(np.float32)
 
 
-def resize_pixels(pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample) -> NDArray[np.uint8]:
-    """Returns a sample's pixels, (height, width, channels), in another (height, width)."""
-    return _resize(pixels, size, resample)
-
-
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
     """Returns, for each pixel along a side of the sample, in which pixel of the picture its centre lies."""
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
@@ -174,26 +174,16 @@ def _factors(size: tuple[int, int], extent: tuple[float, float]) -> tuple[float,
     return size[0] / extent[0] * (1 + 2**-40), size[1] / extent[1] * (1 + 2**-40)
 
 
-def _fit_natively(
-    fit: Fit,
-    placement: Placement,
-    pixels: NDArray[np.uint8],
-    factors: tuple[float, float] | None,
-    sample: NDArray[np.uint8],
-) -> None:
-    size, resized = pixels.shape[:2], placement.resized
-    scales = (size[0] / resized[0], size[1] / resized[1]) if factors is None else (1 / factors[0], 1 / factors[1])
-    place, is_cubic = (placement.top, placement.left), fit.resample == "bicubic"
-    kernel.fit_picture(pixels, sample, resized, place, scales, is_cubic)
-
-
-def _resize(
+def resize_pixels(
     pixels: NDArray[np.uint8],
     size: tuple[int, int],
     resample: Resample,
     factors: tuple[float, float] | None = None,
 ) -> NDArray[np.uint8]:
-    """`factors` are `_factors`, where they are not the quotients of the sizes."""
+    """Returns pixels, (height, width, channels), in another (height, width).
+
+    `factors` are `_factors`, where they are not the quotients of the sizes.
+    """
     if pixels.shape[:2] == size:
         return pixels
     # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes

@@ -1,8 +1,8 @@
-"""Keeps the warnings of libraries that read and decode an image with that image, and from the terminal.
+"""Keeps the warnings that libraries raise about an image with that image, and off the terminal.
 
-`warnings.catch_warnings` changes the filters of all threads. The one filter here applies to a thread only as long as it
-is inside `KeptWarnings`. It stands before all others, so that neither `-W error` nor a filter of the caller's decides
-whether an image is refused.
+`warnings.catch_warnings` changes the filters of all threads. The filter here applies to a thread only while it is
+inside `KeptWarnings`. It stands before all others, so neither `-W error` nor a caller's filter decides whether an image
+is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, Import
 
 
 class _Keeper:
-    """Both the pattern and the category of the filter: `warnings` asks for the one and then, in the same thread, for
-    the other."""
+    """Both the pattern and the category of the filter: `warnings` asks for a match, then, in the same thread, for the
+    category."""
 
     def match(self, text: str) -> bool:
         _threads.text = text
@@ -39,13 +39,18 @@ _FILTER: Any = ("ignore", _keeper, _keeper, None, 0)
 
 
 class KeptWarnings:
-    """The texts of this thread's warnings inside the block, as they come. They go nowhere else.
+    """Collects the texts of this thread's warnings inside the block. They go nowhere else.
 
     A class: entering and leaving a generator takes three times as long, and this is done for every image.
     """
 
     def __enter__(self) -> list[str]:
-        _stand_first()
+        filters: Any = warnings.filters
+        if not filters or filters[0] is not _FILTER:
+            with _lock:  # it stays there: outside of the blocks it matches nothing
+                with contextlib.suppress(ValueError):
+                    filters.remove(_FILTER)
+                filters.insert(0, _FILTER)
         self._before = getattr(_threads, "kept", None)
         kept: list[str] = []
         _threads.kept = kept
@@ -53,13 +58,3 @@ class KeptWarnings:
 
     def __exit__(self, *error: object) -> None:
         _threads.kept = self._before
-
-
-def _stand_first() -> None:
-    """Puts the filter before all others, where it stays: outside of the blocks it matches nothing."""
-    filters: Any = warnings.filters
-    if not filters or filters[0] is not _FILTER:
-        with _lock:
-            with contextlib.suppress(ValueError):
-                filters.remove(_FILTER)
-            filters.insert(0, _FILTER)

@@ -1,7 +1,7 @@
-"""Values that a conversion starts from: sources, the collection that they make up, and the origin of their bytes.
+"""What a conversion starts from: sources, the collection that they make up, and the origin that reads them.
 
-A key names a source for good: it is the path that the image has in a folder tree of classes, relative to SRC, as bytes
-(file names need not be UTF-8), whatever it is stored in. So the same images give the same set from any kind of storage.
+A key names a source for good: the path of the image in a folder tree of classes, relative to SRC, as bytes (file names
+need not be UTF-8), whatever stores it. So the same images give the same set from any kind of storage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
+from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
 from shardio.system.opening import open_file
 from shardio.system.threads import ThreadPool
@@ -33,7 +33,7 @@ UNREADABLE: Final = "unreadable"
 
 
 class Extent(NamedTuple):
-    """Bytes of a larger file: an image in an archive."""
+    """Part of a larger file: an image in an archive."""
 
     file: bytes
     """Relative to the origin's folder."""
@@ -42,13 +42,13 @@ class Extent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A source that cannot be read: it is refused with these words, so that it is listed and counted."""
+    """The place of a source that cannot be read: it is refused with this detail, so it is listed and counted."""
 
     detail: str
 
 
 class Item(NamedTuple):
-    """An image that has a number: a row of a table, an item of a dataset."""
+    """An image with a number: a row of a table, an item of a dataset."""
 
     where: bytes
     """A file relative to the origin's folder, or the name of a dataset."""
@@ -56,13 +56,13 @@ class Item(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An image as a dataset gives it, with a label that was not known before."""
+    """An image from a dataset, with a label that was not known before."""
 
     image: object
     """An object that `decode_image` takes."""
     label: int
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
-    """The values of the set's arrays that come with it."""
+    """Its values of the set's arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +72,41 @@ class Source:
     key: bytes
     label: int
     place: bytes | Extent | Item | Fault | None = None
-    """Where it is: a file of its own, relative to the origin's folder, or an extent or item of one. None: the file
-    `key`."""
+    """A file relative to the origin's folder, or an extent or item of one. None: the file `key`."""
 
 
 class Origin(ABC):
-    """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
+    """Reads the images of a collection. Thread safe, and picklable, because tasks carry it to other processes."""
 
     @abstractmethod
     def read(self, source: Source) -> bytes | Given:
-        """Returns one encoded image, or what a dataset gives: then its label counts, and not the source's.
+        """Returns one encoded image, or an item of a dataset, whose label replaces the source's.
 
-        Raises DecodeError if it cannot be read, is not a regular file, or is too large to be an image; OSError where
-        this process lacks descriptors or memory, which is not the source's fault.
+        Raises DecodeError if it cannot be read, is not a regular file, or is too large to be an image; OSError if this
+        process lacks descriptors or memory, which is not the source's fault.
         """
 
     @abstractmethod
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns one for each of these, which changes when the source is replaced, rewritten, mended or lost."""
+        """Returns a text for each source that changes when the source is replaced, rewritten, mended or lost."""
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
-        """Returns the size of these encoded images; None if that cannot be told without reading them."""
+        """Returns the size of these encoded images; None if only reading them would tell."""
         return None
 
     def with_copies_in(self, folder: Path) -> Origin:
-        """Returns the origin that keeps in this folder what it copies, if it copies anything."""
+        """Returns the origin that keeps its copies of images, if it makes any, in this folder."""
         return self
 
     def copies_nbytes(self) -> int:
-        """Returns about how many bytes `prepare` has to write; 0 if to read an image costs no more than its bytes."""
+        """Returns about how many bytes `prepare` has to write; 0 if reading an image costs only its bytes."""
         return 0
 
     def prepare(self, report: Callable[[int], None]) -> None:  # noqa: B027 - most origins copy nothing
-        """Copies the images that cannot be read quickly where they are, unless that is done.
+        """Copies the images that cannot be read quickly in place, unless that is done.
 
-        Calls `report` with the number of images that were copied since it was last called. Raises SourceError if their
-        file is damaged or has changed since the scan, and OSError.
+        Calls `report` with the number of images copied since the last call. Raises SourceError if their file is damaged
+        or has changed since the scan, and OSError.
         """
 
     def check_sendable(self) -> None:  # noqa: B027 - most origins can be sent
@@ -116,19 +115,19 @@ class Origin(ABC):
 
 @dataclass(frozen=True)
 class Collection:
-    """The result of a scan. `ignored` counts, by kind, what lies there and is not an image to convert."""
+    """The result of a scan. `ignored` counts, by kind, what is in SRC and not an image to convert."""
 
     origin: Origin
     classes: tuple[str, ...]
-    """Empty if they are to be numbers, up to the largest label that an image turns out to have."""
+    """Empty if classes are numbers, up to the largest label that an image turns out to have."""
     splits: Mapping[str, tuple[Source, ...]]
     ignored: Mapping[str, int]
     class_names: tuple[str, ...] = ()
-    """Names of the classes for people, in their order, where the collection has them: "tench" for n01440764."""
+    """Readable names of the classes, in their order, if the collection has them: "tench" for n01440764."""
     kind: str = "tree"
-    """The kind of storage that SRC was taken for."""
+    """The kind of storage in SRC."""
     identity: str = ""
-    """Differs from that of another collection with the same keys and labels, where these do not name the images."""
+    """Differs between collections with the same keys and labels, if these do not name the images."""
     doubts: tuple[str, ...] = ()
     """What looks like a mistake in the layout of SRC, each in words that end in how it was understood."""
 
@@ -142,10 +141,10 @@ class FileOrigin(Origin):
     """Files below one folder, or parts of such files."""
 
     folder: Path
-    """Absolute: tasks are done by processes that have other current folders."""
+    """Absolute: tasks run in processes with other current folders."""
 
     def _find(self, source: Source) -> tuple[str, Extent | None]:
-        """Returns the path of a file, and the extent of it unless all of it is meant. DecodeError for a fault."""
+        """Returns the path of a file, and the extent in it unless the whole file is meant. DecodeError for a fault."""
         place = source.key if source.place is None else source.place
         if isinstance(place, Fault):
             raise DecodeError("incomplete", place.detail)
@@ -157,20 +156,20 @@ class FileOrigin(Origin):
         return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:
-        """Does what Origin.nbytes does. Images that are not there count as empty. One stat each at most."""
+        """Missing images count as empty. At most one stat per image."""
+
+        def nbytes_of(source: Source) -> int:
+            try:
+                path, extent = self._find(source)
+                return os.stat(path).st_size if extent is None else extent.nbytes
+            except (DecodeError, OSError):
+                return 0
 
         def total(start: int) -> int:
-            return sum(map(self._nbytes, sources[start::_STAT_THREADS]))
+            return sum(map(nbytes_of, sources[start::_STAT_THREADS]))
 
         with ThreadPool(_STAT_THREADS, "shardio-stat") as pool:
             return sum(pool.map(total, range(_STAT_THREADS)))
-
-    def _nbytes(self, source: Source) -> int:
-        try:
-            path, extent = self._find(source)
-            return os.stat(path).st_size if extent is None else extent.nbytes
-        except (DecodeError, OSError):
-            return 0
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         found = []
@@ -186,12 +185,12 @@ class FileOrigin(Origin):
 
 
 def digest(fingerprints: Iterable[str]) -> str:
-    """Changes when one of the fingerprints does."""
+    """Returns a hash that changes when one of the fingerprints does."""
     return hashlib.sha256("".join(f"{one}\0" for one in fingerprints).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
-    """Returns the sources sorted as a folder tree of the keys is listed: by class, by folder, by name."""
+    """Returns the sources in the order of a folder tree of their keys: by class, by folder, by name."""
 
     def listed(source: Source) -> tuple[int, str, str]:
         folder, _, name = os.fsdecode(source.key).rpartition("/")
@@ -201,7 +200,7 @@ def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
 
 
 def identify(path: str | os.PathLike[str]) -> str:
-    """Returns the size and the time of modification, which change when a file is replaced, rewritten or lost."""
+    """Returns the size and modification time, which change when a file is replaced, rewritten or lost."""
     try:
         status = os.stat(path)
     except OSError:
@@ -215,13 +214,13 @@ def is_want(error: BaseException) -> bool:
 
 
 def check_source_nbytes(nbytes: int) -> None:
-    """Raises DecodeError if no image that can be decoded has so many bytes."""
+    """Raises DecodeError if no image that can be decoded is so large."""
     if nbytes > MAX_SOURCE_NBYTES:
         raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
 
 
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
-    """Reads a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
+    """Reads a file, or an extent of it. Raises DecodeError and OSError as Origin.read does."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
@@ -231,7 +230,7 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             nbytes = status.st_size if extent is None else extent.nbytes
             check_source_nbytes(nbytes)
             if extent is None:
-                # A byte more than there are: if it does not come, that was the end, and no second call need ask for it.
+                # One byte more than there are: if it does not come, that was the end, and no second call need ask.
                 data = file.read(nbytes + 1)
                 return data if len(data) == nbytes else data + file.read()
             data = os.pread(file.fileno(), nbytes, extent.offset)

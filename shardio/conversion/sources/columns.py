@@ -1,6 +1,6 @@
-"""Numbers of one's own for every sample: columns of a CSV or parquet file that go into the index.
+"""Numbers for every sample from a CSV or parquet file: additional columns of the index.
 
-A row of the file belongs to the source whose key stands in its column `path`. The tasks of a conversion know nothing of
+A row of the file belongs to the source whose key is in its column `path`. The tasks of a conversion know nothing of
 this: the rows of a finished index are extended when the set is published.
 """
 
@@ -27,7 +27,7 @@ from shardio.sets.arrow import check_installed, open_parquet, read_table
 PATH = "path"
 """The column whose cells are keys of sources."""
 
-# float64 holds integers exactly up to here: one beyond would come out as another one.
+# float64 holds integers exactly up to here.
 _MAX_EXACT = 1 << 53
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
@@ -57,19 +57,21 @@ class ColumnTable:
 def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTable:
     """Reads the columns of a CSV file with a header, or of a parquet file, for the sources of all splits.
 
-    Every column beside `path` must be numeric. One of integers alone becomes int64. Any other becomes float64, where
-    empty cells are NaN; an integer in it that float64 does not hold exactly is refused. Raises SourceError if a cell is
-    no number, a path stands there twice, or a source has no row; OSError if the file cannot be read.
+    Every column except `path` must be numeric. A column with only integers becomes int64. Any other becomes float64,
+    where empty cells are NaN, and refuses integers that float64 cannot hold exactly.
+
+    Raises SourceError if a cell is no number, a path occurs twice, or a source has no row; OSError if the file cannot
+    be read.
     """
     paths, table = _read_parquet(path) if check_columns_file(path) else _read_csv(path)
     if not table:
-        raise SourceError(f"{path}: expected columns of numbers beside {PATH!r}, found none")
+        raise SourceError(f"{path}: expected columns of numbers in addition to {PATH!r}, found none")
     try:
         columns = check_columns([(name, numbers.dtype.str) for name, numbers in table])
     except ValueError as error:
         raise SourceError(f"{path}: {error}") from None
     wanted = {name: np.array([source.key for source in sources]) for name, sources in splits.items()}
-    # A longer path is no source's, and would make the array of all of them as much wider.
+    # A longer path belongs to no source, and would make the array of all paths as wide.
     longest = max(keys.itemsize for keys in wanted.values())
     fitting = np.array([number for number, name in enumerate(paths) if len(name) <= longest], np.int64)
     keys = np.array([paths[number] for number in fitting], f"S{longest}")
@@ -108,14 +110,14 @@ def _check_distinct(path: Path, keys: NDArray[np.bytes_]) -> None:
 
 
 def _find(path: Path, keys: NDArray[np.bytes_], wanted: NDArray[np.bytes_], first: bytes) -> NDArray[np.int64]:
-    """Returns where in `keys`, which are sorted, the wanted ones stand. `first` is the file's first path."""
+    """Returns the positions of the wanted keys in the sorted `keys`. `first` is the file's first path."""
     found = np.searchsorted(keys, wanted).astype(np.int64)
     missing = wanted[keys[np.minimum(found, len(keys) - 1)] != wanted] if len(keys) else wanted
     if len(missing):
         raise SourceError(
             f"{path}: expected a row for every image, found none for {len(missing):,} of {len(wanted):,}, such as "
-            f"{_show(missing[0])}. The file's first path is {_show(first)}; paths are relative to SRC, and the cells "
-            "beside them may be empty"
+            f"{_show(missing[0])}. The file's first path is {_show(first)}; paths are relative to SRC, and other "
+            "cells may be empty"
         )
     return found
 
@@ -128,13 +130,13 @@ def _show(key: bytes) -> str:
 
 
 class _Cells:
-    """The numbers of one column: integers as long as every cell is one, from then on floats."""
+    """The numbers of one column: integers as long as every cell is an integer, floats from then on."""
 
     def __init__(self) -> None:
         self._numbers: array[int] | array[float] = array("q")
 
     def append(self, cell: str) -> None:
-        """Raises ValueError if it is no number, or one that the column cannot hold."""
+        """Raises ValueError if the cell is no number, or a number that the column cannot hold."""
         if _INTEGER.fullmatch(cell):
             number: int | float = int(cell)
             if self._numbers.typecode == "q":
@@ -162,7 +164,7 @@ class _Cells:
     @staticmethod
     def _check_exact(integer: int | float) -> None:
         if abs(integer) > _MAX_EXACT:
-            raise ValueError(f"expected integers of at most 2**53 beside fractions and empty cells, found {integer}")
+            raise ValueError(f"expected integers of at most 2**53 with fractions or empty cells, found {integer}")
 
     def to_array(self) -> _Numbers:
         return _canonical(np.array(self._numbers))
@@ -246,6 +248,6 @@ def _parquet_numbers(path: Path, name: str, column: Any) -> _Numbers:
     numbers = integers.fill_null(0).to_numpy()
     if (beyond := numbers[(numbers > _MAX_EXACT) | (numbers < -_MAX_EXACT)]).size:
         raise SourceError(
-            f"{path}: column {name!r}: expected integers of at most 2**53 beside empty cells, found {beyond[0]}"
+            f"{path}: column {name!r}: expected integers of at most 2**53 with empty cells, found {beyond[0]}"
         )
     return _canonical(np.where(nothing, np.nan, numbers))

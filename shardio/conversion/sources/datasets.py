@@ -1,7 +1,7 @@
-"""Indexed datasets of Python as sources: objects with a length that give (image, label) for a number.
+"""Indexed Python datasets as sources: objects with a length that return (image, label) for a number.
 
-A dataset is called as a loop over it would: by one thread, one item at a time. It need not be thread safe, nor know its
-labels beforehand: the label is that which comes with the image.
+A dataset is called as a loop would call it: by one thread, one item at a time. It need not be thread safe, nor know its
+labels beforehand: the label is the one that comes with the image.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
-from shardio.conversion.sources.labels import check_label
-from shardio.conversion.sources.splits import DEFAULT_SPLIT, split_name, two_words
+from shardio.conversion.sources.names import DEFAULT_SPLIT, check_label, check_split_words, split_name
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import MAX_CLASSES, check_split_name
 from shardio.format.parse import check_text, first_repeated
@@ -35,11 +34,12 @@ _UNKNOWN_LABEL = -1
 class Dataset(Protocol):
     """len(dataset), and dataset[i] -> (image, label) for 0 <= i < len(dataset), the same at every call.
 
-    The image is a PIL image, encoded bytes, or uint8 of these shapes, C being 1, 3 or 4: an array (height, width) or
-    (height, width, C), or a tensor (height, width) or (C, height, width), as torchvision has them. The label is an
-    integer. An item may also be a dict with "image" and "label"; other entries are values of arrays, if these are
-    declared. Map-style datasets of torch and torchvision are such, and so is a list. If it has `classes`, they are the
-    names that labels number; `targets` only help to tell it from another dataset.
+    Map-style datasets of torch and torchvision fit, and so does a list.
+
+    - The image is a PIL image, encoded bytes, or uint8: an array (height, width[, C]) or, as in torchvision, a tensor
+      ([C, ]height, width), where C is 1, 3 or 4. The label is an integer.
+    - An item may also be a dict with "image", "label" and a value for each declared array.
+    - `classes`, if there are any, are the names that labels number. `targets` only help to recognize the dataset.
     """
 
     def __len__(self) -> int: ...
@@ -49,7 +49,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DatasetOrigin(Origin):
-    """The datasets of all splits. Only as thread safe as they are."""
+    """The datasets of all splits. As thread safe as they are."""
 
     datasets: Mapping[str, Dataset]
     num_classes: int
@@ -57,13 +57,13 @@ class DatasetOrigin(Origin):
     arrays: tuple[ArraySpec, ...] = ()
 
     def read(self, source: Source) -> Given:
-        """Raises DecodeError if the dataset raises; TypeError or ValueError if it gives no image with its label."""
+        """Raises DecodeError if the dataset raises; TypeError or ValueError if the item is no image with its label."""
         assert isinstance(source.place, Item)
         split, number = source.place.where.decode(), source.place.number
         return _get(split, self.datasets[split], number, self.num_classes, self.arrays)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns the dataset's identity for each: it does not tell when one of its items was changed."""
+        """Returns the dataset's identity for each source: it does not change when an item does."""
         return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
@@ -84,12 +84,11 @@ class DatasetOrigin(Origin):
 
 
 def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Collection:
-    """Returns a collection of one dataset, or of one for each split. A few items of each are read, twice.
+    """Returns the collection of one dataset, or of one for each split. Reads a few items of each, twice.
 
-    With `arrays`, items are dicts that have a value for each.
-
-    Keys are the numbers of the items, b"17" or, of several splits, b"train/17". Raises TypeError or ValueError if `src`
-    is something else or its items are no images with labels; SourceError if it is empty, or no item can be read.
+    With `arrays`, items are dicts that have a value for each. Keys are the numbers of the items, b"17" or, of several
+    splits, b"train/17". Raises TypeError or ValueError if `src` is something else or its items are no images with
+    labels; SourceError if it is empty, or if no item can be read.
     """
     given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
     if not given:
@@ -103,11 +102,7 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
             )
         if not len(dataset):
             raise SourceError(f"dataset {split!r}: expected items, found none")
-    if (both := two_words(given)) is not None:
-        raise ValueError(
-            f"expected one dataset for the split {split_name(both[0])!r}, found {both[0]!r} and {both[1]!r}: call "
-            "one of them otherwise"
-        )
+    check_split_words("datasets", given, "Give one of them another name")
     datasets = {split_name(split): dataset for split, dataset in given.items()}
     classes, class_names = _common_classes(datasets)
     sha256 = hashlib.sha256()
@@ -178,7 +173,7 @@ def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def _try_items(split: str, dataset: Dataset, num_classes: int, arrays: tuple[ArraySpec, ...]) -> bytes:
-    """Returns hashes of a few items, which tell the dataset from others."""
+    """Returns hashes of a few items, which distinguish the dataset from others."""
     numbers = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
     hashes = b""
     errors: list[DecodeError] = []
@@ -194,7 +189,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int, arrays: tuple[Arr
             what = "image, label and arrays" if arrays else "image and label"
             raise ValueError(
                 f"dataset {split!r}, item {number}: expected the same {what} at every call, found others. "
-                "Leave random transforms out: they are for the training, where they come out anew in every epoch"
+                "Leave out random transforms: they belong in training, where every epoch draws them anew"
             )
         hashes += first
     if len(errors) == len(numbers):
@@ -213,7 +208,7 @@ def _hash_item(given: Given) -> bytes:
 
 
 def _targets(dataset: Dataset) -> bytes:
-    """Returns a hash of the labels of torchvision's datasets, where they are known beforehand."""
+    """Returns a hash of the labels, if the dataset has them beforehand, as torchvision's do."""
     try:
         targets = np.asarray(getattr(dataset, "targets", ()))
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Detects what SRC is, and scans the collection in it.
+"""Detects the kind of SRC, and scans the collection in it.
 
-A kind is chosen where nothing else could be meant: by the names of ImageNet's archives, by Kaggle's folders, by what a
-file begins with, by files that are named parquet. Every other folder is a tree, whatever files lie beside its class
+A kind is chosen only where nothing else could be meant: by the names of ImageNet's archives, by Kaggle's folders, by
+the first bytes of a file, by files named parquet. Every other folder is a tree, whatever files lie next to its class
 folders.
 """
 
@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from shardio.conversion.sources.clutter import entries
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
 from shardio.conversion.sources.listfile import scan_list
+from shardio.conversion.sources.names import entries, known_split
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
-from shardio.conversion.sources.splits import known_split
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
@@ -36,10 +35,10 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "webdataset": scan_webdataset,
     "parquet": scan_parquet,
 }
-"""Each takes an absolute path, for an origin keeps it."""
+"""Each takes an absolute path, because an origin keeps it."""
 
-# A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or one of
-# the names that are given for all labels, in use or not.
+# A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or a name
+# from a list for all labels, in use or not.
 _KINDS_WITH_FOLDERS = ("tree", "kaggle", "ilsvrc")
 _MOST_NAMED = 5
 
@@ -55,11 +54,13 @@ _SNIFFED_NBYTES = 8192
 def scan(
     src: Path, kind: SourceKind = "auto", *, accept_layout: bool = False, empty_classes: EmptyClasses = "refuse"
 ) -> Collection:
-    """Lists the images in SRC, whatever they are stored in; `kind` of the collection says what that was taken to be.
+    """Returns the images in SRC, whatever stores them, as a collection.
 
-    A layout that looks like a mistake is refused unless `accept_layout`; `empty_classes` decides about class folders
-    without images. Raises SourceError if SRC is nothing that can be converted, or might be two things; ValueError for
-    an unknown `kind` or `empty_classes`.
+    - `accept_layout` accepts a layout that looks like a mistake, which is refused otherwise.
+    - `empty_classes` decides about class folders without images.
+
+    Raises SourceError if SRC cannot be converted, or could be of two kinds; ValueError for an unknown `kind` or
+    `empty_classes`.
     """
     if kind not in get_args(SourceKind):
         raise ValueError(f"source must be one of {', '.join(get_args(SourceKind))}; found {kind!r}")
@@ -74,16 +75,16 @@ def scan(
     doubts = (*collection.doubts, *_doubt_words(collection), *_doubt_keys(collection))
     if doubts and not accept_layout:
         raise SourceError(
-            f"{src}: {'; '.join(doubts)}. If SRC is meant so, say `--accept-layout`, from Python `accept_layout=True`"
+            f"{src}: {'; '.join(doubts)}. If this is intended, pass `--accept-layout`, from Python `accept_layout=True`"
         )
     return collection
 
 
 def _doubt_words(collection: Collection) -> Iterator[str]:
     words = [name for name in collection.classes if known_split(name)]
-    # One class may be called so: trains are in many collections.
+    # One class may have such a name: many collections have trains.
     if len(words) == len(collection.classes) > 0 or len(set(map(known_split, words))) > 1:
-        yield f"expected classes, found names of splits ({', '.join(map(repr, words))}), which would be classes"
+        yield f"expected classes, found names of splits ({', '.join(map(repr, words))}), which would become classes"
 
 
 def _doubt_keys(collection: Collection) -> Iterator[str]:
@@ -93,13 +94,13 @@ def _doubt_keys(collection: Collection) -> Iterator[str]:
         if padded - total > max(_MOST_PADDING_NBYTES, _MOST_PADDING * total):
             yield (
                 f"expected keys of similar length in {split!r}, found one of {len(longest):,} bytes, "
-                f"{os.fsdecode(longest)[:80]!r}...: each of the {len(sources):,} rows of the index would be as wide, "
+                f"{os.fsdecode(longest)[:80]!r}...: all {len(sources):,} rows of the index would be as wide, "
                 f"{padded:,} bytes in all. Move it to a shorter path"
             )
 
 
 def find_empty(collection: Collection) -> list[str]:
-    """Returns the classes whose folders have no image in the first split, which has the classes of all splits."""
+    """Returns the classes whose folders have no image in the first split, which names the classes of all splits."""
     if collection.kind not in _KINDS_WITH_FOLDERS:
         return []
     full = {source.label for source in next(iter(collection.splits.values()))}
@@ -110,13 +111,13 @@ def _empty_refused(src: Path, empty: Sequence[str]) -> SourceError:
     named = ", ".join(map(repr, empty[:_MOST_NAMED])) + (", ..." if len(empty) > _MOST_NAMED else "")
     return SourceError(
         f"{src}: expected images in every class folder, found none in {len(empty):,}: {named}. Complete or remove "
-        "them; or leave them out by `--empty-classes omit`, so that labels number the other classes, or keep their "
-        "labels without a sample by `--empty-classes keep`"
+        "them; or pass `--empty-classes omit`, so labels number only the other classes, or `--empty-classes keep`, so "
+        "their labels have no sample"
     )
 
 
 def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
-    """Returns the collection without these classes, the others numbered anew. SourceError if one has an image."""
+    """Returns the collection without these classes, the others renumbered. SourceError if one has an image."""
     left_out = frozenset(names)
     kept = [label for label, name in enumerate(collection.classes) if name not in left_out]
     labels = {label: number for number, label in enumerate(kept)}
@@ -125,7 +126,7 @@ def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
         if source.label not in labels:
             raise SourceError(
                 f"{os.fsdecode(source.key)}: expected the class {collection.classes[source.label]!r} to have images in "
-                f"{next(iter(collection.splits))!r} too, found none. Add some, or `--empty-classes keep`"
+                f"{next(iter(collection.splits))!r} too, found none. Add some, or pass `--empty-classes keep`"
             )
         return replace(source, label=labels[source.label])
 
@@ -138,7 +139,7 @@ def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
 
 
 def find_kind(src: Path) -> str:
-    """Returns the kind of SRC, any but "auto". Reads little of it. Raises SourceError as `scan`."""
+    """Returns the kind of SRC, which is never "auto". Reads little of it. Raises SourceError as `scan` does."""
     if src.is_dir():
         return _kind_of_folder(src)
     if src.is_file():
@@ -159,7 +160,7 @@ def _kind_of_folder(src: Path) -> str:
             if folders:
                 raise SourceError(
                     f"{src}: expected ImageNet's archives or a folder tree, found both: {min(tars)!r} and "
-                    f"{folders[0]!r}. Say which is meant with `--source ilsvrc` or `--source tree`"
+                    f"{folders[0]!r}. Pass `--source ilsvrc` or `--source tree`"
                 )
             return "ilsvrc"
         if all(_holds_only_tars(src / name) for name in folders) and (folders or tars):
@@ -170,7 +171,7 @@ def _kind_of_folder(src: Path) -> str:
 
 
 def _holds_only_tars(folder: Path) -> bool:
-    """Whether there are tars in a folder, and nothing else. Little is read of other folders."""
+    """Whether a folder holds only tars, at least one. Reads little of other folders."""
     found = False
     for entry in entries(folder):
         if not entry.name.endswith(".tar") or entry.is_dir():

@@ -1,8 +1,8 @@
 """ImageNet as it is downloaded: a tar of class tars, a tar of validation images, and the devkit with their labels.
 
-Nothing is unpacked: the headers of the archives are walked, and every image is an extent of one of the two files. Keys
-are those of the tree that unpacking would give, train/n01440764/n01440764_10026.JPEG and
-val/n01751748/ILSVRC2012_val_00000001.JPEG, whether or not the other archive is there.
+Nothing is unpacked: the headers of the archives are read, and every image is an extent of one of the two files. Keys
+are the paths in the tree that unpacking would give, train/n01440764/n01440764_10026.JPEG and
+val/n01751748/ILSVRC2012_val_00000001.JPEG, with or without the other archive.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.sources.clutter import clutter, clutter_in
 from shardio.conversion.sources.collection import Collection, Extent, FileOrigin, Source, in_tree_order, read_file
+from shardio.conversion.sources.names import clutter
 from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import is_safe_name
@@ -39,10 +39,10 @@ _VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def scan_ilsvrc(src: Path) -> Collection:
-    """Lists the images of both original archives in a folder, or of the one archive that `src` is.
+    """Lists the images of both original archives in the folder `src`, or of the archive `src`.
 
-    The devkit lies in the same folder. Validation images need it; with training images alone it gives the names of
-    the classes, if it is there. Raises SourceError if something is missing or wrong.
+    The devkit is in the same folder. Validation images need it; for training images it is optional and gives the names
+    of the classes. Raises SourceError if something is missing or wrong.
     """
     ignored: Counter[str] = Counter()
     if src.is_dir():
@@ -59,8 +59,8 @@ def scan_ilsvrc(src: Path) -> Collection:
     devkit = _read_devkit(folder)
     if val is not None and devkit is None:
         raise SourceError(
-            f"{folder}: expected {DEVKIT_NAMES[0]} beside {val.name}, for it tells the labels of these images; found "
-            "none. Put it there, or convert the training images alone: name their archive as SRC"
+            f"{folder}: expected {DEVKIT_NAMES[0]} next to {val.name}, because it has the labels of these images; "
+            "found none. Put it there, or convert only the training images, with their archive as SRC"
         )
     tars = {} if train is None else _class_tars(train, ignored)
     classes = tuple(sorted(set(devkit.truth) if train is None and devkit is not None else tars))
@@ -74,7 +74,7 @@ def scan_ilsvrc(src: Path) -> Collection:
 
 
 def holds_tars(archive: Archive) -> bool:
-    """Whether an archive is one of archives, as that of the training images is: its first member tells."""
+    """Whether an archive holds archives, as that of the training images does, going by its first member."""
     first = next(members(archive), None)
     return first is not None and first.name.endswith(b".tar")
 
@@ -88,7 +88,7 @@ def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, TarMember]:
     with open_archive(train) as archive:
         for member in members(archive):
             stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
-            if kind := clutter_in(os.fsdecode(member.name)):
+            if kind := clutter(os.fsdecode(member.name)):
                 ignored[kind] += 1
             elif suffix != "tar":
                 ignored["outside of class archives"] += 1
@@ -109,7 +109,7 @@ def _train_sources(
         what = f"{train}: {os.fsdecode(tar.name)!r} in it"
         with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
             for image in members(archive):
-                if kind := clutter_in(os.fsdecode(image.name)):
+                if kind := clutter(os.fsdecode(image.name)):
                     yield kind
                 else:
                     place = Extent(file, image.offset, image.nbytes)
@@ -127,7 +127,7 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
         with open_archive(val) as archive:
             for image in members(archive):
                 name = os.path.basename(image.name)
-                if kind := clutter_in(os.fsdecode(image.name)):
+                if kind := clutter(os.fsdecode(image.name)):
                     yield kind
                     continue
                 match = _VAL_IMAGE.fullmatch(name)
@@ -146,7 +146,7 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
     sources = _checked(val, drain([walk()]), ignored)
     if missing := set(range(1, len(devkit.truth) + 1)) - seen:
         raise SourceError(
-            f"{val}: expected {len(devkit.truth):,} images, for so many labels has the devkit; found {len(seen):,}: "
+            f"{val}: expected {len(devkit.truth):,} images, one for each label in the devkit, found {len(seen):,}: "
             f"number {min(missing)} is missing"
         )
     return sources
@@ -225,8 +225,8 @@ def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, st
         from scipy.io import loadmat
     except ImportError:
         raise SourceError(
-            f"{path}: reading {_SYNSETS_NAME} needs scipy: `pip install 'shardio[ilsvrc]'`. (Training images alone can "
-            "be converted without their devkit: move it elsewhere)"
+            f"{path}: reading {_SYNSETS_NAME} needs scipy: `pip install 'shardio[ilsvrc]'`. (Training images can be "
+            "converted without the devkit: move it elsewhere)"
         ) from None
     try:
         synsets = np.atleast_1d(loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"])

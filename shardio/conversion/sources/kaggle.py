@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardio.conversion.sources.clutter import entries
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source, in_tree_order
+from shardio.conversion.sources.names import entries
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import SourceError
 from shardio.format.layout import is_safe_name
@@ -26,7 +26,7 @@ _MAPPING_NAME = "LOC_synset_mapping.txt"
 
 
 def images_folder(src: Path) -> Path | None:
-    """Returns the folder of train and val, `src` or one below, if that is laid out as Kaggle does it; else None."""
+    """Returns the folder of train and val in Kaggle's layout, which is `src` or below it; None in another layout."""
     for depth in range(len(_IMAGES)):
         # Unlike Path.is_dir, this raises nothing for a folder that may not be entered: the scan names it.
         if os.path.isdir(src.joinpath(*_IMAGES[depth:])):
@@ -38,7 +38,8 @@ def scan_kaggle(src: Path) -> Collection:
     """Lists the images of Kaggle's layout. `src` is the folder that holds ILSVRC, or ILSVRC, or CLS-LOC.
 
     The LOC_ files may be in any of these folders. The unlabelled images in test are counted as ignored. A validation
-    image that is listed and not there is a source that will be refused. SourceError says what is missing or wrong.
+    image that is listed but missing is a source that will be refused. Raises SourceError if anything else is missing or
+    wrong.
     """
     images = images_folder(src)
     if images is None:
@@ -94,8 +95,8 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
     solution = _find(images, _SOLUTION_NAME)
     if solution is None:
         raise SourceError(
-            f"{images / 'val'}: expected {_SOLUTION_NAME} beside ILSVRC, for it tells the labels of validation images; "
-            "found none. Put it there, or convert the folder train alone"
+            f"{images / 'val'}: expected {_SOLUTION_NAME} next to ILSVRC, because it has the labels of the validation "
+            "images; found none. Put it there, or convert only the folder train"
         )
     for name, wnid in _read_solution(solution):
         file = os.fsencode(files.pop(name, f"{name}.JPEG"))
@@ -108,7 +109,7 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
 
 
 def _read_solution(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields (image, WordNet id). A prediction string has five words for each object, and its class is the first."""
+    """Yields (image, WordNet id). A prediction string has five words for each object, and the class is the first."""
     seen: set[str] = set()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.reader(file)
@@ -139,5 +140,5 @@ def _class_names(images: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _find(images: Path, name: str) -> Path | None:
-    """Returns a file beside the images, or in a folder above up to the one that holds ILSVRC; None without one."""
+    """Returns a file next to the images, or in a folder above, up to the one that holds ILSVRC; None without one."""
     return next((folder / name for folder in (images, *images.parents[:3]) if (folder / name).is_file()), None)

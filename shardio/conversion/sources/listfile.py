@@ -1,6 +1,6 @@
 """A list of images: lines of `PATH LABEL`, or a CSV or TSV whose first line names its columns.
 
-The faults of a list are all named with their lines, not the first alone, so that it can be mended in one go.
+An error names all wrong lines and not only the first, so a list can be mended in one go.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
-from shardio.conversion.sources.labels import number_labels
-from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, split_name
+from shardio.conversion.sources.names import DEFAULT_SPLIT, in_split_order, number_labels, split_name
 from shardio.errors import SourceError
 from shardio.format.layout import is_split_name
 
@@ -54,15 +53,15 @@ class _Faults:
         if self._count:
             shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
             more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
-            raise SourceError(f"{self._path}: mend the list, where {self._count:,} lines are wrong:", *shown, *more)
+            raise SourceError(f"{self._path}: correct the list: {self._count:,} lines are wrong:", *shown, *more)
 
 
 def scan_list(src: Path) -> Collection:
-    """Lists the images that a list names. Its paths are relative to its folder, or absolute.
+    """Lists the images that a list names, in its order. Its paths are relative to its folder, or absolute.
 
-    A label is an integer or the name of a class. The split is train unless a column tells another. Keys are the paths,
-    relative where they are below the list's folder. The order is that of the list. A file that is not there is a
-    source that will be refused; what is wrong with the list itself is a SourceError.
+    A label is an integer or the name of a class. The split is train unless a column names another. Keys are the paths,
+    relative if they are below the list's folder. A missing file is a source that will be refused; a mistake in the list
+    itself raises SourceError.
     """
     faults = _Faults(src)
     try:
@@ -76,7 +75,7 @@ def scan_list(src: Path) -> Collection:
         written[row.split].add(row.label)
     numbering = number_labels(written)
     for row in rows:
-        if (expected := numbering.faults.get((row.split, row.label))) is not None:
+        if (expected := numbering.expected.get((row.split, row.label))) is not None:
             faults.add(row.line, expected, row.label)
     faults.check()
     if not rows:
@@ -92,21 +91,21 @@ def scan_list(src: Path) -> Collection:
 
 
 def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
-    """Returns the error for a list of which none of these, the first paths, is there."""
+    """Returns the error for a list of which none of the first `paths` exists."""
     absolute = next(filter(os.path.isabs, paths), None)
     relative = next((path for path in paths if not os.path.isabs(path)), None)
     found, ways = [], []
     if relative is not None:
-        found.append(f"{relative!r} is not in {src.parent}, to which relative paths are relative")
+        found.append(f"{relative!r} is not in {src.parent}, the folder of the list")
         is_url = "://" in relative
-        ways.append("copy the images to files here" if is_url else "move the list to where its relative paths begin")
+        ways.append("copy the images to files here" if is_url else "move the list to the folder of its relative paths")
     if absolute is not None:
         there = next(folder for folder in Path(absolute).parents if os.path.lexists(folder))
-        found.append(f"of {absolute!r} only {str(there)!r} is there")
-        ways.append("mend the absolute paths, or mount the folder that they name")
+        found.append(f"of {absolute!r} only {str(there)!r} exists")
+        ways.append("correct the absolute paths, or mount the folder that they name")
     return SourceError(
-        f"{src}: expected images where its paths say, found none of its first {len(paths):,}: {'; '.join(found)}. The "
-        f"way out: {'; '.join(ways)}"
+        f"{src}: expected images at its paths, found none at the first {len(paths):,}: {'; '.join(found)}. The way "
+        f"out: {'; '.join(ways)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Masks in a folder of their own: one for each picture, at the path that the picture has, as a PNG or WebP."""
+"""Masks in a separate folder: one for each picture, at the same relative path, as a PNG or WebP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_TRIED = 1000
 
 
 def _paths_of(source: Source) -> Iterator[str]:
-    """Yields the paths, without what is behind the last dot, at which the source's mask may lie below the folder."""
+    """Yields the paths, without suffix, at which the source's mask may be below the folder."""
     for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
         if isinstance(path, bytes):
             stem = os.path.splitext(os.fsdecode(path))[0]
@@ -31,7 +31,7 @@ def _paths_of(source: Source) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class MaskedOrigin(Origin):
-    """An origin of pictures, with a folder of their masks."""
+    """An origin of pictures, and a folder with their masks."""
 
     pictures: Origin
     folder: Path
@@ -41,7 +41,7 @@ class MaskedOrigin(Origin):
         return self.pictures.read(source)
 
     def read_mask(self, source: Source) -> bytes:
-        """Returns the encoded mask. Raises DecodeError if there is none or it cannot be read, and OSError as `read`."""
+        """Returns the encoded mask. Raises DecodeError if it is missing or unreadable, and OSError as `read` does."""
         path = self._find(source)
         if path is None:
             name = next(_paths_of(source), None)
@@ -89,9 +89,9 @@ class MaskedOrigin(Origin):
 
 
 def with_masks(collection: Collection, folder: Path) -> tuple[Collection, np.dtype[Any]]:
-    """Returns the collection with masks, and their type, which is that of the first mask that can be read.
+    """Returns the collection with masks, and their type, taken from the first mask that can be read.
 
-    Raises SourceError if there is none for the first thousand pictures.
+    Raises SourceError if none of the first thousand pictures has a mask.
     """
     origin = MaskedOrigin(collection.origin, folder)
     first: DecodeError | None = None
@@ -102,6 +102,6 @@ def with_masks(collection: Collection, folder: Path) -> tuple[Collection, np.dty
             first = first or error
     detail = first.detail.removeprefix("mask: ") if first else "no picture"
     raise SourceError(
-        f"{folder}: expected a mask for each picture, at the same path below this folder as below SRC; {detail}, and "
-        "none for any other that was tried"
+        f"{folder}: expected a mask for each picture, at the same path below this folder as below SRC; {detail}, nor "
+        "for any other that was tried"
     )

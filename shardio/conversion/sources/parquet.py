@@ -18,10 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.sources.clutter import clutter, entries
 from shardio.conversion.sources.collection import Collection, Item, Source, identify
-from shardio.conversion.sources.labels import NO_VECTORS
-from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
+from shardio.conversion.sources.names import (
+    DEFAULT_SPLIT,
+    NO_VECTORS,
+    clutter,
+    entries,
+    in_split_order,
+    known_split,
+    split_name,
+)
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
@@ -43,7 +49,7 @@ _ROWS_AT_ONCE = 1 << 16
 def is_parquet(src: Path) -> bool:
     """Whether SRC is a parquet file, or a folder with some in it, in data/ or in a folder named like a split.
 
-    Files that lie beside folders do not count: they describe what is in these.
+    Files next to folders do not count: they describe the folders' content.
     """
     if src.is_file():
         return src.name.endswith(_SUFFIX)
@@ -66,17 +72,15 @@ def _holds_files(folder: Path) -> bool:
 def scan_parquet(src: Path) -> Collection:
     """Lists the images of a parquet file, or of all parquet files at or below a folder, without reading an image.
 
-    The images are a column of binaries or of structs with `bytes` and perhaps `path`; the labels a column of integers.
-    If there are several, those named `image` and `label` count. Classes are those of the ClassLabel that the files'
-    Hugging Face metadata describe, else numbers. Rows whose label is null or -1 are ignored, and counted.
+    - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. Of
+      several columns, those named `image` and `label` count. Rows whose label is null or -1 are ignored and counted.
+    - Classes come from the ClassLabel in the files' Hugging Face metadata; otherwise they are numbers.
+    - The split is the name before "-00000-of-" in the file's name, else a file or folder named train, validation, test
+      or the like; without any it is `train`.
+    - A key is [SPLIT/]CLASS/NAME. NAME is from the struct's path or, without one that is new in that class, the number
+      of the row in its split.
 
-    The split is what stands before "-00000-of-" in the file's name, else a file or folder named train, validation,
-    test or the like; `validation` becomes `val`. Files that say nothing of it are all `train`. A key is
-    SPLIT/CLASS/NAME, without SPLIT if no file says it; NAME is that of the struct's path or, if there is none or it
-    came before in that class, the number of the row in its split.
-
-    Raises SourceError if a file is damaged or not of this form, if files contradict each other, or if one of a numbered
-    series is missing.
+    Raises SourceError for damage, contradictions between files, and gaps in a numbered series.
     """
     ignored: Counter[str] = Counter()
     if not (src.is_dir() or src.is_file()):
@@ -131,7 +135,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
 
 def _split_of(name: str) -> tuple[str, str]:
-    """Returns the split that a file's name or folder says, and the pattern of all files of that split; or two ""."""
+    """Returns the split in a file's name or folder, and the pattern of all files of that split; or "" and ""."""
     *folders, file = name.split("/")
     stem = file.removesuffix(_SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
@@ -159,8 +163,8 @@ def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
         groups.setdefault(split, []).append(name)
     if "" in groups and len(groups) > 1:
         raise SourceError(
-            f"{root / groups[''][0]}: expected a name or a folder that says which split it is, as those of "
-            f"{next(name for name in names if _split_of(name)[0])} do; found neither"
+            f"{root / groups[''][0]}: expected a split in its name or folder, as in "
+            f"{next(name for name in names if _split_of(name)[0])}; found none"
         )
     return {split: groups[split] for split in in_split_order(groups)}
 
@@ -216,7 +220,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
-    """Returns what `datasets` writes of each column: {"label": {"names": [...], "_type": "ClassLabel"}}."""
+    """Returns what `datasets` writes about each column: {"label": {"names": [...], "_type": "ClassLabel"}}."""
     if b"huggingface" not in metadata:
         return {}
     try:
@@ -259,7 +263,7 @@ def _is_integer(kind: Any) -> bool:
 def _choose(
     path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
 ) -> str:
-    """Returns the one column that fits; of several the one so named, or that the metadata say to be it."""
+    """Returns the only candidate, or the one with the expected name, or the one that the metadata name."""
     columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
@@ -269,15 +273,15 @@ def _choose(
     what = {"image": "binary, or struct with bytes", "label": "integers"}[name]
     if name in types and name not in columns:
         found = f"{name!r} of type {types[name]}"
-        hint = f": {NO_VECTORS}" if "list<" in str(types[name]) else f". Write it anew as {what}"
+        hint = f": {NO_VECTORS}" if "list<" in str(types[name]) else f". Rewrite it as {what}"
     else:
         found = ", ".join(columns)[:200] or "none"
-        hint = f". Of several, the one that counts must be named {name!r}"
+        hint = f". Name the one to use {name!r}"
     raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Returns the classes that the files name, or else the numbers up to the largest label."""
+    """Returns the classes that the files name, otherwise the numbers up to the largest label."""
     (first, table), *others = tables.items()
     for name, other in others:
         if other.image != table.image:

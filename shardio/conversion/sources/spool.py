@@ -1,9 +1,8 @@
-"""The images of parquet files, read where they are or out of copies: the spool.
+"""The images of parquet files, read in place or from copies: the spool.
 
-Nothing in a parquet file can be reached at random: one image costs its whole row group, and a conversion reads its
-sources in an order of its own. So the images are first copied out of the files, row group by row group in the order of
-storage, as plain bytes into OUT/.convert. The copies need room for all images as they are encoded, until the set is
-published.
+Parquet files have no random reads: one image costs its whole row group, and a conversion reads its sources in an order
+of its own. So the images are first copied out of the files, row group by row group in the order of storage, as plain
+bytes into OUT/.convert. The copies take as much room as all encoded images, until the set is published.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
+from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
 from shardio.format.checksum import crc32
@@ -47,7 +46,7 @@ class TableFile:
 class ParquetOrigin(Origin):
     """Images in a column of parquet files. Thread safe.
 
-    `spool` is the folder for the copies. Without one every read is right, too, and costs a row group.
+    `spool` is the folder for the copies. Without it reads work too, and each costs a row group.
     """
 
     folder: Path
@@ -57,7 +56,7 @@ class ParquetOrigin(Origin):
     spool: Path | None = None
 
     def read(self, source: Source) -> bytes:
-        """Does what Origin.read does. Raises FileNotFoundError if a process published the set and removed the spool.
+        """Raises FileNotFoundError if another process published the set and removed the spool.
 
         An image whose copy is damaged is read from the parquet file.
         """
@@ -98,7 +97,7 @@ class ParquetOrigin(Origin):
         return replace(self, spool=folder)
 
     def _spool_path(self, where: bytes) -> Path:
-        """Named after the state of the parquet file, so that the copies of another state are never taken for it."""
+        """Its name includes the state of the parquet file, so copies of another state are never used."""
         assert self.spool is not None
         name = hashlib.sha256(b"%s\0%s" % (where, self.files[where].identity.encode())).hexdigest()
         return self.spool / f"{name[:32]}.images"
@@ -112,11 +111,10 @@ class ParquetOrigin(Origin):
         return sum(self.files[where].nbytes for where in self._missing())
 
     def prepare(self, report: Callable[[int], None]) -> None:
-        """Does what Origin.prepare says.
+        """Each file's copy is whole or absent, so the next call does what an interrupted call has left.
 
-        Every file's copy is whole or absent, so that a call that was interrupted is followed by one that does the rest.
-        Calls at the same time do the same work, and do not disturb each other. Memory is bounded by a row group's
-        images, or a page's where row groups have many.
+        Calls at the same time do the same work, and do not disturb each other. Memory is bounded by the images of a row
+        group, or of a page in large row groups.
         """
         for where in self._missing():
             self._copy_out(where, report)
@@ -142,7 +140,7 @@ class ParquetOrigin(Origin):
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns whether the copy of an image is there and sound, and the image; None if the row has none."""
+        """Returns whether the copy of an image exists and is sound, and the image; None if the row has no image."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
@@ -173,7 +171,7 @@ def is_struct(kind: Any) -> bool:
 
 
 def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[list[memoryview | None]]:
-    """Yields the bytes of all rows, or of those of some row groups, a few at a time: views valid until the next few."""
+    """Yields the bytes of all rows, or of some row groups, a few rows at a time: views valid until the next few."""
     batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
     for batch in batches:
         array = batch.column(0)

@@ -1,7 +1,7 @@
 """A folder tree of classes, or of splits of classes, listed without opening a file.
 
-The labels and the order are those of torchvision's ImageFolder, so that a model trained on either can be evaluated on
-the other.
+Labels and order are the same as in torchvision's ImageFolder, so a model trained on either can be evaluated on the
+other.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from shardio.conversion.sources.clutter import entries
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
-from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, known_split, two_words
+from shardio.conversion.sources.names import (
+    DEFAULT_SPLIT,
+    check_split_words,
+    in_split_order,
+    known_split,
+    sorted_entries,
+)
 from shardio.errors import SourceError
 
 
 def scan_tree(root: Path) -> Collection:
-    """Lists SRC = class folders, or folders of class folders named like splits: train, Validation, dev, ...
+    """Lists class folders, or folders of class folders named like splits: train, Validation, dev, ...
 
-    Classes are numbered in the order of their sorted names, with images or without; other splits use the numbers of the
-    first. Keys begin with the split's own name, whatever the folder is called. Every regular file is a source, whatever
-    its name, but for what is clutter. The collection's `doubts` say what the layout may not have been meant to be.
-    SourceError says what is wrong with it in any case.
+    Classes are numbered in the order of their sorted names, with or without images; other splits use the numbers of the
+    first. Keys begin with the split's own name, whatever its folder is called. Every regular file that is no clutter is
+    a source, whatever its name. The collection's `doubts` name what may be a mistake in the layout, and SourceError
+    what is one in any case.
     """
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing"
@@ -51,15 +56,11 @@ def _scan_splits(
     scan: _Scan, folders: list[str], named: dict[str, str]
 ) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
     """Returns the classes, and the sources of each split. `named` has the set's names for folders of splits."""
-    if (both := two_words(named)) is not None:
-        raise SourceError(
-            f"{scan.root}: expected one folder for the split {named[both[0]]!r}, found {both[0]!r} and {both[1]!r}. "
-            "Rename one of them, or move it elsewhere"
-        )
+    check_split_words(scan.root, named, "Rename one of the folders, or move it elsewhere")
     if strangers := [name for name in folders if name not in named]:
         scan.ignored["folder beside the splits"] += len(strangers)
         scan.doubts.append(
-            f"expected only split folders beside {next(iter(named))!r}, found {strangers[0]!r} ({len(strangers):,} in "
+            f"expected only split folders next to {next(iter(named))!r}, found {strangers[0]!r} ({len(strangers):,} in "
             "all), which would be left out. If all of them are classes, give a list of images and labels as SRC"
         )
     folder_of = {split: name for name, split in named.items()}
@@ -123,8 +124,8 @@ class _Scan:
         if unknown:
             raise SourceError(
                 f"{folder / unknown[0]}: expected only classes of {first!r}, found the unknown class "
-                f"{unknown[0]!r} ({len(unknown)} unknown in all). Move elsewhere what is no class, or convert the "
-                "splits apart"
+                f"{unknown[0]!r} ({len(unknown)} unknown in all). Move folders that are no classes elsewhere, or "
+                "convert the splits separately"
             )
         labels = {name: label for label, name in enumerate(classes)}
         above = tuple(_identity(place) for place in (self.root, folder))
@@ -149,7 +150,7 @@ class _Scan:
             if here in above:  # a symbolic link to a folder that holds it
                 self.ignored["symlink loop"] += 1
                 continue
-            for entry in _sorted_entries(folder, self.ignored):
+            for entry in sorted_entries(folder, self.ignored):
                 kind = _kind(entry)
                 if kind == "folder":
                     if folder == top:
@@ -163,17 +164,10 @@ class _Scan:
             self._inside[top] = inside
 
 
-def _sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
-    try:
-        return sorted(entries(folder, ignored), key=lambda entry: entry.name)
-    except OSError as error:
-        raise SourceError(f"{folder}: expected a readable folder, found: {error.strerror}") from None
-
-
 def _folders(folder: Path, ignored: Counter[str]) -> list[str]:
-    """Returns the names of the folders in a folder. What lies beside them is counted in `ignored`."""
+    """Returns the names of the folders in a folder. Counts everything else in `ignored`."""
     names = []
-    for entry in _sorted_entries(folder, ignored):
+    for entry in sorted_entries(folder, ignored):
         if _kind(entry) == "folder":
             names.append(entry.name)
         else:

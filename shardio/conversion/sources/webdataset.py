@@ -1,7 +1,7 @@
-"""WebDataset tars: members that share a name up to its first dot are a sample, an image and its label.
+"""WebDataset tars: members with the same name up to its first dot are a sample, an image and its label.
 
-Keys are those that the images would have in a folder tree: [SPLIT/]CLASS/NAME. So samples made of such a tree, whether
-or not their names still have its folders, give the set that the tree gives.
+Keys are the paths of the images in a folder tree: [SPLIT/]CLASS/NAME. So samples made from such a tree, with or without
+its folders in their names, give the same set as the tree.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from shardio.conversion.sources.clutter import clutter_in, entries
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Source
-from shardio.conversion.sources.labels import NO_VECTORS, Numbering, number_labels
-from shardio.conversion.sources.splits import (
+from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
+    NO_VECTORS,
     SPLIT_NAMES,
+    Numbering,
+    check_split_words,
+    clutter,
     in_split_order,
     known_split,
+    number_labels,
+    sorted_entries,
     split_name,
-    two_words,
 )
 from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import SourceError
@@ -39,6 +42,7 @@ _MAX_LABEL_NBYTES = 1 << 20
 
 _MAGIC = re.compile(r"[{*?[]")
 _MOST_TARS = 1_000_000
+_RENAME = "Rename the tars or folders of one, or convert them separately"
 
 
 class _Sample(NamedTuple):
@@ -53,10 +57,12 @@ class _Sample(NamedTuple):
 def scan_webdataset(src: Path) -> Collection:
     """Lists the samples of a tar, of the tars at or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
 
-    Images are jpg, jpeg, png or webp. Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all
-    integers, or all names of classes. The split is told by the folders or names of all tars, or by the first folder in
-    all names of samples; otherwise it is train. The order is that of the tars. A sample without a label or image is a
-    source that will be refused. SourceError says what is wrong with the tars.
+    - Images are jpg, jpeg, png or webp.
+    - Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all integers, or all class names.
+    - The folders or names of all tars name the split, or the first folder in all names of samples; else it is train.
+    - The order is the order in the tars. A sample without a label or image is a source that will be refused.
+
+    Raises SourceError if a tar is damaged, or if tars contradict each other.
     """
     folder, tars, ignored = _find_tars(src)
     samples: list[_Sample] = []
@@ -67,8 +73,8 @@ def scan_webdataset(src: Path) -> Collection:
     if len(faults) == len(samples):
         found_instead = f"none in {len(samples):,}: {faults[0].detail}" if samples else "no sample"
         raise SourceError(
-            f"{src}: expected samples of an image and a label (.cls or .json), found {found_instead}. (The tar of a "
-            "folder tree must be unpacked; ImageNet's own archives need `--source ilsvrc`)"
+            f"{src}: expected samples of an image and a label (.cls or .json), found {found_instead}. (Unpack the tar "
+            "of a folder tree; ImageNet's own archives need `--source ilsvrc`)"
         )
     splits = _splits(src, tars, samples)
     written: dict[str, set[str]] = {split: set() for split in in_split_order(splits)}
@@ -92,7 +98,7 @@ def scan_webdataset(src: Path) -> Collection:
 
 
 def is_pattern(src: Path) -> bool:
-    """Whether `src` may stand for many files, and is none itself."""
+    """Whether `src` is a pattern for many files, and no file itself."""
     return _MAGIC.search(str(src)) is not None and not os.path.lexists(src)
 
 
@@ -106,8 +112,8 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     if not src.is_dir():
         return src.parent, [src.name], ignored
     tars = []
-    for entry in _sorted_entries(src, ignored):
-        for one in _sorted_entries(src / entry.name, ignored) if entry.is_dir() else [entry]:
+    for entry in sorted_entries(src, ignored):
+        for one in sorted_entries(src / entry.name, ignored) if entry.is_dir() else [entry]:
             if one.name.endswith(".tar"):
                 tars.append(os.path.relpath(one.path, src))
             else:
@@ -115,10 +121,6 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     if not tars:
         raise SourceError(f"{src}: expected tars in it or in its folders, found none")
     return src, tars, ignored
-
-
-def _sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
-    return sorted(entries(folder, ignored), key=lambda entry: entry.name)
 
 
 def _expand(pattern: str) -> list[str]:
@@ -159,7 +161,7 @@ def _expand_braces(text: str) -> Iterator[str]:
             found = text[start : bounds[-1] + 1]
             raise SourceError(f"{text}: expected {{FIRST..LAST}} or {{ONE,OTHER}}, found {found!r}")
         first, last = numbers.groups()
-        # As a shell does: as many digits as the longer one has, if either begins with a zero.
+        # As in a shell: as many digits as the longer one has, if either begins with a zero.
         width = max(len(first), len(last)) if re.match(r"0\d", first) or re.match(r"0\d", last) else 0
         words = (f"{number:0{width}}" for number in range(int(first), int(last) + 1))
     for word in words:
@@ -184,7 +186,7 @@ def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
     with open_archive(folder / tar) as archive:
         for member in members(archive):
             name = os.fsdecode(member.name)
-            if kind := clutter_in(name):
+            if kind := clutter(name):
                 yield kind
                 continue
             above, slash, base = name.rpartition("/")
@@ -253,26 +255,27 @@ def _read_json(content: bytes) -> list[str | Fault]:
 
 
 def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str]:
-    """Returns the split of each sample; "" for all if nothing tells any."""
+    """Returns the split of each sample; "" for all if nothing names one."""
     told = {tar: _word_of_tar(tar) for tar in tars}
     if all(told.values()):
-        _check_words(src, told.values())
+        check_split_words(src, map(str.lower, told.values()), _RENAME)
         return [split_name(told[sample.tar]) for sample in samples]
     if any(told.values()):
         one, other = (next(tar for tar in tars if bool(told[tar]) == known) for known in (True, False))
         raise SourceError(
-            f"{src}: expected every tar, or none, to tell its split by its name or folder, found {one!r} of "
-            f"{split_name(told[one])!r} beside {other!r}. Put them in folders {', '.join(SPLIT_NAMES)}"
+            f"{src}: expected a split in the name or folder of every tar, or of none, found "
+            f"{split_name(told[one])!r} for {one!r} and none for {other!r}. Put them in folders "
+            f"{', '.join(SPLIT_NAMES)}"
         )
     firsts = [sample.name.partition("/")[0] for sample in samples]
     if not all(map(known_split, firsts)):
         return [""] * len(samples)
-    _check_words(src, firsts)
+    check_split_words(src, map(str.lower, firsts), _RENAME)
     return list(map(split_name, firsts))
 
 
 def _word_of_tar(tar: str) -> str:
-    """Returns the word for a split in its folders, or else in its name: imagenet1k-validation-07.tar is of val."""
+    """Returns the word for a split in the tar's folders, or else in its name: imagenet1k-validation-07.tar is val."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
         found = {split: word for word in words if (split := known_split(word))}
@@ -286,18 +289,10 @@ def _word_of_tar(tar: str) -> str:
     return ""
 
 
-def _check_words(src: Path, words: Iterable[str]) -> None:
-    if (both := two_words(map(str.lower, words))) is not None:
-        raise SourceError(
-            f"{src}: expected one word for the split {split_name(both[0])!r}, found {both[0]!r} and {both[1]!r}. "
-            "Rename the tars or folders of one, or convert them apart"
-        )
-
-
 def _sources(
     samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool
 ) -> dict[str, list[Source]]:
-    """Returns the sources by split. `keep_tar` puts the name of its tar before that of each sample."""
+    """Returns the sources by split. `keep_tar` puts the name of the tar before the name of each sample."""
     sources: dict[str, list[Source]] = {}
     for sample, split in zip(samples, splits, strict=True):
         name, place, label, folders = sample.name, sample.place, 0, []
@@ -306,7 +301,7 @@ def _sources(
             first, _, rest = name.partition("/")
             name = rest if rest and split_name(first) == split else name
         if not isinstance(place, Fault):
-            if expected := numbering.faults.get((split, sample.label)):
+            if expected := numbering.expected.get((split, sample.label)):
                 found = f"expected {expected}, found {sample.label!r:.80}"
                 place = Fault(f"the label of the sample {name!r} in {sample.tar}: {found}")
             else:

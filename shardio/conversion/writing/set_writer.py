@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArrayDeclaration, check_splits, declare
-from shardio.conversion.sources.labels import check_label
+from shardio.conversion.sources.names import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
 from shardio.errors import ConvertError, FormatError
 from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, SplitEntry

@@ -1,0 +1,327 @@
+"""What an image claims about itself, read before it is decoded: kind, size, scans, orientation; and the limits on it.
+
+A decoder allocates and works by what the header claims, so the claims are checked first: the size in pixels, the sample
+precision, and the number of scans (a progressive JPEG costs scans x pixels, however few bytes it has).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from shardio.errors import DecodeError, Reason
+
+# 256 MiB of RGB. It is also where Pillow begins to warn of decompression bombs. Decoding and resizing take up to 16
+# bytes per pixel (an animation decoder's two canvases of RGBA, a frame and Pillow's copy of it), so 1.4 GB.
+MAX_PIXELS = (256 << 20) // 3
+# The weights of a resampling filter take up to 48 bytes for each pixel of a side.
+MAX_SIDE_PIXELS = 1 << 20
+# Encoders write about ten scans and optimisers a few dozen; thousands are a bomb that costs hours.
+MAX_SCANS = 100
+# A picture of MAX_PIXELS stored as RGB without any compression fits, with room for metadata.
+MAX_SOURCE_NBYTES = 288 << 20
+
+UPRIGHT = 1
+"""The Exif orientation of a picture that is shown as it is stored."""
+
+_OTHER_KINDS = {
+    b"GIF8": "a GIF",
+    b"BM": "a BMP",
+    b"II*\0": "a TIFF",
+    b"MM\0*": "a TIFF",
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "a gzip file",
+    b"\0\0\0\x0cjP": "a JPEG 2000",
+    b"\xff\x0a": "a JPEG XL",
+}
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Raises DecodeError if a picture must not have this size."""
+    if width <= 0 or height <= 0:
+        raise DecodeError("damaged", f"the header claims {width} x {height} pixels")
+    if width * height > MAX_PIXELS:
+        raise DecodeError("too large", f"expected at most {MAX_PIXELS} pixels, found {width} x {height}")
+    if max(width, height) > MAX_SIDE_PIXELS:
+        raise DecodeError("too large", f"expected sides of at most {MAX_SIDE_PIXELS} pixels, found {width} x {height}")
+
+
+def describe_unsupported(data: bytes) -> tuple[Reason, str]:
+    """Returns the reason and the detail of a DecodeError for bytes that are no JPEG, PNG or WebP."""
+    if not data:
+        return "empty", "the file has no bytes"
+    found = next((kind for magic, kind in _OTHER_KINDS.items() if data.startswith(magic)), "")
+    if not found and data[:64].lstrip().startswith((b"<", b"{")):
+        found = "text (an error page saved as an image?)"
+    found = found or f"bytes that begin {data[:8].hex(' ')}"
+    return "unsupported", f"expected a JPEG, PNG or WebP, found {found}"
+
+
+def read_orientation(data: bytes) -> int:
+    """Returns the Exif orientation of a JPEG, PNG or WebP, 1 to 8; 1 (upright) without a valid one.
+
+    A broken Exif block is ignored, as viewers do: whoever chose the picture never saw that it had one.
+    """
+    if is_jpeg(data):
+        return _orientation_in(_jpeg_exif(data))
+    return _orientation_in((find_png_chunk(data, b"eXIf") or b"") if is_png(data) else _webp_exif(data))
+
+
+# --- JPEG (ITU-T T.81, annex B) ---------------------------------------------------------------------------------------
+
+_SOI = b"\xff\xd8"
+_EOI = b"\xff\xd9"
+_SOS = 0xDA
+# Start of frame: C0-CF but for DHT (C4), JPG (C8) and DAC (CC).
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
+_LOSSLESS_OR_HIERARCHICAL = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
+# Inside a scan ff is followed by 00 or a restart number, or by another ff, and anything else is a marker.
+_IN_SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+# ff, the marker, and the length of the segment without these two bytes.
+_MARKER = struct.Struct(">BBH")
+# Markers that stand alone, without a length: TEM and the restarts.
+_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+# Decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
+_NEEDED = _FRAMES | {0xC4, 0xCC, 0xDB, 0xDC, 0xDD, _SOS}
+_APP0, _APP1, _APP14 = 0xE0, 0xE1, 0xEE
+# The Adobe segment is 12 bytes: name, version, two flags, colour transform. A shorter one tells nothing.
+_ADOBE_NBYTES = 12
+
+
+class Segment(NamedTuple):
+    """A marker segment at data[start:end], its two marker bytes included."""
+
+    marker: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class JpegHeader:
+    width: int
+    height: int
+    precision: int
+    frame: int
+    num_scans: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether libjpeg-turbo decodes it to bytes: 8-bit baseline, extended or progressive, Huffman or arithmetic."""
+        return self.precision == 8 and self.frame not in _LOSSLESS_OR_HIERARCHICAL
+
+
+def is_jpeg(data: bytes) -> bool:
+    return data[:3] == b"\xff\xd8\xff"
+
+
+def read_jpeg_header(data: bytes) -> JpegHeader:
+    """Reads the segments up to the first scan. Raises DecodeError if there is no complete header."""
+    segments: list[Segment] = []
+    frame: Segment | None = None
+    position = len(_SOI)
+    while not segments or segments[-1].marker != _SOS:
+        start = position
+        lead, marker, nbytes = _MARKER.unpack_from(data, start) if start + 4 <= len(data) else (0, 0, 0)
+        if lead != 0xFF or marker in (0x00, 0xFF):  # junk, or the end: nearly always one segment follows another
+            start = _next_marker(data, position)
+            marker, nbytes = data[start + 1], int.from_bytes(data[start + 2 : start + 4], "big")
+        if marker in _ALONE:
+            position = start + 2
+            continue
+        if marker in _SOI or marker in _EOI:
+            raise DecodeError("damaged", f"marker ff{marker:02x} at byte {start}, before the first scan")
+        position = start + 2 + nbytes
+        if nbytes < 2 or position > len(data):
+            raise DecodeError("damaged", f"segment ff{marker:02x} at byte {start} runs past the end of the file")
+        segments.append(Segment(marker, start, position))
+        if marker in _FRAMES and frame is None:
+            frame = segments[-1]
+    if frame is None or frame.end - frame.start < 10:
+        raise DecodeError("damaged", "the JPEG has no frame header before its first scan")
+    body = data[frame.start + 4 : frame.end]
+    # A sequential frame whose first scan has all components has no other: decoders refuse a second one.
+    single_scan = frame.marker in _SEQUENTIAL and data[segments[-1].start + 4] == body[5]
+    return JpegHeader(
+        width=int.from_bytes(body[3:5], "big"),
+        height=int.from_bytes(body[1:3], "big"),
+        precision=body[0],
+        frame=frame.marker,
+        num_scans=1 if single_scan else _count_scans(data, segments[-1].start),
+        segments=tuple(segments),
+    )
+
+
+def _next_marker(data: bytes, start: int) -> int:
+    """Returns where the next marker begins at or after `start`. Skips junk before it, as decoders do."""
+    position = data.find(b"\xff", start)
+    while 0 <= position < len(data) - 1:
+        if data[position + 1] not in (0x00, 0xFF):
+            return position
+        position = data.find(b"\xff", position + 1)
+    raise DecodeError("damaged", "the JPEG ends before its first scan")
+
+
+def _count_scans(data: bytes, first: int) -> int:
+    """Counts the scans of the picture whose first scan begins there, up to its end: not those of MPO or gain maps."""
+    scans = 0
+    position = first
+    while (match := _IN_SCAN_MARKER.search(data, position)) and (marker := match[0][1]) not in _EOI:
+        scans += marker == _SOS
+        position = match.end()
+        if marker not in _ALONE:  # segments are stepped over whole: what lies inside of them is no marker
+            position += int.from_bytes(data[position : position + 2], "big")
+    return scans
+
+
+def without_junk(data: bytes, header: JpegHeader) -> bytes:
+    """Returns the JPEG with only what decoding needs in its header: no junk between segments, no metadata.
+
+    From the first scan on, `data` is kept byte for byte: damage there must stay visible to a strict decoder.
+    """
+    kept: list[bytes | memoryview] = [_SOI]
+    for segment in header.segments:
+        body = data[segment.start : segment.end]
+        colour = (segment.marker == _APP0 and body[4:9] == b"JFIF\0") or (
+            segment.marker == _APP14 and body[4:9] == b"Adobe" and len(body) - 4 >= _ADOBE_NBYTES
+        )
+        if segment.marker in _NEEDED or colour:
+            kept.append(body)
+    # A view, because a copy would be one more of what may be hundreds of megabytes.
+    return b"".join([*kept, memoryview(data)[header.segments[-1].end :]])
+
+
+def _jpeg_exif(data: bytes) -> bytes:
+    """Returns the first Exif block (Exif 2.32, an APP1 segment), or b""."""
+    for segment in read_jpeg_header(data).segments:
+        if segment.marker == _APP1 and data[segment.start + 4 : segment.start + 10] == b"Exif\0\0":
+            return data[segment.start + 4 : segment.end]
+    return b""
+
+
+# --- PNG (third edition) ----------------------------------------------------------------------------------------------
+
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_IHDR_NBYTES = 13
+
+GREY, COLOUR, PALETTE = 0, 2, 3
+"""The colour types of a PNG that have a tRNS chunk if they have transparency; the others have an alpha channel."""
+
+
+@dataclass(frozen=True)
+class PngHeader:
+    width: int
+    height: int
+    depth: int
+    """Bits of a channel, or of a palette index."""
+    colour_type: int
+
+
+def is_png(data: bytes) -> bool:
+    return data.startswith(_PNG_MAGIC)
+
+
+def read_png_header(data: bytes) -> PngHeader:
+    """Raises DecodeError if the first chunk is no complete IHDR. Checks nothing that a decoder will check."""
+    if data[8:16] != _IHDR_NBYTES.to_bytes(4, "big") + b"IHDR" or len(data) < 16 + _IHDR_NBYTES:
+        raise DecodeError("damaged", f"expected an IHDR chunk at the beginning of the PNG, found {data[8:16].hex(' ')}")
+    return PngHeader(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), data[24], data[25])
+
+
+def find_png_chunk(data: bytes, name: bytes) -> bytes | None:
+    """Returns the content of the first chunk with this name, or as much as there is of it; None without one."""
+    position = len(_PNG_MAGIC)
+    while position + 8 <= len(data):
+        start = position + 8
+        end = start + int.from_bytes(data[position : position + 4], "big")
+        if data[position + 4 : start] == name:
+            return data[start:end]
+        position = end + 4  # after the checksum
+    return None
+
+
+# --- WebP (RFC 9649) --------------------------------------------------------------------------------------------------
+
+_HAS_EXIF = 0x08
+
+
+def is_webp(data: bytes) -> bool:
+    return data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+
+
+def _number(data: bytes, start: int, stop: int) -> int:
+    return int.from_bytes(data[start:stop], "little")
+
+
+def read_webp_size(data: bytes) -> tuple[int, int]:
+    """Returns the (width, height) that the first chunk claims.
+
+    Raises DecodeError if the chunk has no size, or if the file is shorter than its header claims.
+    """
+    claimed = _number(data, 4, 8) + 8
+    if claimed > len(data):
+        raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
+    chunk = data[12:16]
+    if chunk == b"VP8X":  # canvas size minus one, 24 bits each
+        return _number(data, 24, 27) + 1, _number(data, 27, 30) + 1
+    if chunk == b"VP8L":  # after a signature byte: size minus one, 14 bits each
+        return (_number(data, 21, 25) & 0x3FFF) + 1, (_number(data, 21, 25) >> 14 & 0x3FFF) + 1
+    if chunk == b"VP8 ":  # after the frame tag and start code: 14 bits each, with two of scaling
+        return _number(data, 26, 28) & 0x3FFF, _number(data, 28, 30) & 0x3FFF
+    raise DecodeError("damaged", f"expected a VP8, VP8L or VP8X chunk, found {chunk!r}")
+
+
+def is_lossless_webp(data: bytes) -> bool:
+    """Whether the file holds a single picture, and stores its pixels exactly."""
+    return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and _find_webp_chunk(data, b"VP8L") is not None)
+
+
+def _webp_exif(data: bytes) -> bytes:
+    """Returns the content of the EXIF chunk, if the flags announce one, or b""."""
+    if data[12:16] != b"VP8X" or not _number(data, 20, 21) & _HAS_EXIF:
+        return b""
+    return _find_webp_chunk(data, b"EXIF") or b""
+
+
+def _find_webp_chunk(data: bytes, name: bytes) -> bytes | None:
+    position = 12
+    while position + 8 <= len(data):
+        start = position + 8
+        nbytes = _number(data, position + 4, start)
+        if data[position : position + 4] == name:
+            return data[start : start + nbytes]
+        position = start + nbytes + nbytes % 2  # chunks begin at even offsets
+    return None
+
+
+# --- Exif 2.32, in the layout of TIFF 6.0 -----------------------------------------------------------------------------
+
+_ORIENTATION = 0x0112
+_SHORT = 3
+_ENTRY_NBYTES = 12
+_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+
+
+def _orientation_in(block: bytes) -> int:
+    tiff = block.removeprefix(b"Exif\0\0")
+    if tiff[:4] not in _BYTE_ORDERS:
+        return UPRIGHT
+    byte_order = _BYTE_ORDERS[tiff[:4]]
+
+    def number(start: int, nbytes: int) -> int:
+        return int.from_bytes(tiff[start : start + nbytes], byte_order)
+
+    directory = number(4, 4)
+    first = directory + 2
+    for entry in range(first, first + number(directory, 2) * _ENTRY_NBYTES, _ENTRY_NBYTES):
+        if entry + _ENTRY_NBYTES > len(tiff):
+            break
+        if number(entry, 2) == _ORIENTATION:
+            value = number(entry + 8, 2)
+            is_valid = number(entry + 2, 2) == _SHORT and number(entry + 4, 4) == 1 and 1 <= value <= 8
+            return value if is_valid else UPRIGHT
+    return UPRIGHT

@@ -1,0 +1,184 @@
+"""What the names in a collection mean: which files are clutter, which words name splits, and how labels are numbered.
+
+Folders, tars, parquet files, lists and dicts of datasets name a split by a word. A set calls the known splits train,
+val and test, so the same images give the same set whichever word their storage uses.
+
+Labels are integers or class names. Integers are labels as they are, and the classes are 0 to the largest. Names are
+numbered in sorted order, as class folders are.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardio.errors import SourceError
+from shardio.format.layout import MAX_CLASSES
+
+# --- clutter, which systems and programs leave in folders -------------------------------------------------------------
+
+# In lower case. Names that begin with a dot (.DS_Store, .ipynb_checkpoints, AppleDouble's ._*) need no list.
+_SYSTEM_NAMES = frozenset(
+    (
+        *("__macosx", "icon\r"),  # macOS, and zip files made there
+        *("thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"),  # Windows
+        *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot"),  # file servers
+        "lost+found",  # ext4
+    )
+)
+
+
+def clutter(path: str) -> str:
+    """Returns "hidden" or "of the system" if a folder or file in this path is clutter, going by its name; else ""."""
+    for name in path.split("/"):
+        if name.startswith("."):
+            return "hidden"
+        if name.lower() in _SYSTEM_NAMES:
+            return "of the system"
+    return ""
+
+
+def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.DirEntry[str]]:
+    """Yields the entries of a folder, unsorted, without clutter, which is counted in `ignored` by its kind."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if not (kind := clutter(entry.name)):
+                yield entry
+            elif ignored is not None:
+                ignored[kind] += 1
+
+
+def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
+    """Returns the entries sorted by name. Raises SourceError if the folder cannot be read."""
+    try:
+        return sorted(entries(folder, ignored), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"{folder}: expected a readable folder, found: {error.strerror}") from None
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+SPLIT_NAMES = ("train", "val", "test")
+
+DEFAULT_SPLIT = "train"
+"""The split of sources that name none."""
+
+_SPLIT_OF = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+def known_split(word: str) -> str:
+    """Returns the known split that a word means, in upper or lower case; "" if it means none."""
+    return _SPLIT_OF.get(word.lower(), "")
+
+
+def split_name(word: str) -> str:
+    """Returns the split that a word means: "Validation" is val, and an unknown word is a split of its own."""
+    return known_split(word) or word
+
+
+def check_split_words(where: object, words: Iterable[str], way_out: str) -> None:
+    """Raises SourceError if two words mean one split: their author may mean two."""
+    first: dict[str, str] = {}
+    for word in words:
+        if (other := first.setdefault(split_name(word), word)) != word:
+            raise SourceError(
+                f"{where}: expected one name for the split {split_name(word)!r}, found {other!r} and {word!r}. "
+                f"{way_out}"
+            )
+
+
+def in_split_order(names: Iterable[str]) -> list[str]:
+    """Returns the distinct names: train, val, test, then the others sorted."""
+    names = set(names)
+    return [*(name for name in SPLIT_NAMES if name in names), *sorted(names - set(SPLIT_NAMES))]
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+_MAX_NAME_NBYTES = 1024
+
+_DIGITS = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
+_NUMBER = re.compile(_DIGITS, re.ASCII)
+# [0.1, 0.9], or 0.1;0.9 without brackets.
+_VECTOR = re.compile(rf"[\[(]\s*{_DIGITS}([\s,;|]+{_DIGITS})*[\s,;]*[\])]|{_DIGITS}(\s*[,;|]\s*{_DIGITS})+", re.ASCII)
+
+NO_VECTORS = "a set has one class per image and no soft labels: pass the position of the largest number"
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """The meaning of the labels of a collection."""
+
+    classes: tuple[str, ...]
+    labels: Mapping[str, int]
+    """Label as written -> label."""
+    expected: Mapping[tuple[str, str], str]
+    """For each label that is wrong, (split, label as written) -> what was expected. These are not in `labels`."""
+
+
+def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
+    """Returns the meaning of the labels in each split. Class names in later splits must be among those of the first.
+
+    If a collection has both integers and names, the rarer ones are wrong.
+    """
+    everything = frozenset().union(*written.values())
+    integers = {text for text in everything if re.fullmatch(r"[0-9]{1,18}", text) and int(text) < MAX_CLASSES}
+    names = {text for text in everything if _is_name(text)}
+    first = next((split for split, texts in written.items() if texts), "")
+    are_integers = len(integers) >= len(names)
+    if are_integers:
+        labels = {text: int(text) for text in integers}
+        classes = tuple(map(str, range(max(labels.values(), default=-1) + 1)))
+    else:
+        classes = tuple(sorted(names & written[first]))
+        labels = {name: label for label, name in enumerate(classes)}
+    expected = {}
+    for split, texts in written.items():
+        for text in texts - labels.keys():
+            if text in integers or (text in names and are_integers):
+                expected[split, text] = f"{'an integer' if are_integers else 'a class name'}, as other labels are"
+            elif text in names:
+                expected[split, text] = f"one of the classes of {first!r}"
+            else:
+                expected[split, text] = f"a class name, or an integer from 0 to {MAX_CLASSES - 1:,}{_hint(text)}"
+    return Numbering(classes, labels, expected)
+
+
+def _hint(text: str) -> str:
+    if _VECTOR.fullmatch(text):
+        return f" ({NO_VECTORS})"
+    return " (without a decimal point: 3 and not 3.0)" if _NUMBER.fullmatch(text) and re.search("[.eE]", text) else ""
+
+
+def _is_name(text: str) -> bool:
+    # -1, 3.0 and [0.1, 0.9] are no names: a mark of what has no label, an integer lost to floating point, a soft label.
+    return (
+        text.strip() not in ("", ".", "..")
+        and not _NUMBER.fullmatch(text)
+        and not _VECTOR.fullmatch(text)
+        and not re.search(r"[\0\n\r]", text)
+        and len(text.encode("utf-8", "surrogateescape")) <= _MAX_NAME_NBYTES
+    )
+
+
+def check_label(label: Any) -> int:
+    """Returns an integer of any type as int. Raises TypeError for anything else."""
+    try:
+        return operator.index(label)
+    except TypeError:
+        if getattr(label, "shape", ()) or isinstance(label, (list, tuple)):
+            found = f"a {type(label).__name__} of {len(label)}: {NO_VECTORS}, and keep the vectors next to the set"
+        else:
+            found = f"{label!r:.80} ({type(label).__name__}): pass int(label) if it is a whole number"
+        raise TypeError(f"label must be an integer, found {found}") from None
