@@ -53,7 +53,7 @@ from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCro
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.resample import resample
+from shardio.augment.resample import Resampling, resample
 from shardio.augment.resample_cuda import can_fuse
 from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
@@ -394,7 +394,7 @@ def main() -> None:
         print(f"{describe_machine()}; {describe_gpu(device)}")
         for output, transform in device_transforms(options.size).items():
             batches = batches_on(device, shards, transform, options.batch_size)
-            if can_fuse(batches[0].images, (options.size, options.size)):
+            if can_fuse(batches[0].images, Resampling((options.size, options.size))):
                 measure_kernel(output, transform, batches, options, device)
             else:
                 print(f"{output}: fused kernel: not measured: there is no Triton here")

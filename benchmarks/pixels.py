@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from common import describe_machine, in_turn
 
-from shardio.augment import pixels, pixels_torch
+from shardio.augment import pixels
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample import resample
 from shardio.augment.steps import Op, Sampling, Step, Steps
@@ -84,7 +84,7 @@ def pictures(count: int, size: int) -> torch.Tensor:
 def measure(name: str, steps: Steps, images: torch.Tensor, rounds: int) -> None:
     few = images[:8].clone(memory_format=torch.preserve_format)
     # The kernel changes its pictures again and again: most operations take as long for all of them.
-    ways = {"torch": way(lambda x: pixels_torch.run_steps(x, tuple(step_of_few(step) for step in steps)), few)}
+    ways = {"torch": way(lambda x: pixels.run_steps_by_torch(x, tuple(step_of_few(step) for step in steps)), few)}
     if kernel.AVAILABLE:
         ours = images.clone(memory_format=torch.preserve_format)
         ways["C"] = way(lambda x: pixels.run_steps(x, steps, native=True), ours)

@@ -32,13 +32,13 @@ from shardio.augment.colour import RandomPosterize as RandomPosterize
 from shardio.augment.colour import RandomSolarize as RandomSolarize
 from shardio.augment.description import from_dict as from_dict
 from shardio.augment.erasing import RandomErasing as RandomErasing
-from shardio.augment.foreign import PerSample as PerSample
 from shardio.augment.geometry import RandomAffine as RandomAffine
 from shardio.augment.geometry import RandomPerspective as RandomPerspective
 from shardio.augment.geometry import RandomRotation as RandomRotation
 from shardio.augment.geometry import VerticalFlip as VerticalFlip
 from shardio.augment.mix import CutMix as CutMix
 from shardio.augment.mix import Mixup as Mixup
+from shardio.augment.per_sample import PerSample as PerSample
 from shardio.augment.policies import AutoAugment as AutoAugment
 from shardio.augment.policies import RandAugment as RandAugment
 from shardio.augment.policies import TimmRandAugment as TimmRandAugment

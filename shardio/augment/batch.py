@@ -14,8 +14,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
-from shardio.augment.pixels import fused, normalized, run_steps
-from shardio.augment.resample import Interpolation, Statistics, resample
+from shardio.augment.pixels import run_steps
+from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, resample
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.augment.targets import Targets
 
@@ -180,26 +180,29 @@ class Batch:
             if self.statistics is not None:
                 images = normalized(images, self.statistics)
             return images if self.dtype is None else images.to(self.dtype)
-        size = self.size
-        boxes = self.region
+        boxes, how = self.region, self.resampling
         flips = np.zeros(len(self), bool) if self.flips is None else self.flips
         if images.is_cuda:
             from shardio.augment.resample_cuda import can_fuse, resample_fused  # Triton takes its time to import
 
-            how = (self.interpolation, self.antialias, self.statistics, self.dtype)
-            if can_fuse(images, size, *how):
-                return resample_fused(images, boxes, self.within or boxes, flips, size, *how)
+            if can_fuse(images, how):
+                return resample_fused(images, boxes, self.within or boxes, flips, how)
         images = resample(
             images,
             boxes,
             flips,
-            size,
+            how.size,
             self.interpolation,
             antialias=self.antialias,
             within=self.within,
             statistics=self.statistics,
         )
         return images if self.dtype is None else images.to(self.dtype)
+
+    @property
+    def resampling(self) -> Resampling:
+        """What boxes of `images` become. Raises ValueError if the images have several sizes."""
+        return Resampling(self.size, self.interpolation, self.antialias, self.statistics, self.dtype)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -219,3 +222,19 @@ class Batch:
 
 def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
     return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
+
+
+def fused(
+    images: torch.Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None
+) -> torch.Tensor | None:
+    """Returns what is left to be done to these images, all of it by kernels on CUDA; None where these cannot be had.
+
+    The images are only read. The result is in channels_last memory.
+    """
+    if not images.is_cuda:
+        return None
+    from shardio.augment.pixels_cuda import can_fuse, run_steps_fused  # Triton takes its time to import
+
+    if not can_fuse(images, steps, statistics, dtype):
+        return None
+    return run_steps_fused(images, steps, statistics=statistics, dtype=dtype)

@@ -20,7 +20,7 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Transform
 from shardio.augment.choice import RandomApply, RandomChoice, RandomOrder
-from shardio.augment.resample import filter_radius, make_spans, resample_windows
+from shardio.augment.resample import Resampling, make_spans, resample_windows
 from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
     AlternatingFlip,
@@ -104,10 +104,15 @@ class Cut:
     batch: Batch
     whole_lines: int = 0
 
-    @cached_property
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width of all results. Raises ValueError if they would have several sizes."""
-        return self.batch.size
+        return self.how.size
+
+    @cached_property
+    def how(self) -> Resampling:
+        """What the windows become. Raises ValueError if they would have several sizes."""
+        return self.batch.resampling
 
     @property
     def num_channels(self) -> int:
@@ -138,24 +143,14 @@ class Cut:
         for span, side in zip(spans, self.size, strict=True):
             start, length, low, high = span.T
             scale = length / side
-            reach = filter_radius(batch.interpolation) * (np.maximum(scale, 1) if batch.antialias else 1)
+            reach = self.how.radius * (np.maximum(scale, 1) if batch.antialias else 1)
             span[:, 2] = np.maximum(low, np.floor(start - reach))
             span[:, 3] = np.minimum(high, np.ceil(start + length + reach))
         return spans
 
     def resample(self, pixels: NDArray[np.uint8], some: slice, out: NDArray[Any]) -> None:
         """Computes the results of some of the pictures, (B, *size, C) of `dtype`, of their `windows`, uint8 (n,)."""
-        batch = self.batch
-        resample_windows(
-            pixels,
-            self.windows[some],
-            self._spans[:, some],
-            self._flips[some],
-            out,
-            batch.interpolation,
-            batch.antialias,
-            batch.statistics,
-        )
+        resample_windows(pixels, self.windows[some], self._spans[:, some], self._flips[some], out, self.how)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -181,9 +176,7 @@ class Cut:
         """Tells whether a CUDA device can resample such windows. The first time, this compiles a kernel."""
         from shardio.augment.resample_cuda import can_resample_packed
 
-        batch = self.batch
-        how = (self.size, batch.interpolation, batch.antialias, batch.statistics, batch.dtype)
-        return can_resample_packed(device, self._shape, *how)
+        return can_resample_packed(device, self._shape, self.how)
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -198,9 +191,7 @@ class Cut:
         """Does what `resampled` does, and casts the results, with `parameters` and `places` that are on the device."""
         from shardio.augment.resample_cuda import resample_packed
 
-        batch = self.batch
-        how = (self.size, batch.interpolation, batch.antialias, batch.statistics, batch.dtype)
-        return resample_packed(pixels, parameters, places, self._shape, *how)
+        return resample_packed(pixels, parameters, places, self._shape, self.how)
 
     def resampled(self, pixels: torch.Tensor) -> torch.Tensor:
         """Returns all results, (B, C, *size) in channels_last memory, of all windows, uint8 (n,) on the CPU: by as many

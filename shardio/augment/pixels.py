@@ -1,24 +1,41 @@
-"""The steps of a batch, and its normalising: by kernels on the CPU and on CUDA, or by operations of torch anywhere."""
+"""The steps of a batch: the definition of what each Op does to the pixels, by operations of torch on any device.
+
+On the CPU the kernel in C does the same, and on CUDA `shardio.augment.pixels_cuda`, within one grey level. Each
+operation of torch is applied at once to all images that have it. The host knows these, and never waits for the device.
+Arithmetic is float32, as torchvision's is for uint8 images.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment import pixels_torch
-from shardio.augment.resample import Statistics, affine_of
-from shardio.augment.resample import normalized as normalized_by_torch
-from shardio.augment.steps import Steps
+from shardio.augment.resample import to_device
+from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Steps
 from shardio.kernels import pixels as kernel
 from shardio.system.eager import is_recorded
 
+# Coordinates are whole numbers of this part of a pixel, so that all devices choose the same pixels.
+_BITS = 32
+_ONE = 1 << _BITS
+# Beyond every picture, and far from the limits of int64.
+_FAR = float(1 << 24)
+
+_GREY = (0.2989, 0.587, 0.114)
+
+_Operation = Callable[[Tensor, NDArray[np.float64]], Tensor]
+_Table = Callable[[NDArray[np.float32], NDArray[np.float64]], NDArray[np.floating]]
+
 
 def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) -> Tensor:
-    """Returns uint8 (B, C, H, W) in channels_last memory, to which each picture's steps have been done.
+    """Returns uint8 (B, C, H, W) in channels_last memory, to which each image's steps have been done.
 
     The caller gives `images` up: they may be changed in place, and may be what is returned. They are a fresh result of
-    `resample`, or a clone. With `native`, the kernel in C does it on the CPU, in as many threads as torch has. Each
+    `resample`, or a clone. With `native`, the kernel in C does it on the CPU, in as many threads as torch has. It
     raises ValueError, and changes nothing in its part of the batch, for values that an operation cannot take.
     """
     steps = tuple(step for step in steps if not step.does_nothing)
@@ -26,30 +43,307 @@ def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) 
         return images
     # torch.export records operations of torch, and no kernel of ours.
     if not native or images.device.type != "cpu" or is_recorded(images):
-        return pixels_torch.run_steps(images, steps)
+        return run_steps_by_torch(images, steps)
     pixels = images.detach().permute(0, 2, 3, 1).contiguous().numpy()
     kernel.run_steps(pixels, np.stack([step.codes for step in steps]), np.stack([step.values for step in steps]))
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def normalized(images: Tensor, statistics: Statistics, *, native: bool = kernel.AVAILABLE) -> Tensor:
-    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), as float32, in the memory format of `images`."""
-    is_last = images.is_contiguous(memory_format=torch.channels_last)
-    if not native or images.device.type != "cpu" or is_recorded(images) or not is_last:
-        return normalized_by_torch(images, statistics)
-    pixels = images.detach().permute(0, 2, 3, 1).numpy()
-    return torch.from_numpy(kernel.normalize(pixels, affine_of(statistics).numpy())).permute(0, 3, 1, 2)
+def run_steps_by_torch(images: Tensor, steps: Steps) -> Tensor:
+    """Returns uint8 (B, C, H, W), in the memory format of `images`, which are only read."""
+    images = images.clone()
+    for step in steps:
+        for code in np.unique(step.codes[step.codes != Op.NOTHING]):
+            chosen = np.flatnonzero(step.codes == code)
+            index = to_device(torch.from_numpy(chosen), images.device)
+            images[index] = _OPERATIONS[Op(int(code))](images[index], step.values[chosen])
+    return images
 
 
-def fused(images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None) -> Tensor | None:
-    """Returns what is left to be done to these images, all of it by kernels on CUDA; None where these cannot be had.
+def _numbers(values: NDArray[np.float64], device: torch.device) -> Tensor:
+    """Returns float32 (n, 1, 1, 1) of (n,)."""
+    return to_device(torch.from_numpy(values.astype(np.float32)), device)[:, None, None, None]
 
-    The images are only read. The result is in channels_last memory.
-    """
-    if not images.is_cuda:
-        return None
-    from shardio.augment.pixels_cuda import can_fuse, run_steps_fused  # Triton takes its time to import
 
-    if not can_fuse(images, steps, statistics, dtype):
-        return None
-    return run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
+def _to_bytes(x: Tensor) -> Tensor:
+    """Cuts down to whole grey levels."""
+    return x.clamp_(0, 255).to(torch.uint8)
+
+
+def _grey(x: Tensor) -> Tensor:
+    """Returns float32 (n, 1, H, W), whole grey levels. One channel is grey."""
+    if x.shape[1] == 1:
+        return x.float()
+    red, green, blue = x.float().unbind(1)
+    grey: Tensor = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2]).floor_()
+    return grey[:, None]
+
+
+def _blended(x: Tensor, other: Tensor, values: NDArray[np.float64]) -> Tensor:
+    """Returns x * factor + other * (1 - factor)."""
+    factor, rest = _numbers(values[:, 0], x.device), _numbers(1.0 - values[:, 0], x.device)
+    return _to_bytes(x.float() * factor + other * rest)
+
+
+def _contrast(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    return _blended(x, _grey(x).mean(dim=(1, 2, 3), keepdim=True), values)
+
+
+def _saturation(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    return x if x.shape[1] == 1 else _blended(x, _grey(x), values)
+
+
+def _hue(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    """Turns the hue, with the formulas of a cone of hue, saturation and value (Smith, "Color gamut transform pairs",
+    SIGGRAPH 1978)."""
+    if x.shape[1] == 1:
+        return x
+    red, green, blue = (x.float() / 255.0).unbind(1)
+    most, least = torch.maximum(torch.maximum(red, green), blue), torch.minimum(torch.minimum(red, green), blue)
+    chroma = most - least
+    divisor = torch.where(chroma == 0, 1.0, chroma)
+    sixths = torch.where(
+        most == red,
+        (green - blue) / divisor,
+        torch.where(most == green, 2.0 + (blue - red) / divisor, 4.0 + (red - green) / divisor),
+    )
+    hue = torch.remainder(sixths / 6.0 + _numbers(values[:, 0], x.device)[:, 0], 1.0)
+    # A channel falls from the most to the least, and rises again, along a third of the circle each.
+    channels = []
+    for phase in (5.0, 3.0, 1.0):
+        place = torch.remainder(phase + hue * 6.0, 6.0)
+        channels.append(most - chroma * torch.minimum(place, 4.0 - place).clamp_(0.0, 1.0))
+    return _to_bytes(torch.stack(channels, dim=1).mul_(255.999))
+
+
+def _sharpness(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    height, width = x.shape[2:]
+    if height <= 2 or width <= 2:
+        return x
+    sums = torch.zeros_like(x[:, :, 1:-1, 1:-1], dtype=torch.float32)
+    for down in range(3):
+        for right in range(3):
+            weight = 5.0 if down == right == 1 else 1.0
+            sums.add_(x[:, :, down : height - 2 + down, right : width - 2 + right].float(), alpha=weight / 13.0)
+    result = x.clone()
+    inner = x[:, :, 1:-1, 1:-1].float()
+    result[:, :, 1:-1, 1:-1] = _to_bytes(inner + (sums.round_() - inner) * _numbers(1.0 - values[:, 0], x.device))
+    return result
+
+
+def _looked_up(x: Tensor, levels: Tensor) -> Tensor:
+    """Replaces grey levels by those of `levels`, (n, C, 256)."""
+    return levels.gather(2, x.flatten(2).long()).reshape(x.shape)
+
+
+def _autocontrast(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    least, most = x.float().amin(dim=(2, 3), keepdim=True), x.float().amax(dim=(2, 3), keepdim=True)
+    flat = least == most
+    step = torch.where(flat, 1.0, (most - least) * (1.0 / 255))
+    return _to_bytes((x.float() - torch.where(flat, 0.0, least)) / step)
+
+
+def _equalize(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    flat = x.flatten(2).long()
+    counts = torch.zeros((*flat.shape[:2], 256), dtype=torch.int64, device=x.device)
+    counts.scatter_add_(2, flat, torch.ones_like(flat))
+    below = counts.cumsum(2)
+    brightest = counts.gather(2, flat.amax(dim=2, keepdim=True))
+    step = torch.div(flat.shape[2] - brightest, 255, rounding_mode="floor")
+    # Pillow's table: half a step more than the pixels below, divided by the step.
+    levels = torch.div(below - counts + step // 2, step.clamp(min=1), rounding_mode="floor").clamp_(0, 255)
+    same = torch.arange(256, device=x.device).expand_as(levels)
+    return _looked_up(x, torch.where(step == 0, same, levels).to(torch.uint8))
+
+
+def _grayscale(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    return _grey(x).to(torch.uint8).expand_as(x)
+
+
+def gaussian(sigmas: NDArray[np.float64], size: int) -> NDArray[np.float32]:
+    """Returns weights (n, size) whose sums are 1."""
+    squares = (np.arange(size) - size // 2) ** 2
+    weights = np.exp(-squares / (2.0 * sigmas[:, None] ** 2))
+    shares: NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares
+
+
+def _blur(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    result = x.float()
+    for axis, sizes, sigmas in ((3, values[:, 0], values[:, 2]), (2, values[:, 1], values[:, 3])):
+        size = int(sizes.max())
+        weights = np.zeros((len(x), size), np.float32)
+        for one in np.unique(sizes):  # pictures of one batch may come from two transforms
+            same, edge = sizes == one, (size - int(one)) // 2
+            weights[same, edge : edge + int(one)] = gaussian(sigmas[same], int(one))
+        reach = size // 2
+        places = torch.arange(-reach, x.shape[axis] + reach, device=x.device).abs()
+        places = torch.where(places >= x.shape[axis], 2 * x.shape[axis] - 2 - places, places)
+        padded = result.index_select(axis, places)
+        taps = to_device(torch.from_numpy(weights), x.device)
+        result = torch.zeros_like(result)
+        for tap in range(size):
+            part = padded.narrow(axis, tap, x.shape[axis])
+            result += part * taps[:, tap, None, None, None]
+    return _to_bytes(result.round_())
+
+
+def fixed_affine(values: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
+    """Returns (n, 2, 3): for column and row of the place that is read, how far it moves with each column and with each
+    row of the result, and where the first pixel reads."""
+    matrix = values[:, :6].reshape(-1, 2, 3)
+    limit = _FAR * np.array([1 / max(height, width), 1 / max(height, width), 1])
+    matrix = np.clip(matrix, -limit, limit)
+    steps = np.rint(matrix[:, :, :2] * _ONE).astype(np.int64)
+    first = np.rint((matrix[:, :, 0] / 2 + matrix[:, :, 1] / 2 + matrix[:, :, 2]) * _ONE).astype(np.int64)
+    return np.concatenate([steps, first[:, :, None]], axis=2)
+
+
+def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    """Reads the pixel (x, y) at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f)."""
+    fixed = to_device(torch.from_numpy(fixed_affine(values, *x.shape[2:])), x.device)
+    height, width = x.shape[2:]
+    across = torch.arange(width, device=x.device)
+    down = torch.arange(height, device=x.device)[:, None]
+    a, b, c = fixed[:, :, :, None, None].unbind(2)
+    places = a * across + b * down + c  # (n, 2, H, W)
+    return _sampled(x, places[:, 0], places[:, 1], values)
+
+
+def _perspective(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    """Divides an affine map by g (x + 1/2) + h (y + 1/2) + 1, as Pillow's perspective transform."""
+    exact = torch.float32 if x.device.type == "mps" else torch.float64
+    numbers = to_device(torch.from_numpy(values[:, :8].copy()).to(exact), x.device)[:, :, None, None].unbind(1)
+    a, b, c, d, e, f, g, h = numbers
+    across = torch.arange(x.shape[3], device=x.device).to(exact) + 0.5
+    down = (torch.arange(x.shape[2], device=x.device).to(exact) + 0.5)[:, None]
+    depth = g * across + h * down + 1.0
+    columns, rows = (
+        torch.nan_to_num(place / depth, nan=_FAR).clamp_(-_FAR, _FAR).mul_(_ONE).round_().long()
+        for place in (a * across + b * down + c, d * across + e * down + f)
+    )
+    return _sampled(x, columns, rows, values)
+
+
+def _sampled(x: Tensor, columns: Tensor, rows: Tensor, values: NDArray[np.float64]) -> Tensor:
+    """Returns the pictures read at these places, int64 (n, H, W) each."""
+    result = torch.empty_like(x)
+    kinds = values[:, SAMPLING_AT]
+    for kind in np.unique(kinds):
+        chosen = np.flatnonzero(kinds == kind)
+        index = to_device(torch.from_numpy(chosen), x.device)
+        fill = to_device(torch.from_numpy(values[chosen, FILL_AT : FILL_AT + x.shape[1]].astype(np.float32)), x.device)
+        sample = _SAMPLINGS[Sampling(int(kind))]
+        result[index] = sample(x[index], columns[index], rows[index], fill[:, :, None, None])
+    return result
+
+
+def _pixels_at(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    """Returns float32 (n, C, H, W): the pixels in these columns and rows, of which those at the edge go on outside."""
+    height, width = x.shape[2:]
+    flat = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+    index = flat.flatten(1)[:, None].expand(-1, x.shape[1], -1)
+    return x.flatten(2).gather(2, index).reshape(*x.shape[:2], *flat.shape[1:]).float()
+
+
+def _are_inside(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    return ((columns >= 0) & (columns < width) & (rows >= 0) & (rows < height))[:, None]
+
+
+def _fraction(places: Tensor) -> Tensor:
+    """Returns how far behind the pixel before them these places lie, float32 (n, 1, H, W), exactly."""
+    return ((places & (_ONE - 1)) >> (_BITS - 24)).float()[:, None] * 2.0**-24
+
+
+def _nearest(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
+    columns, rows = columns >> _BITS, rows >> _BITS
+    there = _pixels_at(x, columns, rows)
+    return _to_bytes(torch.where(_are_inside(x, columns, rows), there, torch.nan_to_num(fill)).round_())
+
+
+def _bilinear(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
+    columns, rows = columns - _ONE // 2, rows - _ONE // 2
+    right, low = _fraction(columns), _fraction(rows)
+    columns, rows = columns >> _BITS, rows >> _BITS
+    total = torch.zeros_like(x, dtype=torch.float32)
+    covered = torch.zeros_like(right)
+    for down, by_row in ((0, 1.0 - low), (1, low)):
+        for across, by_column in ((0, 1.0 - right), (1, right)):
+            place = columns + across, rows + down
+            weight = torch.where(_are_inside(x, *place), by_row * by_column, 0.0)
+            total += _pixels_at(x, *place) * weight
+            covered += weight
+    # With a fill, torchvision weighs what it has read twice; without one, it reads black outside.
+    filled = (total - fill) * covered + fill
+    return _to_bytes(torch.where(fill.isnan(), total, filled).round_())
+
+
+def _pillow_bilinear(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
+    return _as_pillow(x, columns, rows, fill, range(2), lambda a, b, t: a + (b - a) * t)
+
+
+def _pillow_bicubic(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
+    # Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -1: between b and c. What is
+    # the same everywhere stays so, however it is rounded.
+    def between(a: Tensor, b: Tensor, c: Tensor, d: Tensor, t: Tensor) -> Tensor:
+        return b + ((c - a) + (((a - b) * 2 + (c - d)) + ((b - a) + (d - c)) * t) * t) * t
+
+    return _as_pillow(x, columns, rows, fill, range(-1, 3), between)
+
+
+def _as_pillow(
+    x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor, taps: range, between: Callable[..., Tensor]
+) -> Tensor:
+    inside = _are_inside(x, columns >> _BITS, rows >> _BITS)
+    columns, rows = columns - _ONE // 2, rows - _ONE // 2
+    right, low = _fraction(columns), _fraction(rows)
+    columns, rows = columns >> _BITS, rows >> _BITS
+    line = [between(*(_pixels_at(x, columns + across, rows + down) for down in taps), low) for across in taps]
+    return _to_bytes(torch.where(inside, between(*line, right), torch.nan_to_num(fill)))
+
+
+_SAMPLINGS: dict[Sampling, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    Sampling.NEAREST: _nearest,
+    Sampling.BILINEAR: _bilinear,
+    Sampling.PILLOW_BILINEAR: _pillow_bilinear,
+    Sampling.PILLOW_BICUBIC: _pillow_bicubic,
+}
+
+
+# Operations that replace each grey level by another one, whatever the image is.
+_TABLES: dict[Op, _Table] = {
+    Op.BRIGHTNESS: lambda levels, values: levels * values[:, :1].astype(np.float32),
+    Op.POSTERIZE: lambda levels, values: np.floor(levels / 2.0 ** (8 - values[:, :1])) * 2.0 ** (8 - values[:, :1]),
+    Op.SOLARIZE: lambda levels, values: np.where(levels >= values[:, :1], 255 - levels, levels),
+    Op.SOLARIZE_ADD: lambda levels, values: np.where(levels < values[:, 1:2], levels + np.trunc(values[:, :1]), levels),
+    Op.INVERT: lambda levels, values: np.broadcast_to(255 - levels, (len(values), 256)),
+}
+TABLES = frozenset(_TABLES)
+
+
+def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
+    """Returns what one of TABLES makes of each grey level in each channel, (n, C, 256)."""
+    made = np.clip(_TABLES[op](np.arange(256, dtype=np.float32), values), 0, 255).astype(np.uint8)
+    return np.broadcast_to(made[:, None], (len(values), channels, 256)).copy()
+
+
+def _by_table(op: Op) -> _Operation:
+    return lambda x, values: _looked_up(x, to_device(torch.from_numpy(levels_by(op, values, x.shape[1])), x.device))
+
+
+_OPERATIONS: dict[Op, _Operation] = {
+    **{op: _by_table(op) for op in TABLES},
+    Op.CONTRAST: _contrast,
+    Op.SATURATION: _saturation,
+    Op.HUE: _hue,
+    Op.SHARPNESS: _sharpness,
+    Op.AUTOCONTRAST: _autocontrast,
+    Op.EQUALIZE: _equalize,
+    Op.GRAYSCALE: _grayscale,
+    Op.BLUR: _blur,
+    Op.AFFINE: _affine,
+    Op.PERSPECTIVE: _perspective,
+    Op.MIRROR: lambda x, values: x.flip(3),
+    Op.FLIP: lambda x, values: x.flip(2),
+}

@@ -4,7 +4,7 @@ Each program makes some pixels of one picture, by the operation that this pictur
 the same branch, and pictures with other operations cost no launch. A picture whose steps are few goes through the last
 launches unchanged. Operations that replace grey levels are tables. The host makes those that do not depend on the
 picture, and joins tables that follow each other; a kernel that counts grey levels makes the others, in one launch
-before the step. `shardio.augment.pixels_torch` is the definition: places are the same, grey levels within one. The last
+before the step. `shardio.augment.pixels` is the definition: places are the same, grey levels within one. The last
 launch normalises and casts as well.
 """
 
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.pixels_torch import TABLES, fixed_affine, gaussian, levels_by
+from shardio.augment.pixels import TABLES, fixed_affine, gaussian, levels_by
 from shardio.augment.resample import Statistics, affine_of, to_device
 from shardio.augment.steps import FILL_AT, Op, Step, Steps
 from shardio.augment.steps_cuda import MEASURED, ROOM_AT, TAPS_AT, VALUES_AT

@@ -1,29 +1,59 @@
-"""Policies: random manipulations of random magnitudes, for each picture its own. RandAugment, TrivialAugment and kin.
+"""Policies: random operations at random magnitudes, drawn for each image. RandAugment, TrivialAugment and others.
 
-Manipulations, magnitudes and their distributions are those of torchvision's classes of the same names; TimmRandAugment
-is the RandAugment that timm's configurations name.
+Operations, magnitudes and their distributions are those of torchvision's classes of the same names; TimmRandAugment is
+the RandAugment that timm's configurations name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, check_choice, check_fill, check_whole
-from shardio.augment.geometry import SAMPLINGS, Reading
-from shardio.augment.manipulations import manipulated
-from shardio.augment.steps import Sampling
+from shardio.augment.checks import Fill, check_choice, check_fill, check_whole, fill_of
+from shardio.augment.geometry import SAMPLINGS, Affine, Reading
+from shardio.augment.steps import FILL_AT, SAMPLING_AT, WARPS, Op, Sampling
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
+
+Values = Callable[[Floats, tuple[int, int]], Sequence[ArrayLike]]
+"""What an Op takes, from magnitudes, (n,), and the image's (height, width)."""
+
+
+class _Operation(NamedTuple):
+    op: Op
+    values: Values = lambda magnitudes, size: ()
+
+
+# By the names of papers and libraries. Magnitudes are in the operation's own unit: a slope, pixels, degrees, bits;
+# those of factors are the difference to 1.
+_OPERATIONS: dict[str, _Operation] = {
+    "Identity": _Operation(Op.NOTHING),
+    "ShearX": _Operation(Op.AFFINE, lambda m, size: Affine(b=m).values),
+    "ShearY": _Operation(Op.AFFINE, lambda m, size: Affine(d=m).values),
+    "TranslateX": _Operation(Op.AFFINE, lambda m, size: Affine(c=-m).values),
+    "TranslateY": _Operation(Op.AFFINE, lambda m, size: Affine(f=-m).values),
+    "Rotate": _Operation(Op.AFFINE, lambda m, size: Affine.about((size[1] / 2, size[0] / 2), angle=-m).values),
+    "Brightness": _Operation(Op.BRIGHTNESS, lambda m, size: (1 + m,)),
+    "Color": _Operation(Op.SATURATION, lambda m, size: (1 + m,)),
+    "Contrast": _Operation(Op.CONTRAST, lambda m, size: (1 + m,)),
+    "Sharpness": _Operation(Op.SHARPNESS, lambda m, size: (1 + m,)),
+    "Posterize": _Operation(Op.POSTERIZE, lambda m, size: (m,)),
+    "Solarize": _Operation(Op.SOLARIZE, lambda m, size: (m,)),
+    "SolarizeAdd": _Operation(Op.SOLARIZE_ADD, lambda m, size: (m, 128.0)),
+    "AutoContrast": _Operation(Op.AUTOCONTRAST),
+    "Equalize": _Operation(Op.EQUALIZE),
+    "Invert": _Operation(Op.INVERT),
+}
 
 _SIGNED = frozenset(
     {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness"}
@@ -38,21 +68,19 @@ _SPACE = (
 
 @dataclass(frozen=True)
 class _Bins:
-    """The magnitudes of a policy: `count` bins from nothing to the most."""
+    """The magnitudes of a policy: `count` bins from nothing to the maximum."""
 
     count: int
     shear: float = 0.3
-    translate: tuple[float, float] | None = None  # pixels; None: 150 of 331 of the size
+    translate: float | None = None  # pixels; None: 150 of 331 of the size
     rotate: float = 30.0
     factor: float = 0.9
-    bits: tuple[int, int] = (8, 4)
+    bits: int = 4  # that are left at the maximum
 
     def table(self, names: Sequence[str], size: tuple[int, int]) -> Floats:
-        """Returns the magnitudes of each manipulation, (names, bins)."""
-        height, width = size
-        right, down = self.translate or (150 / 331 * width, 150 / 331 * height)
+        """Returns the magnitudes of each operation, (names, bins)."""
+        down, right = (self.translate or 150 / 331 * side for side in size)
         up = np.linspace(0.0, 1.0, self.count)
-        most, least = self.bits
         magnitudes: dict[str, Floats] = {
             "ShearX": self.shear * up,
             "ShearY": self.shear * up,
@@ -60,7 +88,7 @@ class _Bins:
             "TranslateY": np.trunc(np.linspace(0, down, self.count, dtype=np.float32)).astype(np.float64),
             "Rotate": self.rotate * up,
             **dict.fromkeys(_COLOURS, self.factor * up),
-            "Posterize": np.rint(most - np.arange(self.count) / ((self.count - 1) / (most - least))),
+            "Posterize": np.rint(8 - np.arange(self.count) / ((self.count - 1) / (8 - self.bits))),
             # Divided last: a threshold that is a whole grey level must be so exactly.
             "Solarize": 255 * np.arange(self.count)[::-1] / (self.count - 1),
         }
@@ -69,7 +97,7 @@ class _Bins:
     def signed(
         self, names: Sequence[str], size: tuple[int, int], chosen: Numbers, bins: Numbers, sign: Floats
     ) -> Floats:
-        """Returns the magnitudes of these manipulations and bins; half of those that have a sign are negative."""
+        """Returns the magnitudes of these operations and bins. Half of those that have a sign are negative."""
         has_sign = np.array([name in _SIGNED for name in names])[chosen]
         magnitudes: Floats = self.table(names, size)[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1)
         return magnitudes
@@ -80,9 +108,58 @@ def _number(share: Floats, count: int) -> Numbers:
     return (share * count).astype(np.int64)
 
 
+class _Drawn(NamedTuple):
+    """One operation for each image: its number among the policy's names, and its magnitude, (B,) each."""
+
+    chosen: Numbers
+    magnitudes: Floats
+    applied: NDArray[np.bool_] | None = None  # None: all
+    readings: ArrayLike | None = None  # a Sampling, or (B,); None: the policy's `interpolation`
+
+
+class _Policy(Transform):
+    """Operations of `names`, one after the other."""
+
+    names: ClassVar[tuple[str, ...]]
+    readings: ClassVar[object] = Reading
+    interpolation: str
+    fill: Fill
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("interpolation", self.interpolation, self.readings)
+        check_fill(self.fill)
+
+    @abstractmethod
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+        """Yields one operation after the other."""
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        batch.check_channels(_OPERATIONS[name].op for name in self.names)
+        channels = batch.images.shape[1]
+        colour = np.array(fill_of(self.fill, channels))[:, None]
+        for drawn in self._draws(batch, purpose):
+            applied = np.ones(len(batch), bool) if drawn.applied is None else drawn.applied
+            readings = SAMPLINGS[self.interpolation] if drawn.readings is None else drawn.readings
+            codes = np.zeros(len(batch), np.uint8)
+            values = np.zeros((FILL_AT + channels, len(batch)))
+            for number in np.unique(drawn.chosen[applied]):
+                op, values_at = _OPERATIONS[self.names[number]]
+                mine = applied & (drawn.chosen == number)
+                codes[mine] = op
+                for place, value in enumerate(values_at(drawn.magnitudes[mine], batch.size)):
+                    values[place, mine] = value
+                if op in WARPS:
+                    values[SAMPLING_AT, mine] = np.broadcast_to(readings, len(batch))[mine]
+                    values[FILL_AT:, mine] = colour
+            batch = batch.stepped(codes, *values)
+        return batch
+
+
 @dataclass(frozen=True, repr=False)
-class RandAugment(Transform):
-    """`num_ops` random manipulations, one after the other, at bin `magnitude` of `num_magnitude_bins`.
+class RandAugment(_Policy):
+    """`num_ops` random operations, one after the other, at bin `magnitude` of `num_magnitude_bins`.
 
     Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
     """
@@ -93,32 +170,25 @@ class RandAugment(Transform):
     interpolation: Reading = "nearest"
     fill: Fill = None
 
+    names = ("Identity", *_SPACE)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("num_ops", self.num_ops, 0)
         check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
         check_whole("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
-        check_choice("interpolation", self.interpolation, Reading)
-        check_fill(self.fill)
 
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.unsquashed()
-        names = ("Identity", *_SPACE)
-        space = _Bins(self.num_magnitude_bins)
-        everywhere = np.ones(len(batch), bool)
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+        bins = np.full(len(batch), self.magnitude)
         for number in range(self.num_ops):
             which, sign = batch.draws.uniform(f"{purpose}/{number}", 2)
-            chosen = _number(which, len(names))
-            bins = np.full(len(batch), self.magnitude)
-            magnitudes = space.signed(names, batch.size, chosen, bins, sign)
-            reading = SAMPLINGS[self.interpolation]
-            batch = manipulated(batch, names, chosen, magnitudes, everywhere, reading, self.fill)
-        return batch
+            chosen = _number(which, len(self.names))
+            yield _Drawn(chosen, _Bins(self.num_magnitude_bins).signed(self.names, batch.size, chosen, bins, sign))
 
 
 @dataclass(frozen=True, repr=False)
-class TrivialAugmentWide(Transform):
-    """One random manipulation, at a random one of `num_magnitude_bins` magnitudes, which go far.
+class TrivialAugmentWide(_Policy):
+    """One random operation, at a random one of `num_magnitude_bins` magnitudes, which go far.
 
     Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
     """
@@ -127,25 +197,20 @@ class TrivialAugmentWide(Transform):
     interpolation: Reading = "nearest"
     fill: Fill = None
 
+    names = ("Identity", *_SPACE)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
-        check_choice("interpolation", self.interpolation, Reading)
-        check_fill(self.fill)
 
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.unsquashed()
-        names = ("Identity", *_SPACE)
-        which, bins, sign = batch.draws.uniform(purpose, 3)
-        space = _Bins(self.num_magnitude_bins, 0.99, (32.0, 32.0), 135.0, 0.99, (8, 2))
-        chosen = _number(which, len(names))
-        magnitudes = space.signed(names, batch.size, chosen, _number(bins, self.num_magnitude_bins), sign)
-        reading = SAMPLINGS[self.interpolation]
-        return manipulated(batch, names, chosen, magnitudes, np.ones(len(batch), bool), reading, self.fill)
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+        which, share, sign = batch.draws.uniform(purpose, 3)
+        chosen, bins = _number(which, len(self.names)), _number(share, self.num_magnitude_bins)
+        space = _Bins(self.num_magnitude_bins, 0.99, 32.0, 135.0, 0.99, 2)
+        yield _Drawn(chosen, space.signed(self.names, batch.size, chosen, bins, sign))
 
 
-# Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019, appendix: the
-# subpolicies, each of two manipulations with probability in tenths and magnitude, of 10 bins.
+# The appendix of the paper: subpolicies, each of two operations with probability in tenths and magnitude, of 10 bins.
 _LEARNT = {
     "imagenet": (
         "Posterize 4 8, Rotate 6 9; Solarize 6 5, AutoContrast 6 0; Equalize 8 0, Equalize 6 0; "
@@ -174,8 +239,8 @@ Learnt = Literal["imagenet", "cifar10"]
 
 
 @dataclass(frozen=True, repr=False)
-class AutoAugment(Transform):
-    """Two manipulations that were learnt for a dataset: one of 25 pairs for each picture, each with its probability.
+class AutoAugment(_Policy):
+    """Two operations that were learnt for a dataset: one of 25 pairs for each image, each with its probability.
 
     Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
     """
@@ -184,54 +249,52 @@ class AutoAugment(Transform):
     interpolation: Reading = "nearest"
     fill: Fill = None
 
+    names = ("Invert", *_SPACE)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("policy", self.policy, Learnt)
-        check_choice("interpolation", self.interpolation, Reading)
-        check_fill(self.fill)
 
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.unsquashed()
-        names = ("Invert", *_SPACE)
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
         pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNT[self.policy].split(";")]
         numbers = batch.draws.uniform(purpose, 5)
         pair = _number(numbers[0], len(pairs))
         for place, (whether, sign) in enumerate((numbers[1:3], numbers[3:5])):
-            chosen = np.array([names.index(parts[place][0]) for parts in pairs])[pair]
+            chosen = np.array([self.names.index(parts[place][0]) for parts in pairs])[pair]
             p, bins = (np.array([int(parts[place][at]) for parts in pairs])[pair] for at in (1, 2))
-            magnitudes = _Bins(10).signed(names, batch.size, chosen, bins, sign)
-            reading = SAMPLINGS[self.interpolation]
-            batch = manipulated(batch, names, chosen, magnitudes, whether * 10 < p, reading, self.fill)
-        return batch
+            yield _Drawn(chosen, _Bins(10).signed(self.names, batch.size, chosen, bins, sign), whether * 10 < p)
 
 
-# What timm calls its default set, whose magnitudes are shares of the most at level 10.
+# What timm calls its default set, whose magnitudes are shares of the maximum at level 10.
 _TIMM = (
     *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),
     *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY"),
 )
 
 
-@dataclass(frozen=True, repr=False)
-class TimmRandAugment(Transform):
-    """The RandAugment of a configuration of timm, as "rand-m9-mstd0.5-inc1": parts that are joined by hyphens.
+PillowReading = Literal["random", "bilinear", "bicubic"]
 
-    `m` is the level, from 0 to 10, by default 10; `mstd` the standard deviation of each one's noise, or above 100 for
-    uniform levels from 0 to `m`; `mmax` the most a level may be, by default 10; `n` the number of manipulations, by
-    default 2; `p` the probability of each, by default 0.5; `inc1` has all of them change the picture more as the level
-    rises. Pictures are read as Pillow does it, bilinear or bicubic by chance unless `interpolation` names one. Outside
-    of the picture lies `fill`, for which timm's training script takes the mean of the dataset. The `t` of timm, which
-    names another set of manipulations, is not supported.
+
+@dataclass(frozen=True, repr=False)
+class TimmRandAugment(_Policy):
+    """The RandAugment of a timm configuration such as "rand-m9-mstd0.5-inc1": parts joined by hyphens.
+
+    - `m`: the level, 0 to 10 (10). `mstd`: the standard deviation of its noise (0); above 100, levels are uniform from
+      0 to `m`. `mmax`: the maximum level (10).
+    - `n`: the number of operations (2). `p`: the probability of each (0.5).
+    - `inc1`: a higher level always changes the image more. `t`, another set of operations, is not supported.
+    - `interpolation`: Pillow's; "random" chooses one for each image. `fill`: timm's script uses the dataset's mean.
     """
 
     config: str = "rand-m9-mstd0.5-inc1"
-    interpolation: Literal["random", "bilinear", "bicubic"] = "random"
+    interpolation: PillowReading = "random"
     fill: Fill = (124, 116, 104)
+
+    names = _TIMM
+    readings = PillowReading
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("interpolation", self.interpolation, Literal["random", "bilinear", "bicubic"])
-        check_fill(self.fill)
         if self.fill is None:
             raise ValueError("fill must be a grey level, or one for each channel; found None")
         _ = self._parts
@@ -254,8 +317,7 @@ class TimmRandAugment(Transform):
             )
         return values
 
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.unsquashed()
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
         parts = self._parts
         for number in range(int(parts["n"])):
             which, whether, sign, reading, share = batch.draws.uniform(f"{purpose}/{number}", 5)
@@ -267,14 +329,13 @@ class TimmRandAugment(Transform):
             chosen = _number(which, len(_TIMM))
             table = self._magnitudes(levels / 10, np.where(sign > 0.5, -1.0, 1.0), batch.size)
             magnitudes = np.stack([table.get(name, levels) for name in _TIMM])[chosen, np.arange(len(batch))]
-            readings = {"bilinear": Sampling.PILLOW_BILINEAR, "bicubic": Sampling.PILLOW_BICUBIC}
-            by_chance = np.where(reading < 0.5, readings["bilinear"], readings["bicubic"])
-            kind: ArrayLike = readings.get(self.interpolation, by_chance)
-            batch = manipulated(batch, _TIMM, chosen, magnitudes, whether < parts["p"], kind, self.fill)
-        return batch
+            bilinear, bicubic = Sampling.PILLOW_BILINEAR, Sampling.PILLOW_BICUBIC
+            by_chance = np.where(reading < 0.5, bilinear, bicubic)
+            readings = {"bilinear": bilinear, "bicubic": bicubic}.get(self.interpolation, by_chance)
+            yield _Drawn(chosen, magnitudes, whether < parts["p"], readings)
 
     def _magnitudes(self, shares: Floats, sign: Floats, size: tuple[int, int]) -> dict[str, Floats]:
-        """Returns the magnitudes at these shares of the most, (B,) each."""
+        """Returns the magnitudes at these shares of the maximum, (B,) each."""
         increasing = bool(self._parts["inc"])
         bits, threshold = np.floor(4 * shares), np.minimum(256, np.floor(256 * shares))
         factor = np.maximum(0.1, 1 + 0.9 * shares * sign) if increasing else 1.8 * shares + 0.1

@@ -7,6 +7,7 @@ columns and the lines one after the other. Boxes need not be whole pixels, as th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
+from shardio.kernels import pixels as pixels_kernel
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
 from shardio.order.windows import Windows
@@ -23,7 +25,29 @@ Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of pixels from 0 to 1."""
 
-# What torch's operations may take for pictures that they do at once.
+
+@dataclass(frozen=True)
+class Resampling:
+    """What boxes of images become: images of `size`, height and width, normalized by `statistics`, cast to `dtype`."""
+
+    size: tuple[int, int]
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    statistics: Statistics | None = None
+    dtype: torch.dtype | None = None
+
+    @property
+    def made(self) -> torch.dtype:
+        """The dtype of the result: float32 if it is normalized and not cast."""
+        return self.dtype or (torch.uint8 if self.statistics is None else torch.float32)
+
+    @property
+    def radius(self) -> float:
+        """How far the filter reaches, in pixels of the larger of both images."""
+        return 2.0 if self.interpolation == "bicubic" else 1.0
+
+
+# What torch's operations may take for images that they do at once.
 _MOST_NBYTES = 256 << 20
 # Rounding may put a box beyond its limits by this share of a pixel.
 _SLACK = 1e-6
@@ -49,21 +73,19 @@ def resample(
     threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
+    how = Resampling(size, interpolation, antialias, statistics)
     # torch.export records operations of torch, and no kernel of ours.
     if native and images.device.type == "cpu" and not is_recorded(images):
-        return _resample_natively(images, spans, flips, size, interpolation, antialias, statistics)
+        return _resample_natively(images, spans, flips, how)
     nbytes = _nbytes_of_a_picture(images, size)
     # What is recorded holds for batches of any size.
     if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
-        return _resample_by_torch(images, spans, flips, size, interpolation, antialias, statistics)
-    made = torch.uint8 if statistics is None else torch.float32
-    out = torch.empty((len(images), *size, images.shape[1]), dtype=made, device=images.device).permute(0, 3, 1, 2)
+        return _resample_by_torch(images, spans, flips, how)
+    out = torch.empty((len(images), *size, images.shape[1]), dtype=how.made, device=images.device).permute(0, 3, 1, 2)
     many = max(_MOST_NBYTES // nbytes, 1)
     for first in range(0, len(images), many):
         some = slice(first, first + many)
-        out[some] = _resample_by_torch(
-            images[some], spans[:, some], flips[some], size, interpolation, antialias, statistics
-        )
+        out[some] = _resample_by_torch(images[some], spans[:, some], flips[some], how)
     return out
 
 
@@ -75,19 +97,13 @@ def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
 
 
 def _resample_by_torch(
-    images: torch.Tensor,
-    spans: NDArray[np.float64],
-    flips: NDArray[np.bool_],
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
+    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
     rows, columns = (
-        _weights(there, _most_taps(span, side, interpolation, antialias), limit, side, interpolation, antialias)
-        for span, limit, side in zip(spans, images.shape[2:], size, strict=True)
+        _weights(there, _most_taps(span, side, how), limit, side, how)
+        for span, limit, side in zip(spans, images.shape[2:], how.size, strict=True)
         for there in [to_device(torch.from_numpy(span).to(exact), images.device)]
     )
     mirrored = to_device(torch.from_numpy(flips), images.device)
@@ -98,7 +114,7 @@ def _resample_by_torch(
         lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
         result = torch.einsum("byh,bhxc->byxc", rows, lines)
     grey = result.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(0, 3, 1, 2)
-    return grey if statistics is None else normalized(grey, statistics)
+    return grey if how.statistics is None else normalized(grey, how.statistics, native=False)
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
@@ -107,8 +123,12 @@ def affine_of(statistics: Statistics) -> torch.Tensor:
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
 
-def normalized(images: torch.Tensor, statistics: Statistics) -> torch.Tensor:
-    """Returns (x / 255 - mean) / std of uint8 images, as float32."""
+def normalized(images: torch.Tensor, statistics: Statistics, *, native: bool = pixels_kernel.AVAILABLE) -> torch.Tensor:
+    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), as float32, in the memory format of `images`."""
+    is_last = images.is_contiguous(memory_format=torch.channels_last)
+    if native and images.device.type == "cpu" and is_last and not is_recorded(images):
+        pixels = images.detach().permute(0, 2, 3, 1).numpy()
+        return torch.from_numpy(pixels_kernel.normalize(pixels, affine_of(statistics).numpy())).permute(0, 3, 1, 2)
     factor, offset = to_device(affine_of(statistics), images.device)[:, :, None, None]
     # Rounded after the product, as the kernels in C do it.
     return images.to(torch.float32).mul_(factor).add_(offset)
@@ -142,24 +162,16 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
 
 
 def _resample_natively(
-    images: torch.Tensor,
-    spans: NDArray[np.float64],
-    flips: NDArray[np.bool_],
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
+    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     count, height, width, channels = pixels.shape
     none = np.zeros(count, np.int64)
     whole = Windows.alike(height, width, none, none)
-    out = np.empty((count, *size, channels), np.uint8 if statistics is None else np.float32)
+    out = np.empty((count, *how.size, channels), np.uint8 if how.statistics is None else np.float32)
 
     def work(some: slice) -> None:
-        resample_windows(
-            pixels[some], whole[some], spans[:, some], flips[some], out[some], interpolation, antialias, statistics
-        )
+        resample_windows(pixels[some], whole[some], spans[:, some], flips[some], out[some], how)
 
     in_slices(count, work)
     return torch.from_numpy(out).permute(0, 3, 1, 2)
@@ -171,52 +183,41 @@ def resample_windows(
     spans: NDArray[np.float64],
     flips: NDArray[np.bool_],
     out: NDArray[Any],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
+    how: Resampling,
 ) -> None:
-    """Does what `resample` does, by the native kernel in this thread, for pictures of which there are windows only.
+    """Does what `resample` does, by the native kernel in this thread, for images of which there are windows only.
 
     `pixels` are these, one after the other. `spans` are those of `make_spans`, with limits inside of the windows. `out`
-    is uint8 (B, *size, C), or float32 with `statistics`. Raises IndexError for a box that is not inside its window.
+    is uint8 (B, *size, C), or float32 with statistics. Raises IndexError for a box that is not inside its window.
     """
-    sides = (windows.tops, windows.lefts, windows.heights, windows.widths)
-    affine = None if statistics is None else affine_of(statistics).numpy()
-    cubic = interpolation == "bicubic"
-    kernel.resample_windows(
-        pixels, np.stack(sides, axis=1), spans, flips, out, affine, cubic=cubic, antialias=antialias
-    )
+    sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
+    affine = None if how.statistics is None else affine_of(how.statistics).numpy()
+    cubic = how.interpolation == "bicubic"
+    kernel.resample_windows(pixels, sides, spans, flips, out, affine, cubic=cubic, antialias=how.antialias)
 
 
-def filter_radius(interpolation: Interpolation) -> float:
-    return 2.0 if interpolation == "bicubic" else 1.0
+def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
+    """Returns at least the number of inputs that any output of these images is made of."""
+    largest = float(spans[:, 1].max(initial=0)) / size
+    return int(2 * how.radius * (max(largest, 1.0) if how.antialias else 1.0)) + 2
 
 
-def _most_taps(spans: NDArray[np.float64], size: int, interpolation: Interpolation, antialias: bool) -> int:
-    """Returns at least the number of inputs that any output of these pictures is made of."""
-    most = float(spans[:, 1].max(initial=0)) / size
-    return int(2 * filter_radius(interpolation) * (max(most, 1.0) if antialias else 1.0)) + 2
-
-
-def _weights(
-    spans: torch.Tensor, taps: int, limit: int, size: int, interpolation: Interpolation, antialias: bool
-) -> torch.Tensor:
+def _weights(spans: torch.Tensor, taps: int, limit: int, size: int, how: Resampling) -> torch.Tensor:
     """Returns the weights of all inputs for each output of each picture along one axis: float32 (B, size, limit).
 
     With `antialias`, as in Pillow, the filter is as wide as what it shrinks, and it leaves out pixels outside of its
     limits. Without, as in torch, the pixels at the edge are repeated outside.
     """
     starts, lengths, low, high = (values[:, None] for values in spans.unbind(1))
-    radius = filter_radius(interpolation)
     scale = lengths / size
-    stretch = scale.clamp(min=1.0) if antialias else torch.ones_like(scale)
+    stretch = scale.clamp(min=1.0) if how.antialias else torch.ones_like(scale)
     centres = starts + (torch.arange(size, device=spans.device) + 0.5) * scale
-    firsts = torch.floor(centres - radius * stretch + 0.5)
-    lasts = torch.floor(centres + radius * stretch + 0.5)
+    firsts = torch.floor(centres - how.radius * stretch + 0.5)
+    lasts = torch.floor(centres + how.radius * stretch + 0.5)
     places = firsts[:, :, None] + torch.arange(taps, device=spans.device)
-    weights = _filter((places + 0.5 - centres[:, :, None]) / stretch[:, :, None], interpolation, antialias)
+    weights = _filter((places + 0.5 - centres[:, :, None]) / stretch[:, :, None], how)
     weights = weights * (places < lasts[:, :, None])
-    if antialias:
+    if how.antialias:
         weights = weights * ((places >= low[:, :, None]) & (places < high[:, :, None]))
     weights = torch.nan_to_num(weights / weights.sum(dim=2, keepdim=True))
     places = torch.minimum(torch.maximum(places, low[:, :, None]), high[:, :, None] - 1).long()
@@ -224,12 +225,12 @@ def _weights(
     return dense.scatter_add_(2, places, weights.to(torch.float32))
 
 
-def _filter(x: torch.Tensor, interpolation: Interpolation, antialias: bool) -> torch.Tensor:
+def _filter(x: torch.Tensor, how: Resampling) -> torch.Tensor:
     x = x.abs()
-    if interpolation == "bilinear":
+    if how.interpolation == "bilinear":
         return (1.0 - x).clamp(min=0.0)
     # Keys, "Cubic convolution interpolation for digital image processing", 1981.
-    a = -0.5 if antialias else -0.75
+    a = -0.5 if how.antialias else -0.75
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
-from shardio.augment.resample import Interpolation, Statistics, affine_of, filter_radius, make_spans, to_device
+from shardio.augment.resample import Resampling, affine_of, make_spans, to_device
 from shardio.errors import printable
 from shardio.system.eager import is_recorded, warn_caller
 
@@ -40,41 +40,32 @@ _MOST_PIXELS = 1 << 30
 _MOST_PROGRAMS = (1 << 31) - 1
 
 
-def can_fuse(
-    images: torch.Tensor,
-    size: tuple[int, int],
-    interpolation: Interpolation = "bilinear",
-    antialias: bool = True,
-    statistics: Statistics | None = None,
-    dtype: torch.dtype | None = None,
-) -> bool:
+def can_fuse(images: torch.Tensor, how: Resampling) -> bool:
     """Tells whether `resample_fused` can make this of these images."""
-    if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images, size):
+    if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images, how.size):
         return False
-    channels, width = images.shape[1], images.shape[3]
-    taps = _kept_taps(_most_taps(width, size[1], interpolation, antialias))
-    made = _made(statistics, dtype)
-    return _works(images.device, channels, taps, interpolation, antialias, statistics is not None, made)
+    return _works(images.device, *_variant(images.shape[1], images.shape[3], how), packed=False)
 
 
 def _fits(images: torch.Tensor, size: tuple[int, int]) -> bool:
     count, channels, height, width = images.shape
     most = max(height * width, size[0] * size[1]) * channels
     fits = images.numel() > 0 and min(size) > 0 and channels <= _MOST_CHANNELS and most < _MOST_PIXELS
-    return fits and count * _programs_of_a_picture(size, channels) <= _MOST_PROGRAMS
+    return fits and count * _programs_of_an_image(size, channels) <= _MOST_PROGRAMS
 
 
-def _programs_of_a_picture(size: tuple[int, int], channels: int) -> int:
+def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
     return -(-size[0] // (_ROWS * _PASSES)) * -(-size[1] * channels // _LANES)
 
 
-def _most_taps(width: int, out_width: int, interpolation: Interpolation, antialias: bool) -> int:
+def _most_taps(width: int, how: Resampling) -> int:
     """Returns at least the number of stored pixels of a line that any pixel of the output is made of.
 
-    It depends on sizes, not on boxes: a training on pictures of one size has one kernel.
+    It depends on sizes, not on boxes: a training on images of one size has one kernel.
     """
-    radius = filter_radius(interpolation)
-    return min(math.ceil(2 * radius * max(width / out_width, 1.0)), width) if antialias else int(2 * radius)
+    if not how.antialias:
+        return int(2 * how.radius)
+    return min(math.ceil(2 * how.radius * max(width / how.size[1], 1.0)), width)
 
 
 def _kept_taps(taps: int) -> int:
@@ -82,34 +73,25 @@ def _kept_taps(taps: int) -> int:
     return taps if taps <= _MOST_KEPT else 0
 
 
-def _made(statistics: Statistics | None, dtype: torch.dtype | None) -> torch.dtype:
-    return dtype or (torch.uint8 if statistics is None else torch.float32)
+def _variant(channels: int, width: int, how: Resampling) -> tuple[int, int, Resampling]:
+    """Returns channels, taps, and the least work for which a launch compiles the kernel that these images take.
+
+    Sizes are no part of the kernel.
+    """
+    statistics = None if how.statistics is None else ((0.5,) * channels, (0.5,) * channels)
+    small = Resampling((2, 1 if how.antialias else 2), how.interpolation, how.antialias, statistics, how.made)
+    return channels, _kept_taps(_most_taps(width, how)), small
 
 
 @cache
-def _works(
-    device: torch.device,
-    channels: int,
-    taps: int,
-    interpolation: Interpolation,
-    antialias: bool,
-    normalizes: bool,
-    made: torch.dtype,
-    packed: bool = False,
-) -> bool:
-    """Tries once whether Triton can make this kernel for this device. It needs a C compiler, for one thing.
-
-    What is compiled here is what the batch takes: its sizes are no part of the kernel.
-    """
+def _works(device: torch.device, channels: int, taps: int, small: Resampling, *, packed: bool) -> bool:
+    """Tries once whether Triton can make this kernel for this device. It needs a C compiler, for one thing."""
     try:
         width = taps or _MOST_KEPT + 1
-        size = (2, 1 if antialias else 2)
         images = torch.zeros(1, channels, 2, width, dtype=torch.uint8, device=device)
         whole, upright = Boxes.whole(1, 2, width), np.zeros(1, bool)
-        statistics = ((0.5,) * channels, (0.5,) * channels) if normalizes else None
-        how = (size, interpolation, antialias, statistics, made, taps, width)
-        launched = _launch(images, whole, whole, upright, *how, packed=packed)
-        assert launched.dtype == made
+        launched = _launch(images, whole, whole, upright, small, taps, width, packed=packed)
+        assert launched.dtype == small.made
     except Exception as error:
         text = f"Triton does not work on {device}: images are resampled by torch's operations, which is slower: {error}"
         warn_caller(printable(text))
@@ -131,6 +113,66 @@ if triton is not None:
         """The weight of a pixel. Those that the filter does not reach have none."""
         weight = _filter((at + 0.5 - centre) * shrink, A, CUBIC)
         return tl.where((at >= low) & (at < high), weight, 0.0) if ANTIALIAS else weight
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _total(  # type: ignore[no-untyped-def]
+        first,
+        centre,
+        shrink,
+        low,
+        high,
+        most_taps,
+        A: tl.constexpr,
+        TAPS: tl.constexpr,
+        CUBIC: tl.constexpr,
+        ANTIALIAS: tl.constexpr,
+        LANES: tl.constexpr,
+    ):
+        """Returns the sum of the weights along a line."""
+        total = tl.zeros([LANES], tl.float32)
+        if TAPS:
+            for t in tl.static_range(TAPS):
+                total += _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
+        else:
+            for t in range(most_taps):
+                total += _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
+        return total
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _filtered(  # type: ignore[no-untyped-def]
+        line,
+        first,
+        centre,
+        shrink,
+        share,
+        low,
+        high,
+        channel,
+        most_taps,
+        A: tl.constexpr,
+        CHANNELS: tl.constexpr,
+        TAPS: tl.constexpr,
+        CUBIC: tl.constexpr,
+        ANTIALIAS: tl.constexpr,
+        LANES: tl.constexpr,
+    ):
+        """Returns what a stored line becomes along the line. What depends on TAPS alone is moved out of the loops."""
+        begin = first.to(tl.int32) * CHANNELS + channel
+        grey = tl.zeros([LANES], tl.float32)
+        if TAPS:
+            for t in tl.static_range(TAPS):
+                weight = _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
+                place = line + begin + t * CHANNELS  # with `t` as a constant of the load
+                if not ANTIALIAS:  # the pixel at the edge is repeated outside
+                    column = tl.minimum(tl.maximum(first + t, low), high - 1).to(tl.int32)
+                    place = line + column * CHANNELS + channel
+                grey = tl.fma(tl.load(place).to(tl.float32), weight * share, grey)
+        else:
+            for t in range(most_taps):
+                weight = _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
+                pixel = tl.load(line + begin + t * CHANNELS).to(tl.float32)
+                grey = tl.fma(pixel, weight * share, grey)
+        return grey
 
     @triton.jit(do_not_specialize=["height", "width", "out_height", "out_width", "most_taps"])  # type: ignore[untyped-decorator]
     def _resample(  # type: ignore[no-untyped-def]
@@ -154,7 +196,7 @@ if triton is not None:
         PASSES: tl.constexpr,
         LANES: tl.constexpr,
     ):
-        """Makes ROWS * PASSES lines of a tile. The compiler moves what depends on TAPS alone out of the loops."""
+        """Makes ROWS * PASSES lines of a tile."""
         A: tl.constexpr = -0.5 if ANTIALIAS else -0.75
         RADIUS: tl.constexpr = 2 if CUBIC else 1
         tiles = tl.cdiv(out_width * CHANNELS, LANES)
@@ -178,15 +220,8 @@ if triton is not None:
         first = tl.floor(centre - RADIUS * stretch + 0.5)
         if ANTIALIAS:  # All taps are read, also those without a weight: none may lie beside the line.
             first = tl.minimum(tl.maximum(first, 0.0), (width - most_taps).to(tl.float32))
-        total = tl.zeros([LANES], tl.float32)
-        if TAPS:
-            for t in tl.static_range(TAPS):
-                total += _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
-        else:
-            for t in range(most_taps):
-                total += _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
+        total = _total(first, centre, shrink, low_x, high_x, most_taps, A, TAPS, CUBIC, ANTIALIAS, LANES)
         share = 1 / tl.where(total == 0, 1.0, total)
-        begin = first.to(tl.int32) * CHANNELS + channel
         if PACKED:
             image = images + tl.load(places + 2 * picture)
             stride = tl.load(places + 2 * picture + 1).to(tl.int32)
@@ -212,20 +247,23 @@ if triton is not None:
             for row in range(low.to(tl.int32), high.to(tl.int32)):
                 at = row + 0.0
                 line = image + tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32) * stride
-                grey = tl.zeros([LANES], tl.float32)
-                if TAPS:
-                    for t in tl.static_range(TAPS):
-                        weight = _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
-                        place = line + begin + t * CHANNELS  # with `t` as a constant of the load
-                        if not ANTIALIAS:  # the pixel at the edge is repeated outside
-                            column = tl.minimum(tl.maximum(first + t, low_x), high_x - 1).to(tl.int32)
-                            place = line + column * CHANNELS + channel
-                        grey = tl.fma(tl.load(place).to(tl.float32), weight * share, grey)
-                else:
-                    for t in range(most_taps):
-                        weight = _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
-                        pixel = tl.load(line + begin + t * CHANNELS).to(tl.float32)
-                        grey = tl.fma(pixel, weight * share, grey)
+                grey = _filtered(
+                    line,
+                    first,
+                    centre,
+                    shrink,
+                    share,
+                    low_x,
+                    high_x,
+                    channel,
+                    most_taps,
+                    A,
+                    CHANNELS,
+                    TAPS,
+                    CUBIC,
+                    ANTIALIAS,
+                    LANES,
+                )
                 weights = _filter((at + 0.5 - centres) * shrink_y, A, CUBIC)
                 sums = tl.fma(weights[:, None], grey[None, :], sums)
                 totals += weights
@@ -248,71 +286,40 @@ if triton is not None:
 
 
 def resample_fused(
-    images: torch.Tensor,
-    boxes: Boxes,
-    within: Boxes,
-    flips: NDArray[np.bool_],
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
-    dtype: torch.dtype | None,
+    images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
-    """Does what `resample` does, and casts the result to `dtype`, without waiting for the device.
+    """Does what `resample` does, and casts the result, without waiting for the device.
 
-    Returns (B, C, *size) in channels_last memory: of `dtype`, or else float32 if normalised, or else uint8. Raises
-    IndexError as `resample` does.
+    Returns (B, C, *size) in channels_last memory. Raises IndexError as `resample` does.
     """
-    most = _most_taps(images.shape[3], size[1], interpolation, antialias)
-    made = _made(statistics, dtype)
-    taps = _kept_taps(most)
-    return _launch(images, boxes, within, flips, size, interpolation, antialias, statistics, made, taps, most)
+    most = _most_taps(images.shape[3], how)
+    return _launch(images, boxes, within, flips, how, _kept_taps(most), most)
 
 
 def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Returns what the kernel is told of each picture, (B, 9), by the spans of `make_spans`."""
+    """Returns what the kernel is told of each image, (B, 9), by the spans of `make_spans`."""
     return np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
 
 
 def resample_packed(
-    pixels: torch.Tensor,
-    parameters: torch.Tensor,
-    places: torch.Tensor,
-    shape: tuple[int, int, int],
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
-    dtype: torch.dtype | None,
+    pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor, shape: tuple[int, int, int], how: Resampling
 ) -> torch.Tensor:
-    """Does what `resample_fused` does, of windows of pictures, uint8 (n,), with `cut.margin_of` bytes around them.
+    """Does what `resample_fused` does, of windows of images, uint8 (n,), with `cut.margin_of` bytes around them.
 
-    The pictures have `shape`, height, width and channels. `parameters` are those of `parameters_of`. `places`, int64
-    (B, 2), are the first byte of each picture, which need not be there, and the bytes of a line of its window.
+    The images have `shape`, height, width and channels. `parameters` are those of `parameters_of`. `places`, int64
+    (B, 2), are the first byte of each image, which need not be there, and the bytes of a line of its window.
     """
-    most = _most_taps(shape[1], size[1], interpolation, antialias)
-    made, taps = _made(statistics, dtype), _kept_taps(most)
-    how = (size, interpolation, antialias, statistics, made, taps, most)
-    return _launch_of(pixels, parameters, places, shape, *how)
+    most = _most_taps(shape[1], how)
+    return _launch_of(pixels, parameters, places, shape, how, _kept_taps(most), most)
 
 
-def can_resample_packed(
-    device: torch.device,
-    shape: tuple[int, int, int],
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
-    dtype: torch.dtype | None,
-) -> bool:
-    """Tells whether `resample_packed` can make this of pictures of this shape."""
+def can_resample_packed(device: torch.device, shape: tuple[int, int, int], how: Resampling) -> bool:
+    """Tells whether `resample_packed` can make this of images of this shape."""
     height, width, channels = shape
-    picture = torch.empty((1, channels, height, width), dtype=torch.uint8, device="meta")
-    if device.type != "cuda" or triton is None or not _fits(picture, size):
+    image = torch.empty((1, channels, height, width), dtype=torch.uint8, device="meta")
+    if device.type != "cuda" or triton is None or not _fits(image, how.size):
         return False
-    taps = _kept_taps(_most_taps(width, size[1], interpolation, antialias))
-    made = _made(statistics, dtype)
-    return _works(device, channels, taps, interpolation, antialias, statistics is not None, made, packed=True)
+    return _works(device, *_variant(channels, width, how), packed=True)
 
 
 def _launch(
@@ -320,11 +327,7 @@ def _launch(
     boxes: Boxes,
     within: Boxes,
     flips: NDArray[np.bool_],
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
-    made: torch.dtype,
+    how: Resampling,
     taps: int,
     most_taps: int,
     *,
@@ -339,8 +342,7 @@ def _launch(
         nbytes, line = height * width * channels, width * channels
         numbers = np.array([(number * nbytes, line) for number in range(count)], np.int64)
         places = to_device(torch.from_numpy(numbers), images.device)
-    how = (size, interpolation, antialias, statistics, made, taps, most_taps)
-    return _launch_of(pixels, parameters, places, (height, width, channels), *how)
+    return _launch_of(pixels, parameters, places, (height, width, channels), how, taps, most_taps)
 
 
 def _launch_of(
@@ -348,21 +350,18 @@ def _launch_of(
     parameters: torch.Tensor,
     places: torch.Tensor | None,
     shape: tuple[int, int, int],
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    antialias: bool,
-    statistics: Statistics | None,
-    made: torch.dtype,
+    how: Resampling,
     taps: int,
     most_taps: int,
 ) -> torch.Tensor:
     count, (height, width, channels) = len(parameters), shape
     affine = parameters  # the kernel does not read it
-    if statistics is not None:
-        affine = _affine_on(pixels.device, tuple(statistics[0]), tuple(statistics[1]))
-    out = torch.empty((count, *size, channels), dtype=made, device=pixels.device)
+    if how.statistics is not None:
+        mean, std = how.statistics
+        affine = _affine_on(pixels.device, tuple(mean), tuple(std))
+    out = torch.empty((count, *how.size, channels), dtype=how.made, device=pixels.device)
     with torch.cuda.device(pixels.device if pixels.is_cuda else -1):  # -1: where it is interpreted
-        _resample[(count * _programs_of_a_picture(size, channels),)](
+        _resample[(count * _programs_of_an_image(how.size, channels),)](
             pixels,
             out,
             parameters,
@@ -370,13 +369,13 @@ def _launch_of(
             affine,
             height,
             width,
-            *size,
+            *how.size,
             most_taps,
             channels,
             taps,
-            interpolation == "bicubic",
-            antialias,
-            statistics is not None,
+            how.interpolation == "bicubic",
+            how.antialias,
+            how.statistics is not None,
             places is not None,
             _ROWS,
             _PASSES,

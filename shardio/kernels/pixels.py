@@ -1,6 +1,6 @@
 """Steps of color and geometry on a batch, and its normalization: _pixels.c, in as many threads as torch has.
 
-shardio.augment.pixels_torch defines the results by operations of torch.
+shardio.augment.pixels defines the results by operations of torch.
 """
 
 from __future__ import annotations

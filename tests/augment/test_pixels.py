@@ -13,7 +13,8 @@ from drawn_steps import NAN, drawn_step, pictures
 from numpy.typing import NDArray
 from pictures import as_batch, psnr, random_picture
 
-from shardio.augment import pixels, pixels_torch
+from shardio.augment import pixels
+from shardio.augment.resample import normalized
 from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
 from shardio.kernels.pixels import in_slices
 
@@ -26,7 +27,7 @@ needs_kernel = pytest.mark.skipif(not pixels.kernel.AVAILABLE, reason="installed
 def both(images: NDArray[np.uint8], steps: Steps) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Returns (B, H, W, C) by the kernel and by torch."""
     batch = as_batch(images)
-    expected = pixels_torch.run_steps(batch, steps)
+    expected = pixels.run_steps_by_torch(batch, steps)
     found = pixels.run_steps(as_batch(images.copy()), steps, native=True)
     return found.permute(0, 2, 3, 1).numpy(), expected.permute(0, 2, 3, 1).numpy()
 
@@ -210,8 +211,8 @@ def test_pictures_are_within_sixty_decibels() -> None:
 def test_normalising_natively_is_that_of_torch(channels: int) -> None:
     images = torch.from_numpy(np.random.default_rng(channels).integers(0, 256, (3, 5, 7, channels), dtype=np.uint8))
     statistics = tuple(np.linspace(0.2, 0.6, channels)), tuple(np.linspace(0.1, 0.3, channels))
-    native = pixels.normalized(images.permute(0, 3, 1, 2), statistics, native=True)
-    by_torch = pixels.normalized(images.permute(0, 3, 1, 2), statistics, native=False)
+    native = normalized(images.permute(0, 3, 1, 2), statistics, native=True)
+    by_torch = normalized(images.permute(0, 3, 1, 2), statistics, native=False)
     torch.testing.assert_close(native, by_torch, rtol=1e-6, atol=1e-6)
     assert native.is_contiguous(memory_format=torch.channels_last)
 

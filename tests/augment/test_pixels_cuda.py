@@ -13,7 +13,7 @@ import torch
 from interpreted import assert_compiles, assert_interprets, needs_triton
 
 from shardio.augment import Compose, Normalize, RandomInvert, ToDtype, pixels_cuda
-from shardio.augment.pixels import fused
+from shardio.augment.batch import fused
 from shardio.augment.steps import Op, Step, Steps
 
 _CHECK = """\
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from drawn_steps import drawn_step, pictures
 from pictures import as_batch
-from shardio.augment import pixels_torch
+from shardio.augment import pixels
 from shardio.augment.pixels_cuda import run_steps_fused
 from shardio.augment.resample import normalized
 from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step
@@ -34,7 +34,7 @@ rng = np.random.default_rng(0)
 
 def compared(images, steps):
     before = images.clone()
-    expected = pixels_torch.run_steps(images, steps)
+    expected = pixels.run_steps_by_torch(images, steps)
     found = run_steps_fused(images, steps)
     assert found.dtype == torch.uint8 and found.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, before)
@@ -91,7 +91,7 @@ statistics = ([0.4, 0.5, 0.45], [0.2, 0.25, 0.3])
 # Memory that is not channels_last is read, too.
 images = torch.from_numpy(pictures(rng, 2, 9, 7, 3)).permute(0, 3, 1, 2).contiguous()
 for steps in ((), (Step.of(2, 3, Op.EQUALIZE), Step.of(2, 3, Op.MIRROR))):
-    expected = pixels_torch.run_steps(images, steps)
+    expected = pixels.run_steps_by_torch(images, steps)
     for dtype in (None, torch.float32, torch.float16, torch.float64):
         found = run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
         assert found.dtype == (dtype or torch.float32) and found.is_contiguous(memory_format=torch.channels_last)

@@ -19,6 +19,7 @@ from places import ROOT
 
 from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
+from shardio.augment.resample import Resampling
 from shardio.augment.resample_cuda import can_fuse, can_resample_packed
 
 pytestmark = needs_triton
@@ -31,14 +32,15 @@ from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, Rand
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.cut import Split, margin_of
 from shardio.augment.resample_cuda import resample_fused
-from shardio.augment.resample import normalized, resample
+from shardio.augment.resample import Resampling, normalized, resample
 
 data = np.load(sys.argv[1])
 boxes, within, flips = Boxes(*data["boxes"]), Boxes(*data["within"]), data["flips"]
 
 
 def fused(images, size, interpolation="bilinear", antialias=True, statistics=None, dtype=None):
-    return resample_fused(images, boxes, within, flips, size, interpolation, antialias, statistics, dtype)
+    how = Resampling(size, interpolation, antialias, statistics, dtype)
+    return resample_fused(images, boxes, within, flips, how)
 
 
 def check_grey_levels(images, size, interpolation, antialias):
@@ -61,7 +63,7 @@ check_grey_levels(images, (33, 12), "bilinear", True)
 wide = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (2, 3, 701, 3), np.uint8)).permute(0, 3, 1, 2)
 whole = Boxes.whole(2, 3, 701)
 for how in (("bilinear", True), ("bicubic", False)):
-    found = resample_fused(wide, whole, whole, flips[:2], (2, 201), *how, None, None)
+    found = resample_fused(wide, whole, whole, flips[:2], Resampling((2, 201), *how))
     expected = resample(wide, whole, flips[:2], (2, 201), how[0], antialias=how[1], native=False)
     assert (found.int() - expected.int()).abs().max() <= 1, how
 grey = fused(images, (9, 11))
@@ -92,8 +94,7 @@ for number, chain in enumerate(chains):
     memory[margin : margin + len(seen)] = torch.from_numpy(seen)
     told = torch.from_numpy(cut.parameters), torch.from_numpy(cut.places)
     found = cut.resampled_on_cuda(memory[margin : margin + len(seen)], *told)
-    boxes, how = (batch.region, batch.within or batch.region), (batch.interpolation, batch.antialias)
-    expected = resample_fused(stored, *boxes, cut._flips, cut.size, *how, batch.statistics, batch.dtype)
+    expected = resample_fused(stored, batch.region, batch.within or batch.region, cut._flips, batch.resampling)
     assert found.dtype == expected.dtype and torch.equal(found, expected), chain
 print("equal")
 """
@@ -129,6 +130,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
+from shardio.augment.resample import Resampling
 
 NVDISASM = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 
@@ -160,7 +162,7 @@ def compile(capability, shape, size, *how):
     driver.capability = capability
     images = torch.zeros(1, *shape, dtype=torch.uint8).permute(0, 3, 1, 2)
     whole = Boxes.whole(1, *shape[:2])
-    resample_cuda.resample_fused(images, whole, whole, np.zeros(1, bool), size, *how)
+    resample_cuda.resample_fused(images, whole, whole, np.zeros(1, bool), Resampling(size, *how))
     return compiled[-1]
 
 
@@ -188,7 +190,8 @@ def registers(made):
 def compile_packed(capability, shape, size, *how):
     driver.capability = capability
     windows, numbers = torch.zeros(100, dtype=torch.uint8), torch.zeros(1, 9)
-    resample_cuda.resample_packed(windows, numbers, torch.zeros(1, 2, dtype=torch.int64), shape, size, *how)
+    places = torch.zeros(1, 2, dtype=torch.int64)
+    resample_cuda.resample_packed(windows, numbers, places, shape, Resampling(size, *how))
     return compiled[-1]
 
 
@@ -233,7 +236,7 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
 
 
 def test_images_on_the_cpu_are_not_for_the_kernel() -> None:
-    assert not can_fuse(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), (4, 4))
+    assert not can_fuse(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), Resampling((4, 4)))
     assert Boxes.whole(2, 3, 4).heights.tolist() == [3, 3]
 
 
@@ -241,23 +244,29 @@ def test_what_is_tried_first_is_the_kernel_that_the_batch_takes(monkeypatch: pyt
     tried = []
 
     def launch(images: torch.Tensor, *how: Any, packed: bool) -> None:
-        tried.append((images.shape[1], *how[4:]))
+        tried.append((images.shape[1], *how[3:]))
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(resample_cuda, "_launch", launch)
+    how = Resampling((7, 9), "bicubic", True, ((0.4,), (0.2,)), torch.float16)
     with pytest.warns(RuntimeWarning, match="Triton does not work on cpu: images are resampled.*no compiler"):
-        assert not resample_cuda._works.__wrapped__(torch.device("cpu"), 1, 0, "bicubic", True, True, torch.float16)
-    assert tried == [(1, "bicubic", True, ((0.5,), (0.5,)), torch.float16, 0, 9)]
+        assert not resample_cuda._works.__wrapped__(
+            torch.device("cpu"), *resample_cuda._variant(1, 100, how), packed=False
+        )
+    small = Resampling((2, 1), "bicubic", True, ((0.5,), (0.5,)), torch.float16)
+    assert tried == [(1, small, 0, 9)]
 
 
 def test_windows_need_a_cuda_device_and_pictures_that_fit() -> None:
-    how: Any = ((224, 224), "bilinear", True, None, None)
-    assert not can_resample_packed(torch.device("cpu"), (256, 256, 3), *how)
-    assert not can_resample_packed(torch.device("cuda"), (1 << 15, 1 << 15, 3), *how)
+    how = Resampling((224, 224))
+    assert not can_resample_packed(torch.device("cpu"), (256, 256, 3), how)
+    assert not can_resample_packed(torch.device("cuda"), (1 << 15, 1 << 15, 3), how)
 
 
 def test_as_many_pixels_are_read_as_the_filter_reaches() -> None:
-    taps = resample_cuda._most_taps
+    def taps(width: int, side: int, interpolation: Any, antialias: bool) -> int:
+        return resample_cuda._most_taps(width, Resampling((8, side), interpolation, antialias))
+
     assert [taps(256, size, "bilinear", True) for size in (256, 224, 171, 128, 112)] == [2, 3, 3, 4, 5]
     assert [taps(256, size, "bicubic", True) for size in (300, 224, 128)] == [4, 5, 8]
     assert taps(3, 1, "bicubic", True) == 3

@@ -39,11 +39,10 @@ from shardio.augment import (
     RandomResizedCrop,
     Resize,
     ToDtype,
-    pixels_torch,
 )
 from shardio.augment.chain import Transform
+from shardio.augment.pixels import TABLES, run_steps_by_torch
 from shardio.augment.pixels_cuda import can_fuse, run_steps_fused
-from shardio.augment.pixels_torch import TABLES
 from shardio.augment.resample import normalized
 from shardio.augment.steps import NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
 from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot, _copy
@@ -724,7 +723,7 @@ def on_both(images: NDArray[np.uint8], steps: Steps) -> tuple[torch.Tensor, torc
     """Returns (B, C, H, W) on the CPU, by the kernels of the GPU and by torch's operations there."""
     batch = as_batch(images).cuda()
     assert can_fuse(batch)
-    found, expected = run_steps_fused(batch, steps), pixels_torch.run_steps(batch, steps)
+    found, expected = run_steps_fused(batch, steps), run_steps_by_torch(batch, steps)
     assert found.is_contiguous(memory_format=torch.channels_last)
     return found.cpu().int(), expected.cpu().int()
 
@@ -775,7 +774,7 @@ def test_the_last_launch_normalises_and_casts(stepped: bool, dtype: torch.dtype 
     steps = (Step.of(8, 3, Op.EQUALIZE), Step.of(8, 3, Op.MIRROR)) if stepped else ()
     statistics = ((0.4, 0.5, 0.45), (0.2, 0.25, 0.3))
     found = run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
-    expected = normalized(pixels_torch.run_steps(images, steps), statistics).to(dtype or torch.float32)
+    expected = normalized(run_steps_by_torch(images, steps), statistics).to(dtype or torch.float32)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

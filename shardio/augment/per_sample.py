@@ -1,0 +1,180 @@
+"""PerSample: transforms of other libraries, and functions of one image, called with each image of a batch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shardio.augment.batch import Batch, sizes_of
+from shardio.augment.chain import Transform
+from shardio.augment.foreign import Generators, generators_of, name_of, of_library
+from shardio.augment.targets import Targets
+
+
+@dataclass
+class _Sample:
+    """One picture (C, H, W), its masks, and the boxes that there are: (R, 4), with a number for each, (R,)."""
+
+    image: Tensor
+    masks: dict[str, Tensor]
+    boxes: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class PerSample(Transform):
+    """A transform of torchvision or Albumentations, or any function of one picture, called with each of the batch.
+
+    It gets a tensor (C, H, W), or what Albumentations takes, and returns pictures of one size for all. Masks and boxes
+    go along with torchvision's v2 and with an Albumentations Compose (bbox_params of format "pascal_voc"); a box that
+    is removed gets the label -1. Other functions are an error if there are any.
+
+    Each call is seeded by (seed, epoch, sample, view): the generators of torch, Python and NumPy and those that the
+    function holds, which are restored afterwards. No other thread should draw from them meanwhile.
+    """
+
+    transform: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.transform) or isinstance(self.transform, Transform):
+            raise TypeError(f"transform must be a function of one picture, from elsewhere; found {self.transform!r}")
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed().finished()
+        images, targets = batch.images, batch.targets
+        call = self._call_for(targets)
+        generators = Generators(images.device, generators_of(self.transform))
+        made: list[_Sample] = []
+        with generators.kept():
+            for number, key in enumerate(batch.draws.keys(purpose).tolist()):
+                seed = key % (1 << 63)
+                generators.seed(seed)
+                if hasattr(self.transform, "set_random_seed"):  # Albumentations has generators of its own
+                    self.transform.set_random_seed(seed % (1 << 32))
+                done = call(self.transform, _sample_of(images, targets, number))
+                if not isinstance(done.image, Tensor) or done.image.ndim != 3:
+                    kind = tuple(done.image.shape) if isinstance(done.image, Tensor) else type(done.image).__name__
+                    raise TypeError(
+                        f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
+                    )
+                made.append(done)
+        pictures = self._stacked("a picture", [done.image for done in made], batch.draws.indices)
+        if targets is not None:
+            masks = {
+                name: self._stacked(f"masks[{name!r}]", [done.masks[name] for done in made], batch.draws.indices)
+                for name in targets.masks
+            }
+            targets = Targets.of(pictures, masks, _boxes_of(targets, made), targets.fills)
+        return Batch(pictures, batch.draws, sizes_of(pictures), batch.labels, targets)
+
+    def _call_for(self, targets: Targets | None) -> Callable[[Callable[..., Any], _Sample], _Sample]:
+        if of_library(self.transform, "albumentations"):
+            return _by_albumentations
+        if targets is None:
+            return _alone
+        if of_library(self.transform, "torchvision.transforms.v2"):
+            return _by_torchvision
+        names = ", ".join([*targets.masks, *targets.boxes])
+        raise ValueError(
+            f"PerSample: {name_of(self.transform)} gets the pictures alone, and {names} would stay where they are; "
+            "expected transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
+        )
+
+    def _stacked(self, what: str, parts: list[Tensor], indices: NDArray[np.int64]) -> Tensor:
+        for part, index in zip(parts, indices.tolist(), strict=True):
+            if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
+                first, found = (f"{some.dtype} {tuple(some.shape)}" for some in (parts[0], part))
+                raise ValueError(
+                    f"PerSample: expected {what} of {first} for each sample, as for {indices[0]}; found {found} for "
+                    f"sample {index}: crop or resize to one size"
+                )
+        return torch.stack(parts)
+
+
+def _sample_of(images: Tensor, targets: Targets | None, number: int) -> _Sample:
+    if targets is None:
+        return _Sample(images[number], {}, images.new_zeros(0, 4), images.new_zeros(0, dtype=torch.int64))
+    boxes = torch.cat([torch.zeros(0, 5, device=images.device), *(some[number] for some in targets.boxes.values())])
+    rows = torch.nonzero(boxes[:, 4] >= 0)[:, 0]
+    return _Sample(images[number], {name: mask[number] for name, mask in targets.masks.items()}, boxes[rows, :4], rows)
+
+
+def _boxes_of(targets: Targets, made: list[_Sample]) -> dict[str, Tensor]:
+    """Returns the boxes by name, each in its old row."""
+    if not targets.boxes:
+        return {}
+    labels = torch.cat([boxes[:, :, 4] for boxes in targets.boxes.values()], dim=1).float()
+    everything = torch.zeros(*labels.shape, 5, device=labels.device)
+    everything[:, :, 4] = -1
+    for number, done in enumerate(made):
+        if len(done.boxes) != len(done.rows):
+            raise ValueError(
+                f"PerSample: expected as many labels as boxes; found {len(done.rows)} and {len(done.boxes)}"
+            )
+        everything[number, done.rows, :4] = done.boxes.as_subclass(Tensor).to(everything)
+        everything[number, done.rows, 4] = labels[number, done.rows]
+    ends = np.cumsum([boxes.shape[1] for boxes in targets.boxes.values()])[:-1].tolist()
+    return dict(zip(targets.boxes, torch.tensor_split(everything, ends, dim=1), strict=True))
+
+
+def _alone(transform: Callable[..., Any], sample: _Sample) -> _Sample:
+    made = transform(sample.image)
+    return replace(sample, image=made.as_subclass(Tensor) if isinstance(made, Tensor) else made)
+
+
+def _by_torchvision(transform: Callable[..., Any], sample: _Sample) -> _Sample:
+    tv = sys.modules["torchvision.tv_tensors"]  # transforms.v2 imports it
+    size = tuple(sample.image.shape[1:])
+    masks = {name: tv.Mask(mask.movedim(2, 0) if mask.ndim == 3 else mask) for name, mask in sample.masks.items()}
+    boxes = tv.BoundingBoxes(sample.boxes, format="XYXY", canvas_size=size)
+    # SanitizeBoundingBoxes removes labels together with their boxes.
+    made = transform({"image": tv.Image(sample.image), "masks": masks, "boxes": boxes, "labels": sample.rows})
+    moved = {name: mask.as_subclass(Tensor) for name, mask in made["masks"].items()}
+    return _Sample(
+        made["image"].as_subclass(Tensor),
+        {name: mask.movedim(0, 2) if mask.ndim == 3 else mask for name, mask in moved.items()},
+        made["boxes"],
+        made["labels"],
+    )
+
+
+def _by_albumentations(transform: Callable[..., Any], sample: _Sample) -> _Sample:
+    device, names = sample.image.device, list(sample.masks)
+    given: dict[str, Any] = {"image": _array(sample.image.movedim(0, 2))}
+    if len(names) == 1:
+        given["mask"] = _array(sample.masks[names[0]])
+    elif names:
+        given["masks"] = [_array(mask) for mask in sample.masks.values()]
+    params = getattr(getattr(transform, "processors", {}).get("bboxes"), "params", None)
+    fields = list(getattr(params, "label_fields", None) or ())
+    if len(sample.boxes) or params is not None:
+        if params is None or params.format != "pascal_voc":
+            found = "none" if params is None else repr(params.format)
+            raise ValueError(f'PerSample: bbox_params must have the format "pascal_voc" for boxes; found {found}')
+        rows = _array(sample.rows)
+        given["bboxes"] = np.concatenate([_array(sample.boxes), rows[:, None].astype(np.float32)], axis=1)
+        given.update(dict.fromkeys(fields, rows))
+    made = transform(**given)
+    image = _tensor(made["image"], device)
+    if not isinstance(made["image"], Tensor):
+        image = image[None] if image.ndim == 2 else image.movedim(2, 0)
+    boxes = torch.tensor(np.asarray(made.get("bboxes", ()), np.float32).reshape(-1, 5), device=device)
+    moved = [made["mask"]] if len(names) == 1 else made.get("masks", ())
+    masks = {name: _tensor(mask, device) for name, mask in zip(names, moved, strict=True)}
+    return _Sample(image, masks, boxes[:, :4], boxes[:, 4].long())
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return np.ascontiguousarray(tensor.cpu().numpy())
+
+
+def _tensor(made: Any, device: torch.device) -> Tensor:
+    return torch.as_tensor(np.ascontiguousarray(made) if isinstance(made, np.ndarray) else made, device=device)
