@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import run_forked
 from environment import why_gpus_are_not_tested
 from places import ROOT
 
@@ -22,14 +21,9 @@ def made_up_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("made_up_gpu")
 def test_a_gpu_that_torch_does_not_see_fails_the_tests() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", __file__],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},  # torch sees none, where there are any
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    code = "import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', '--collect-only', '-q', sys.argv[1]]))"
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}  # torch sees none, where there are any
+    run = run_forked("-c", code, __file__, cwd=ROOT, env=env, timeout=300)
     said = run.stdout + run.stderr
     assert run.returncode == 1, said
     assert "nvidia-smi lists GPU 0: Made up" in said

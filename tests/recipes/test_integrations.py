@@ -136,13 +136,17 @@ def run_forked(starts: Starts, script: str, *, ranks: int, **variables: str) -> 
 
 
 def check_resumed(
-    script: str, ranks: int, saved_every: int, start: Callable[..., subprocess.CompletedProcess[str]]
+    script: str,
+    ranks: int,
+    saved_every: int,
+    start: Callable[..., subprocess.CompletedProcess[str]],
+    start_first: Callable[..., subprocess.CompletedProcess[str]] | None = None,
 ) -> None:
     """Kills the script in its second epoch. The batches until its last checkpoint, and those after, are two epochs."""
     per_epoch = NUM_TRAIN // (BATCH_SIZE * ranks)
     assert per_epoch % saved_every, "the epoch's end would be a checkpoint, and not in its middle"
     stop = per_epoch + saved_every + 3
-    assert start(script + LAST, STOP_AFTER=str(stop)).returncode != 0
+    assert (start_first or start)(script + LAST, STOP_AFTER=str(stop)).returncode != 0
     kept = [trained_on(rank) for rank in range(ranks)]
     assert [len(steps) for steps in kept] == [stop - 1] * ranks
     succeed(start(script + LAST))
@@ -162,10 +166,13 @@ def test_every_block_of_the_page_belongs_to_a_test() -> None:
 # torch
 
 
-def test_under_torchrun_it_goes_on_exactly_after_being_killed_and_the_models_stay_equal(reader: Path) -> None:
+def test_under_torchrun_it_goes_on_exactly_after_being_killed_and_the_models_stay_equal(
+    reader: Path, starts: Starts
+) -> None:
     (block,) = BLOCKS["torch DDP"]
     keep = "\ntorch.save([parameter.detach() for parameter in model.parameters()], f'model-{loader.world.rank}.pt')\n"
-    check_resumed(RECORDER + block + keep, 2, 3, partial(run, ranks=2))
+    first = partial(run_forked, starts, ranks=2)
+    check_resumed(RECORDER + block + keep, 2, 3, partial(run, ranks=2), first)
     first, second = (torch.load(f"model-{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
