@@ -21,7 +21,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shards", type=Path, nargs="?", help="a set; by default one of 5,000 samples is generated")
     parser.add_argument("--io", choices=["mmap", "pread", "direct"], default="mmap")
-    parser.add_argument("--crop", type=int, help="pixels; with a check whole samples are read")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--threads", type=int, help="gather threads")
     parser.add_argument("--batches", type=int, default=60, help="per way and round")
@@ -29,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     path = options.shards or generated_set(5000, 256)
     print(describe_machine())
-    print(f"crc32 by {crc32.__module__}; io={options.io}, crop={options.crop}, batches of {options.batch_size}")
+    print(f"crc32 by {crc32.__module__}; io={options.io}, batches of {options.batch_size}")
     rates: dict[str, list[float]] = {"off": [], "sample": []}
     cpu: dict[str, list[float]] = {"off": [], "sample": []}
     for _ in range(options.rounds):
@@ -38,7 +37,6 @@ def main() -> None:
                 path,
                 options.batch_size,
                 io=options.io,
-                crop=options.crop,
                 num_threads=options.threads,
                 device="cpu",
                 check=check,  # type: ignore[arg-type]

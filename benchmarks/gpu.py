@@ -2,8 +2,8 @@
 
 bus       `shardio bench --device cuda`: the loader beside copies of as large batches from pinned memory, and nothing
           else. The aim is 0.85 of them.
-mapping   Is the copy into pinned slots needed? The mapped shards are registered with CUDA, read-only, and each sample,
-          or the rows of its window, is copied to the device right out of the page cache. Drivers may refuse this.
+mapping   Is the copy into pinned slots needed? The mapped shards are registered with CUDA, read-only, and each sample
+          is copied to the device right out of the page cache. Drivers may refuse this.
 
 Everything that is compared takes turns. Exit code 2 where there is no GPU.
 """
@@ -31,7 +31,6 @@ from shardio.measure.bench import Sweep, bench
 from shardio.reading.shardset import ShardSet, open_shards
 
 Way = Callable[[], int]
-CROPS = (None, (224, 224))
 PARTS = ("bus", "mapping")
 REGISTER_READ_ONLY = 0x08
 HOST_TO_DEVICE = 1
@@ -70,14 +69,13 @@ class Runtime:
 
 
 def measure_bus(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    sweep = Sweep(devices=["cuda"], crops=CROPS, batch_sizes=options.batch_sizes, num_threads=options.threads)
+    sweep = Sweep(devices=["cuda"], batch_sizes=options.batch_sizes, num_threads=options.threads)
     report = bench(path, sweep, rounds=options.rounds, seconds=options.seconds)
     rows = []
     for loader in report.loaders:
         asked = loader.combination
         rows.append(
             {
-                "crop": asked.crop,
                 "batch_size": asked.batch_size,
                 "num_threads": asked.num_threads,
                 **loader.speed.to_dict(),
@@ -88,41 +86,24 @@ def measure_bus(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def from_the_mapping(
-    runtime: Runtime,
-    shards: ShardSet,
-    crop: tuple[int, int] | None,
-    batch_size: int,
-    batches: int,
-    device: torch.device,
+    runtime: Runtime, shards: ShardSet, batch_size: int, batches: int, device: torch.device
 ) -> Iterator[int]:
-    """Copies random samples, or their windows in the centre: `batches` batches at a step."""
-    height, width, channels = shards.sample_shape
-    window_height, window_width = crop or (height, width)
-    pitch, window_pitch = width * channels, window_width * channels
-    top, left = (height - window_height) // 2, (width - window_width) // 2
-    skipped = top * pitch + left * channels
-    row_nbytes, window_nbytes = height * pitch, window_height * window_pitch
+    """Copies random samples: `batches` batches at a step."""
+    row_nbytes = shards.row_nbytes
     firsts = np.concatenate([array.ctypes.data + row_nbytes * np.arange(len(array)) for array in shards.shard_arrays])
-    memory = torch.empty(batch_size * window_nbytes, dtype=torch.uint8, device=device)
+    memory = torch.empty(batch_size * row_nbytes, dtype=torch.uint8, device=device)
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-    kind, rows = ctypes.c_int(HOST_TO_DEVICE), ctypes.c_size_t(window_height)
-    pitches = ctypes.c_size_t(window_pitch), ctypes.c_size_t(pitch)
+    kind, nbytes = ctypes.c_int(HOST_TO_DEVICE), ctypes.c_size_t(row_nbytes)
 
     def copy(chosen: NDArray[np.int64]) -> None:
         target = memory.data_ptr()
         for source in firsts[chosen].tolist():
-            to, out_of = ctypes.c_void_p(target), ctypes.c_void_p(source + skipped)
-            if crop is None:
-                runtime("cudaMemcpyAsync", to, out_of, ctypes.c_size_t(row_nbytes), kind, stream)
-            else:
-                runtime("cudaMemcpy2DAsync", to, pitches[0], out_of, pitches[1], pitches[0], rows, kind, stream)
-            target += window_nbytes
+            runtime("cudaMemcpyAsync", ctypes.c_void_p(target), ctypes.c_void_p(source), nbytes, kind, stream)
+            target += row_nbytes
 
     rng = np.random.default_rng(0)
     copy(chosen := rng.integers(0, len(shards), batch_size))
-    pictures = np.stack(
-        [shards[i].image[top : top + window_height, left : left + window_width] for i in chosen.tolist()]
-    )
+    pictures = np.stack([shards[i].image for i in chosen.tolist()])
     assert np.array_equal(memory.cpu().numpy(), pictures.reshape(-1))
     while True:
         for _ in range(batches):
@@ -156,14 +137,11 @@ def measure_mapping(path: Path, options: argparse.Namespace, device: torch.devic
     try:
         runtime = Runtime()
         with runtime.registered(shards), ExitStack() as stack:
-            ways: dict[str, Iterator[int]] = {}
-            for crop in CROPS:
-                name = "whole samples" if crop is None else "windows of {} x {}".format(*crop)
-                loader = stack.enter_context(
-                    ShardLoader(path, batch_size, crop=crop, device=device, rank=0, world_size=1)
-                )
-                ways[f"loader, {name}"] = from_the_loader(loader, options.batches)
-                ways[f"mapping, {name}"] = from_the_mapping(runtime, shards, crop, batch_size, options.batches, device)
+            loader = stack.enter_context(ShardLoader(path, batch_size, device=device, rank=0, world_size=1))
+            ways = {
+                "loader": from_the_loader(loader, options.batches),
+                "mapping": from_the_mapping(runtime, shards, batch_size, options.batches, device),
+            }
             return {"supported": True, "images_per_second": rates_in_turn(ways, options.rounds)}
     except CudaError as error:
         return {"supported": False, "reason": str(error)}
@@ -198,18 +176,14 @@ def main() -> None:
         return
     print(machine)
     for row in report.get("bus", []):
-        crop = "whole" if row["crop"] is None else "{} x {}".format(*row["crop"])
         print(
-            f"bus: {crop:<10} batch {row['batch_size']:>5} {row['num_threads']:>3} threads "
+            f"bus: batch {row['batch_size']:>5} {row['num_threads']:>3} threads "
             f"{row['images_per_second']:>12,.0f} images/s {row['gigabytes_per_second']:>8.2f} GB/s, "
             f"{row['of_pinned_copies']:.3f} of pinned copies"
         )
     found = report.get("mapping")
     if found and found["supported"]:
-        rates = found["images_per_second"]
-        print_ratios(
-            {f"mapping: {name}": values for name, values in rates.items()}, f"mapping: {next(iter(rates))}", "images/s"
-        )
+        print_ratios(found["images_per_second"], "loader", "images/s")
     elif found:
         print(f"mapping: not supported: {found['reason']}")
 

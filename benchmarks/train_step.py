@@ -19,12 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
-from typing import Any
 
 import torch
 from common import describe_gpu, describe_machine, generated_set
 
-from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop, ToDtype, Transform
 from shardio.loading.loader import ShardLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "imagenet"))
@@ -99,7 +98,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--crop", type=int, default=224)
     parser.add_argument(
-        "--transform", action="store_true", help="RandomResizedCrop, flip and Normalize to bfloat16 instead of crops"
+        "--transform",
+        action="store_true",
+        help="RandomResizedCrop, flip and Normalize to bfloat16, not RandomCrop",
     )
     parser.add_argument("--threads", type=int, help="gather threads")
     parser.add_argument("--prefetch", type=int, default=2)
@@ -121,15 +122,15 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     step = make_step(device, options.compile)
     seconds: dict[str, list[list[float]]] = {name: [] for name in WAYS}
-    shown: dict[str, Any] = {"crop": options.crop, "crop_at": "random"}
+    transform: Transform = RandomCrop(options.crop)
     if options.transform:
         crop = [RandomResizedCrop(options.crop), HorizontalFlip(), Normalize("imagenet")]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        shown = {"transform": Compose([*crop, ToDtype(dtype)])}
+        transform = Compose([*crop, ToDtype(dtype)])
     with ShardLoader(
         path,
         options.batch_size,
-        **shown,
+        transform=transform,
         num_threads=options.threads,
         prefetch=options.prefetch,
         device=device,

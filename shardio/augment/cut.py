@@ -34,7 +34,7 @@ from shardio.augment.transforms import (
 )
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 
 Part = tuple[Transform, str]
 """A transform, and the purpose that keys its random numbers."""

@@ -18,7 +18,7 @@ from shardio.augment.boxes import Boxes
 from shardio.kernels import pixels as pixels_kernel
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.system.eager import is_recorded
 
 Interpolation = Literal["bilinear", "bicubic"]

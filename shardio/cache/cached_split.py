@@ -30,7 +30,7 @@ from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.choose import Io, make_reader
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.reader import CountingReader, ReadCounts, Reader

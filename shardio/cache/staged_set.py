@@ -21,7 +21,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.opening import check_sha256, open_checked
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.reading.table import Table

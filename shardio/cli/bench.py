@@ -14,7 +14,6 @@ import click
 from shardio.cli.options import each, json_option, parse_count, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.cli.pictures import read_chain
-from shardio.conversion.amounts import parse_size
 from shardio.system.amounts import counted
 
 if TYPE_CHECKING:
@@ -51,14 +50,6 @@ _WIDTH = 100
     callback=each(str),
     metavar="auto|mmap|pread|direct,...",
     help="How samples are read.  [default: auto]",
-)
-@click.option(
-    "--crop",
-    "crops",
-    callback=each(parse_size, "none"),
-    metavar="none|N|HxW,...",
-    default="none",
-    help="Pixels of the window in the centre that is read of each sample.",
 )
 @click.option(
     "--prefetch",
@@ -118,8 +109,8 @@ def bench(
     as in every epoch but the first if the set fits there, so that memcpy and take are the limits. With direct they
     come from the disk, and direct is the limit. On the way to a GPU, pinned is one more.
 
-    With a crop, GB/s are those of its windows, while memcpy, take and direct move whole samples. Nothing leaves the
-    page cache for this command: benchmarks/cold.py in the repository measures how fast a first epoch is.
+    Nothing leaves the page cache for this command: benchmarks/cold.py in the repository measures how fast a first epoch
+    is.
 
     With --tune, run it where the training will run and while nothing else does. A set that fits in memory is read from
     the page cache, a larger one from storage. The last line is the Python to paste.
@@ -199,7 +190,6 @@ def _loaders(report: Report) -> Iterator[str]:
     combinations = [loader.combination for loader in loaders]
     options = [
         Column("device", [options.device for options in combinations]),
-        Column("crop", [_crop(options.crop) for options in combinations]),
         Column("batch", [str(options.batch_size) for options in combinations]),
         Column("io", [options.io for options in combinations]),
         Column("threads", [str(options.num_threads) for options in combinations]),
@@ -212,16 +202,10 @@ def _loaders(report: Report) -> Iterator[str]:
     first = Column("ms", firsts, above="first", right=True)
     yield from table([*swept, *_speeds([loader.speed for loader in loaders]), first, *_ratios(report)], _WIDTH)
     yield "ratios are of GB/s; first: from opening the set to the first batch"
-    if any(loader.combination.crop for loader in loaders):
-        yield "of a crop, GB/s are those of its windows; memcpy, np.take and O_DIRECT move whole samples"
     chosen = {loader.engine: loader.io_reason for loader in loaders if loader.combination.io == "auto"}
     for engine, reason in chosen.items():
         yield f"io auto is {engine} here:"
         yield f"  {reason}"
-
-
-def _crop(crop: tuple[int, int] | None) -> str:
-    return "none" if crop is None else f"{crop[0]}x{crop[1]}"
 
 
 def _speeds(speeds: Sequence[Speed]) -> list[Column]:

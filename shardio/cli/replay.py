@@ -41,8 +41,6 @@ def _parse_shuffle(text: str) -> bool | str:
 @click.option("--block-size", type=click.IntRange(1), help="That of the loader, with --shuffle block.")
 @click.option("--window-blocks", type=click.IntRange(1), help="That of the loader, with --shuffle block.")
 @click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="That of the loader.")
-@click.option("--crop", type=click.IntRange(1), help="That of the loader, if it was square.")
-@click.option("--crop-at", type=click.Choice(["center", "random"]), default="center", help="That of the loader.")
 @click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the batch there, as an NPZ.")
 @sheet_options

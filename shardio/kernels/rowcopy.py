@@ -9,12 +9,61 @@ that row and says so; with numpy, SIGBUS kills the process.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.kernels.built import _rowcopy as _native
-from shardio.order.windows import Windows
+
+
+@dataclass(frozen=True)
+class Windows:
+    """One window for each of some samples. Sizes and places are in pixels, int64 (B,) each."""
+
+    tops: NDArray[np.int64]
+    lefts: NDArray[np.int64]
+    heights: NDArray[np.int64]
+    widths: NDArray[np.int64]
+
+    @classmethod
+    def alike(cls, height: int, width: int, tops: NDArray[np.int64], lefts: NDArray[np.int64]) -> Windows:
+        """Returns windows of one size at these places."""
+        heights, widths = (np.full(len(tops), side, np.int64) for side in (height, width))
+        return cls(tops, lefts, heights, widths)
+
+    def __len__(self) -> int:
+        return len(self.tops)
+
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
+        """Returns the windows of some of the samples."""
+        return Windows(self.tops[some], self.lefts[some], self.heights[some], self.widths[some])
+
+    @property
+    def num_pixels(self) -> NDArray[np.int64]:
+        """The pixels of each, (B,)."""
+        return self.heights * self.widths
+
+    def part(self, number: int) -> tuple[slice, slice]:
+        """Returns the rows and the columns of a sample that its window has."""
+        top, left = int(self.tops[number]), int(self.lefts[number])
+        return slice(top, top + int(self.heights[number])), slice(left, left + int(self.widths[number]))
+
+    def check_inside(self, height: int, width: int) -> None:
+        """Raises IndexError unless each has a pixel, and lies inside of samples of this size."""
+        if len({len(values) for values in (self.tops, self.lefts, self.heights, self.widths)}) > 1:
+            raise IndexError(f"expected as many tops, lefts, heights and widths; found {self}")
+        for starts, sides, most in ((self.tops, self.heights, height), (self.lefts, self.widths, width)):
+            # A side is compared first, so that no sum overflows.
+            wrong = (sides < 1) | (sides > most) | (starts < 0)
+            wrong |= starts > most - np.clip(sides, 0, most)
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise IndexError(
+                    f"expected windows inside of {(height, width)}, height and width; found {self.heights[at]} x "
+                    f"{self.widths[at]} pixels at {(int(self.tops[at]), int(self.lefts[at]))}"
+                )
 
 
 def copy_rows(

@@ -1,12 +1,11 @@
-"""The device of a loader: chosen, the copier to it, and its memory."""
+"""The device of a loader: chosen, and the copier to it."""
 
 from __future__ import annotations
 
 import torch
 
 from shardio.loading.prefetch import Copier
-from shardio.order.world import World
-from shardio.system.machine import memory_left
+from shardio.loading.world import World
 
 
 def choose_device(device: str | torch.device | None, world: World) -> torch.device:
@@ -56,24 +55,3 @@ def make_copier(device: torch.device) -> Copier | None:
     from shardio.loading.cuda import CudaCopier
 
     return CudaCopier(device)
-
-
-def memory_free(device: torch.device) -> int | None:
-    """Returns the bytes of the device's memory that this process can still take; None if that is unknown."""
-    if device.type == "cpu":
-        return memory_left()
-    free, _ = torch.cuda.mem_get_info(device)
-    # torch gives back what it has kept for reuse, before it gives up.
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits for all that the device was given."""
-    if device.type != "cpu":
-        torch.cuda.synchronize(device)
-
-
-def use_on_this_stream(memory: torch.Tensor, device: torch.device) -> None:
-    """Has the memory, once it is freed, wait for what the current stream is given until then."""
-    if device.type != "cpu":
-        memory.record_stream(torch.cuda.current_stream(device))

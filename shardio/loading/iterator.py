@@ -19,18 +19,13 @@ from numpy.typing import NDArray
 from shardio.augment.cut import Cut
 from shardio.loading.gather import Hints, Pending
 from shardio.loading.headstart import head_start_seconds
-from shardio.loading.out import write_batch
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.request import Request
-from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Slot
 from shardio.loading.state import Place, Position
 from shardio.order.sampler import Sampler
 from shardio.system.eager import eager
-
-# Pieces of a resident split that are under way while one is brought to the device.
-_PIECES_AHEAD = 2
 
 
 class Batch(NamedTuple):
@@ -172,33 +167,6 @@ class Flow:
         return self._pipeline.request(batch.indices, batch.counters, self._epoch)
 
 
-class ResidentFlow:
-    """Gives the batches of one epoch in order, out of the device's memory. The first one waits until that is filled."""
-
-    def __init__(self, pipeline: Pipeline, resident: Resident, sampler: Sampler, epoch: int) -> None:
-        self._pipeline = pipeline
-        self._batches = sampler.batches(epoch)
-        self._epoch = epoch
-        self._resident = resident
-        self._filling: Flow | None = None
-        if not resident.is_filled:
-            self._filling = Flow(pipeline, resident.sampler, epoch, _PIECES_AHEAD, repeats=False)
-
-    def take(self) -> tuple[Tensors, Drawn, None]:
-        """Returns the batch that is due, or raises what filling the memory has raised."""
-        if (filling := self._filling) is not None:
-            self._resident.fill(lambda: filling.take()[0])
-            self.abandon()
-            self._pipeline.free_slots()
-        return *self._pipeline.take_resident(next(self._batches), self._epoch), None
-
-    def abandon(self) -> None:
-        """Leave what has not been brought to the device. May be called again."""
-        if self._filling is not None:
-            self._filling.abandon()
-            self._filling = None
-
-
 class LoaderIterator(Iterator[tuple[Any, ...]]):
     """Gives the batches of one epoch, once.
 
@@ -212,7 +180,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._prefetch = prefetch
         self._return_indices = return_indices
         self._token = object()
-        self._flow: Flow | ResidentFlow | None = None
+        self._flow: Flow | None = None
         self._failed = False
         self._take_place()
 
@@ -222,17 +190,12 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._step = 0
         self._remaining = self._sampler.num_batches
 
-    def _begin(self) -> Flow | ResidentFlow:
+    def _begin(self) -> Flow:
         """Begins with the first batch: asking for an iterator changes nothing, as Lightning asks too often."""
         self._take_place()
         epoch = self._place.epoch
         self._pipeline.meter.begin_epoch(epoch)
-        sampler, resident = self._sampler, self._pipeline.resident
-        flow: Flow | ResidentFlow
-        if resident is None:
-            flow = Flow(self._pipeline, sampler, epoch, self._prefetch, repeats=self._position.repeats)
-        else:
-            flow = ResidentFlow(self._pipeline, resident, sampler, epoch)
+        flow = Flow(self._pipeline, self._sampler, epoch, self._prefetch, repeats=self._position.repeats)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -287,7 +250,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             flow.abandon()
             raise
 
-    def _next_of(self, flow: Flow | ResidentFlow) -> tuple[Any, ...]:
+    def _next_of(self, flow: Flow) -> tuple[Any, ...]:
         """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step
@@ -299,8 +262,6 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
         if more:
             batch = (*batch, more)
-        if pipeline.out is not None:
-            batch = write_batch(pipeline.out, batch, is_short=len(tensors.labels) < sampler.batch_size)
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
         repeats = sampler.num_repeats(step)

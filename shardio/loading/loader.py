@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -17,18 +16,16 @@ from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
-from shardio.loading.options import Check, OnDamage, Options, Where
-from shardio.loading.out import check_out
+from shardio.loading.options import Check, OnDamage, Options
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import Report
 from shardio.loading.reporter import To
 from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
 from shardio.loading.transform import Function
+from shardio.loading.world import World, check_world, find_world
 from shardio.order.orders import Order, Shuffle, as_integer, make_order
 from shardio.order.sampler import Sampler, Tail
-from shardio.order.windows import CropAt
-from shardio.order.world import World, check_world, find_world
 from shardio.reading.choose import Io
 from shardio.system.eager import eager
 
@@ -46,9 +43,7 @@ class ShardLoader(LikeDataLoader):
 
     `arrays` and `columns` are names of arrays of the split, and of numbers in its index: its own columns,
     "source_width", "source_height" and "crc32". Each batch then ends with a dict of tensors (B, ...), by name, in the
-    order asked for. On the CPU, arrays are views of the slot, as images are. `images_from` is the name of an array of
-    kind "image", the same pictures in another size: it is read in place of the main pixels, of which nothing is read.
-    Masks and boxes belong to the main pixels, and cannot be had with it unless the sizes agree.
+    order asked for. On the CPU, arrays are views of the slot, as images are.
 
     `shuffle=True` is a permutation of all samples, `False` the stored order. "block" keeps reads together for slow or
     network storage: blocks of `block_size` consecutive samples in permuted order, and the samples of every
@@ -79,23 +74,6 @@ class ShardLoader(LikeDataLoader):
     the rows that were read. A GPU is sent the windows alone, if `transform` is there when the loader is made.
     roi=False reads whole pictures.
 
-    `out` are tensors of the caller's, made as a batch is, with a batch's shapes and types: clones of those of the first
-    batch, say. Each batch is then written there, after the transform and on the current stream, and the loop gets these
-    same tensors each time. So a training step can be captured in a CUDA graph. A short last batch is views of their
-    first rows: a graph wants tail="drop" or "pad".
-
-    resident="device" keeps all samples that the loader can draw in its device's memory: for sets that fit there, such
-    as CIFAR, or ImageNet at 64 pixels. They are read once, when the first batch is asked for, and then each batch is
-    gathered by the device: the same batches in the same order, with the same states, as without it. The memory is taken
-    when the loader is made, which raises MemoryError if there is too little, and given back when it is closed. A window
-    in the centre (`crop`) is all that is kept. A damaged sample is an error of the first batch. `prefetch` has no
-    meaning then. On a CPU nothing is gained.
-
-    `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
-    never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank. Masks
-    are read likewise. Boxes are moved into the window; one of which less than a pixel is left, in width or height,
-    becomes zeros with the label -1.
-
     `io` is how samples come from storage. "mmap" copies them from the page cache, into which the kernel brings coming
     batches ahead. "pread" reads them from the files with many requests under way, which suits network filesystems: a
     thread that waits for a mapped page cannot be interrupted. "direct" is the same past the page cache (O_DIRECT), for
@@ -111,7 +89,7 @@ class ShardLoader(LikeDataLoader):
     Labels, columns and orders are compared with the manifest's sha256 when the loader is made, whatever `check` is.
 
     check="sample" compares the crc32 of every sample that is read with the index, and that of every value of an array,
-    in the gather threads, and reads whole samples, with `crop` too. It reads a sample that differs once more, past the
+    in the gather threads, and reads whole samples. It reads a sample that differs once more, past the
     page cache if that is possible; with `cache`, from `path`, and if the sample is sound there, a thread verifies the
     copy and mends it. A damaged sample is a FormatError that names file, sample and byte. With on_damage="skip" it is a
     RuntimeWarning, the first time, and another sample of the same batch, which (`seed`, epoch, sample) decide, takes
@@ -155,8 +133,6 @@ class ShardLoader(LikeDataLoader):
         prefetch: int = 2,
         io: Io = "auto",
         cache: str | os.PathLike[str] | None = None,
-        crop: int | tuple[int, int] | None = None,
-        crop_at: CropAt = "center",
         transform: Transform | Callable[[torch.Tensor], torch.Tensor] | None = None,
         return_indices: bool = False,
         digest: str | None = None,
@@ -164,11 +140,8 @@ class ShardLoader(LikeDataLoader):
         on_damage: OnDamage = "raise",
         arrays: Sequence[str] = (),
         columns: Sequence[str] = (),
-        images_from: str | None = None,
         report_every: float | None = None,
         report_to: To | None = None,
-        out: Sequence[Any] | None = None,
-        resident: Where | None = None,
         roi: bool = True,
         **unknown: NoReturn,
     ) -> None:
@@ -176,8 +149,8 @@ class ShardLoader(LikeDataLoader):
             refuse_options(unknown)
         warn_of_missing_kernels()
         options = Options(
-            *(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns),
-            *(images_from, report_every, report_to, out, resident, roi),
+            *(seed, prefetch, num_threads, io, check, on_damage, transform, arrays, columns),
+            *(report_every, report_to, roi),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
@@ -196,9 +169,7 @@ class ShardLoader(LikeDataLoader):
             )
             sampler = _sampler(order, as_integer("batch_size", batch_size), self.world, tail)
             self.device = choose_device(device, self.world)
-            # A resident split is read in stored order.
-            first = iter([np.arange(source.num_samples)]) if options.resident else sampler.batches(0)
-            self.shards = source.open(first)
+            self.shards = source.open(sampler.batches(0))
             self._position = position = Position(sampler, self.shards)
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
@@ -218,16 +189,6 @@ class ShardLoader(LikeDataLoader):
     @transform.setter
     def transform(self, transform: Function | None) -> None:
         self._pipeline.transform.function = transform
-
-    @property
-    def out(self) -> Sequence[Any] | None:
-        """The caller's tensors into which batches are written. They may be set at any time."""
-        return self._pipeline.out
-
-    @out.setter
-    def out(self, out: Sequence[Any] | None) -> None:
-        check_out(out)
-        self._pipeline.out = out
 
     @property
     def num_threads(self) -> int:
@@ -284,7 +245,7 @@ class ShardLoader(LikeDataLoader):
         tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
         resample them on the CPU. `roi` tells whether gather threads read only what the transform sees. `slots` were
         made for batches; `slots_free` of them wait for reuse, the others are being filled, are ready, or are in the
-        consumer's hands. With `resident`, samples take `resident_nbytes` of the device's memory.
+        consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
         "shardio.copy" for starting its way to the GPU, and "shardio.transform".

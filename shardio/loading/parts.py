@@ -1,4 +1,4 @@
-"""What a batch holds of each sample: which pixels, and which arrays and columns beside them."""
+"""What a batch holds of each sample beside its pixels: arrays and columns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import RowType, SampleShape
-from shardio.order.windows import Windows, crop_boxes
+from shardio.format.layout import RowType
 from shardio.reading.layout import SplitLayout
 from shardio.reading.reader import Reader
 
@@ -21,18 +20,15 @@ _NUMBERS = ("source_width", "source_height", "crc32")
 
 @dataclass(frozen=True)
 class Parts:
-    """The pixels of `image_shape`, or those of the array `picture` of kind "image", and then `arrays` and `columns` by
-    name, in this order. Any thread may use one."""
+    """The `arrays` and `columns` of each sample, by name, in this order. Any thread may use one."""
 
-    picture: str
-    image_shape: SampleShape
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
     columns: Mapping[str, RowType] = field(default_factory=dict)
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The arrays that are read, with "" for the pixels."""
-        return self.picture, *self.arrays
+        return "", *self.arrays
 
     @property
     def masks(self) -> tuple[str, ...]:
@@ -45,24 +41,15 @@ class Parts:
     def _of_kind(self, kind: str) -> tuple[str, ...]:
         return tuple(name for name, array in self.arrays.items() if array.kind == kind)
 
-    def rows(self, cropped_shape: SampleShape) -> dict[str, RowType]:
-        """Returns what is delivered of each sample beside its pixels, which are of this shape, by name."""
-        rows = {name: array.row for name, array in self.arrays.items()}
-        for name in self.masks:
-            rows[name] = RowType(rows[name].dtype, (*cropped_shape[:2], *rows[name].shape[2:]))
-        return {**rows, **self.columns}
+    @property
+    def rows(self) -> dict[str, RowType]:
+        """What is delivered of each sample beside its pixels, by name."""
+        return {**{name: array.row for name, array in self.arrays.items()}, **self.columns}
 
-    def read_more(
-        self, reader: Reader, indices: NDArray[np.int64], windows: Windows | None, more: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """Copies what the samples `indices` have beside their pixels into `more`, which has arrays of `rows`.
-
-        Masks are those of the window, boxes are moved into it.
-        """
-        for name, array in self.arrays.items():
-            reader.read_array(name, indices, more[name], windows if array.kind == "mask" else None)
-            if windows is not None and array.kind == "boxes":
-                crop_boxes(more[name], windows)
+    def read_more(self, reader: Reader, indices: NDArray[np.int64], more: Mapping[str, NDArray[Any]]) -> None:
+        """Copies what the samples `indices` have beside their pixels into `more`, which has arrays of `rows`."""
+        for name in self.arrays:
+            reader.read_array(name, indices, more[name])
         for name in self.columns:
             more[name][:] = reader.column_of(name, indices)
 
@@ -76,35 +63,17 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
     raise TypeError(f"{what} must be a list of names; found {names!r}")
 
 
-def find_parts(
-    layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequence[str] = (), picture: str | None = None
-) -> Parts:
-    """Returns the parts of samples that `ShardLoader` is asked for. Raises ValueError for what the split does not have,
-    or what does not go together."""
+def find_parts(layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
+    """Returns the parts of samples that `ShardLoader` is asked for. Raises ValueError for what the split does not
+    have."""
     where = f"{layout.path}, {layout.split}"
     _check_names(where, "arrays", arrays, layout.content.arrays)
     index = layout.content.index
     _check_names(where, "columns", columns, (*(name for name, _ in index.columns), *_NUMBERS))
-    shape = layout.sample_shape
-    if picture is not None:
-        images = [name for name, array in layout.content.arrays.items() if array.kind == "image"]
-        if picture not in images:
-            found = ", ".join(images) or "none"
-            raise ValueError(f"{where}: images_from must be an array of kind image ({found}); found {picture!r}")
-        height, width, channels = layout.array(picture).row.shape
-        shape = (height, width, channels)
-    parts = Parts(
-        picture or "",
-        shape,
+    return Parts(
         {name: layout.array(name) for name in arrays},
         {name: RowType(index.dtype[name].str, ()) for name in columns},
     )
-    if shape[:2] != layout.sample_shape[:2] and (lost := (*parts.masks, *parts.boxes)):
-        raise ValueError(
-            f"{where}: {', '.join(lost)}: masks and boxes belong to the main pixels of {layout.sample_shape[:2]}, and "
-            f"not to {picture} of {shape[:2]}, height and width: leave out images_from, or these arrays"
-        )
-    return parts
 
 
 def _check_names(where: str, what: str, names: Iterable[str], known: Collection[str]) -> None:

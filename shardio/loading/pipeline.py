@@ -21,15 +21,14 @@ from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Options
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
-from shardio.loading.report import RESIDENT, Report, Source
+from shardio.loading.report import Report, Source
 from shardio.loading.reporter import Lines, Reporter
 from shardio.loading.request import Request
-from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
 from shardio.loading.traced import traced
 from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_before
-from shardio.order.world import World, least_local_ranks
+from shardio.loading.world import World, least_local_ranks
 from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
 from shardio.reading.shardset import ShardSet
@@ -97,43 +96,32 @@ class Pipeline:
         self.consumer: dict[str, int] = {}
         """The thread that is asking for a batch, while one is."""
         parts = options.parts_of(shards)
-        self.crop = self._crop_to_read = crop = options.crop_of(parts.image_shape)
-        self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape
-        self.rows = rows = parts.rows(shape)
+        self.image_shape = shape = shards.sample_shape
+        self.rows = rows = parts.rows
         """What is delivered of each sample beside its pixels, by name."""
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         reserved = least_local_ranks(world) * under_way * batch_size * _nbytes(shape, rows)
         self._reader = source.make_reader(options.io, num_samples, parts.tables, reserved)
-        self.resident: Resident | None = None
-        slot_size = batch_size
-        if options.resident:
-            crop_there = None
-            if crop is not None and crop.at == "random":  # other windows in each epoch
-                self._crop_to_read, crop_there, shape = None, crop, parts.image_shape
-                rows = parts.rows(shape)
-            what = f"{shards.path}, {shards.split}"
-            self.resident = Resident(what, len(shards), indices, parts, shape, crop_there, device)
-            slot_size = self.resident.sampler.batch_size
         self._columns = parts.columns
-        self._parts = parts if rows or parts.picture else None
+        self._parts = parts if rows else None
         self._source = source
         self._copier = copier
-        self._slot_shape = (slot_size, *shape)
+        self._slot_shape = (batch_size, *shape)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
             second = source.make_second() if options.check == "sample" else None
             skips = options.on_damage == "skip"
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
-        sizes = partial(sizes_before, self._reader, crop) if shards.content.squashed else None
+        sizes = partial(sizes_before, self._reader) if shards.content.squashed else None
         # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
-        lines = self._reader.whole_lines(parts.picture)
+        lines = self._reader.whole_lines()
         resamples = copier is None and not lines
         few = resamples and threads > (options.num_threads or _MOST_CUTTING_THREADS)
-        roi = options.roi and self._guard is None and not self.resident and not few
+        roi = options.roi and self._guard is None and not few
         self.transform = TransformStep(
             options.transform,
             *(options.seed, sizes, parts, shape, partial(_num_classes, shards, indices)),
@@ -148,10 +136,8 @@ class Pipeline:
             # Slots have room for what the kernel is told, or not.
             self.transform.roi = self.transform.split is not None
             told = CUT_ROWS if self.transform.roi else {}
-        self._ring = Ring(under_way, lambda: make(slot_size, shape, {**rows, **told}))
-        self.out = options.out
-        """The caller's tensors into which batches are written; None if they are left where they are."""
-        self.read_ahead = read_ahead_batches(slot_size * _nbytes(shape, rows), memory_left())
+        self._ring = Ring(under_way, lambda: make(batch_size, shape, {**rows, **told}))
+        self.read_ahead = read_ahead_batches(batch_size * _nbytes(shape, rows), memory_left())
         """Batches to announce beyond those under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         if self.transform.split is not None and resamples:
@@ -164,7 +150,7 @@ class Pipeline:
             num_threads=self.num_threads,
             num_cores=usable_cores(),
             prefetch=options.prefetch,
-            io=RESIDENT if self.resident else self._reader.name,
+            io=self._reader.name,
             rank=world.rank,
             world_size=world.world_size,
         )
@@ -190,8 +176,6 @@ class Pipeline:
             steps.callback(self._source.close)
             steps.callback(self._status.close)
             steps.callback(self._ring.clear)
-            if self.resident is not None:
-                steps.callback(self.resident.clear)
             steps.callback(self._threads.close)
             if self._reporter is not None:
                 steps.callback(self._reporter.close)
@@ -206,8 +190,6 @@ class Pipeline:
 
     def last_step(self, epoch: int) -> Finish | None:
         """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
-        if self.resident is not None:  # these are no batches yet
-            return None
         sizes = self.transform.sizes_wanted()
         return None if self._guard is None and sizes is None else partial(_finish, epoch, self._guard, sizes)
 
@@ -217,9 +199,7 @@ class Pipeline:
 
     def request(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Request:
         """Returns what is read of a batch. `counters` are those of `TransformStep`."""
-        windows = self._crop_to_read.windows(epoch, indices) if self._crop_to_read else None
-        cutter = self.transform.cutter(counters, epoch)
-        return Request(indices, self._parts, windows, cutter)
+        return Request(indices, self._parts, self.transform.cutter(counters, epoch))
 
     def announce(self, request: Request, hints: Hints) -> None:
         """Has the reader told that this batch will be submitted soon."""
@@ -270,23 +250,6 @@ class Pipeline:
         pictures = torch.from_numpy(images if images.ndim == 1 else images.transpose(0, 3, 1, 2))
         return Tensors(pictures, labels, indices, more), drawn
 
-    def free_slots(self) -> None:
-        """Frees the slots that wait for reuse."""
-        self._ring.clear()
-
-    def take_resident(self, indices: NDArray[np.int64], epoch: int) -> tuple[Tensors, Drawn]:
-        """Returns a batch of what lies in the device's memory."""
-        assert self.resident is not None
-        self.meter.begin_wait()
-        try:
-            with traced("shardio.wait"):
-                indices = indices.copy()
-                if self._guard is not None:
-                    self._guard.replace_damaged(epoch, indices)
-                return self.resident.gather(indices, epoch), Drawn(indices, None)
-        finally:
-            self.meter.end_wait()
-
     @property
     def damaged(self) -> list[int]:
         return self._guard.damaged if self._guard else []
@@ -304,7 +267,6 @@ class Pipeline:
             "waited": report.waited,
             "limited_by": report.stage,
             "num_threads": self.num_threads,
-            "resident_nbytes": self.resident.nbytes if self.resident else 0,
             "slots": self._ring.num_made,
             "slots_free": self._ring.num_free,
             "io": self._reader.name,

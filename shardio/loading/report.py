@@ -15,9 +15,6 @@ from shardio.loading.meter import Counts, Snapshot
 
 Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
 
-RESIDENT = "resident"
-"""Of a loader whose samples lie in the memory of its device."""
-
 # Less than this share of the time is no reason to change anything.
 _LITTLE = 0.05
 # Gather threads that are blocked for more than this share of their time wait for storage, and not for memory.
@@ -40,7 +37,7 @@ class Source:
     """Those that this process may use."""
     prefetch: int
     io: str
-    """How samples are read, or RESIDENT."""
+    """How samples are read."""
     rank: int = 0
     world_size: int = 1
 
@@ -112,8 +109,6 @@ class Report:
         most = max(waits, key=lambda stage: waits[stage])
         # Bringing pages in from a fast disk takes the threads' own time, too: then they are not blocked.
         is_storage = self.blocked > _BLOCKED or self.from_storage > _FROM_STORAGE
-        if self.source.io == RESIDENT and not self.is_stuck:  # what was read came with the first batch
-            is_storage = False
         return "storage" if most == "gather" and is_storage else most
 
     @property
@@ -143,11 +138,6 @@ class Report:
                     f"storage gave {rate}: try cache= on a disk of the node, a set in memory (shardio warm), "
                     'shuffle="block", or more num_threads='
                 )
-            case "gather" if source.io == RESIDENT and not self.is_stuck:
-                return (
-                    "batches are copied inside of the device's memory when they are asked for: on a CPU, leave out "
-                    "resident, and threads copy ahead"
-                )
             case "gather" if busy and self.no_core_seconds / busy > _NO_CORE:
                 return "gather threads had no core: other processes, or torch's own threads, use them"
             case "gather" if source.prefetch < 2:
@@ -156,9 +146,9 @@ class Report:
                 who = "one gather thread" if source.num_threads == 1 else f"{source.num_threads} gather threads"
                 return f"{who} copied all the time: try num_threads={source.num_cores}"
             case "gather":
-                return "this machine copies no faster: try crop=, smaller samples, or fewer processes at once"
+                return "this machine copies no faster: try smaller samples, or fewer processes at once"
             case "copy":
-                return "copies to the device are too slow: try crop=, and look whether memory is pinned (shardio bench)"
+                return "copies to the device are too slow: let the transform crop, and see that memory is pinned"
             case "transform":
                 return "the transform takes the consumer's thread this time: let it run on the device, or simplify it"
         return "data is not your bottleneck: the time goes into the training step"

@@ -18,7 +18,6 @@ from shardio.augment.cut import Cut, Split
 from shardio.loading.parts import Parts
 from shardio.loading.ring import Slot
 from shardio.loading.transform import CUT_ROWS, Cutter
-from shardio.order.windows import Windows
 from shardio.reading.reader import Reader
 from shardio.system.direct import aligned_empty
 
@@ -29,22 +28,20 @@ _thread = threading.local()
 
 
 class Request:
-    """The samples `indices` of a batch, int64 (B,), of which `parts` are read, or the pixels alone, in `windows`, or
-    whole. Any number of gather threads may use one at the same time.
+    """The samples `indices` of a batch, int64 (B,), of which `parts` are read, or the pixels alone. Any number of
+    gather threads may use one at the same time.
 
-    With a `cutter`, only what its cut sees is read of the pictures, or of their windows.
+    With a `cutter`, only what its cut sees is read of the pictures.
     """
 
     def __init__(
         self,
         indices: NDArray[np.int64],
         parts: Parts | None = None,
-        windows: Windows | None = None,
         cutter: Cutter | None = None,
     ) -> None:
         self.indices = indices
         self._parts = parts
-        self._windows = windows
         self._cutter = cutter
         self._resamples = cutter is not None and cutter.resamples
         self._cut: Cut | None = None
@@ -75,23 +72,18 @@ class Request:
                 self._cut = self._cutter.cut(self.indices)
             return self._cut
 
-    def _seen(self, cut: Cut) -> Windows:
-        """Returns what is read of the stored pictures for a cut."""
-        return cut.windows if self._windows is None else cut.windows.inside_of(self._windows)
-
     def announce(self, reader: Reader) -> None:
         """Tells the reader what will be read soon."""
         cut = self._make_cut()
-        reader.will_read(self.indices, self._windows if cut is None else self._seen(cut), self._windows)
+        reader.will_read(self.indices, None if cut is None else cut.windows)
 
     def read(self, reader: Reader, slot: Slot, start: int, stop: int) -> None:
         """Reads some of the samples into their places in the slot, with their labels and indices."""
         some = slice(start, stop)
         part = self.indices[some]
-        windows = None if self._windows is None else self._windows[some]
         cut = self._make_cut()
         if cut is None:
-            self._read_pixels(reader, part, slot.images[some], windows)
+            reader.read(part, slot.images[some])
         else:
             self._lay_out(slot, cut)
             read = self._read_cut if self._resamples else self._read_windows
@@ -99,7 +91,7 @@ class Request:
             for name in CUT_ROWS.keys() & slot.more.keys():
                 slot.more[name][some] = getattr(cut, name[1:])[some]
         if self._parts is not None:
-            self._parts.read_more(reader, part, windows, {name: array[some] for name, array in slot.more.items()})
+            self._parts.read_more(reader, part, {name: array[some] for name, array in slot.more.items()})
         slot.labels[some] = reader.column_of("label", part)
         slot.indices[some] = part
 
@@ -112,27 +104,19 @@ class Request:
                     slot.lay_out((int(cut.ends[-1]),))
             self._is_laid_out = True
 
-    def _read_pixels(
-        self, reader: Reader, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None
-    ) -> None:
-        if self._parts is not None and self._parts.picture:
-            reader.read_array(self._parts.picture, indices, out, windows)
-        else:
-            reader.read(indices, out, windows)
-
     def _read_windows(self, reader: Reader, cut: Cut, images: NDArray[Any], start: int, stop: int) -> None:
         place = images[cut.ends[start] : cut.ends[stop]]
-        self._read_pixels(reader, self.indices[start:stop], place, self._seen(cut)[start:stop])
+        reader.read(self.indices[start:stop], place, cut.windows[start:stop])
 
     def _read_cut(self, reader: Reader, cut: Cut, images: NDArray[Any], start: int, stop: int) -> None:
-        seen = self._seen(cut)
+        seen = cut.windows
         ends = (seen.num_pixels[start:stop] * cut.num_channels).cumsum()
         while start < stop:
             # At least one picture, however large.
             count = max(int(np.searchsorted(ends, _ROOM_NBYTES)), 1)
             some = slice(start, start + count)
             pixels = _room(int(ends[count - 1]))
-            self._read_pixels(reader, self.indices[some], pixels, seen[some])
+            reader.read(self.indices[some], pixels, seen[some])
             cut.resample(pixels, some, images[some])
             ends = ends[count:] - ends[count - 1]
             start += count

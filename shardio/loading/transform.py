@@ -24,7 +24,6 @@ from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors
 from shardio.loading.ring import Drawn
 from shardio.loading.traced import traced
-from shardio.order.windows import Crop
 from shardio.reading.reader import Reader
 
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
@@ -35,18 +34,13 @@ Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 CUT_ROWS = {"/parameters": RowType("<f4", (9,)), "/places": RowType("<i8", (2,))}
 
 PictureSizes: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""Indices of samples -> heights and widths, (B, 2): how large pictures, or the windows that are cut out of them, were
-before they were squashed."""
+"""Indices of samples -> heights and widths, (B, 2): how large pictures were before they were squashed."""
 
 
-def sizes_before(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the heights and widths that pictures of a squashed split, or windows of them, had before."""
+def sizes_before(reader: Reader, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the heights and widths that pictures of a squashed split had before."""
     columns = [reader.column_of(name, indices) for name in ("source_height", "source_width")]
-    sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
-    if crop is not None:
-        share = np.array(crop.cropped_shape[:2]) / crop.sample_shape[:2]
-        sizes[:] = np.maximum(np.rint(sizes * share), 1)
-    return sizes
+    return np.stack(columns, axis=1).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +66,7 @@ class TransformStep:
     """Calls a function with each batch. It may be replaced at any time, also while batches are under way.
 
     With `roi`, gather threads read what the first part of a transform of shardio.augment sees, if it can be split: of
-    pictures, or windows of them, that are stored in `shape`. With `gather_resamples`, they do that part, too.
+    pictures that are stored in `shape`. With `gather_resamples`, they do that part, too.
 
     `num_classes` returns how many classes the samples have, and whether that is all: else, the labels may have more.
     """

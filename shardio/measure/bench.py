@@ -1,8 +1,7 @@
 """The speed at which this machine reads a set: loaders with swept options, and in the same run the machine's limits.
 
 All ways of moving images take turns, round after round, and a ratio is of two turns of one round: it holds on a noisy
-machine, where an absolute figure does not. It is a ratio of bytes, those delivered over those that the limit moves. A
-loader with a crop delivers the window's bytes; np.take and O_DIRECT know no windows and move whole samples.
+machine, where an absolute figure does not. It is a ratio of bytes, those delivered over those that the limit moves.
 
 Which limit counts depends on how samples are read. "mmap" and "pread" copy from the page cache, so memcpy and np.take
 are their limits. "direct" goes past the page cache, so its limit is the disk's, measured by O_DIRECT reads. How fast a
@@ -58,7 +57,6 @@ class Sweep:
     """
 
     devices: Sequence[str] = ("cpu",)
-    crops: Sequence[tuple[int, int] | None] = (None,)
     batch_sizes: Sequence[int | None] = (None,)
     ios: Sequence[Io] = ("auto",)
     num_threads: Sequence[int | None] = (1, None)
@@ -68,7 +66,7 @@ class Sweep:
 
     def combinations(self, num_samples: int) -> Iterator[Combination]:
         sizes = [min(_BATCH_SIZE, num_samples) if size is None else size for size in self.batch_sizes]
-        options = product(self.devices, self.crops, sizes, self.ios, self.num_threads, self.prefetches)
+        options = product(self.devices, sizes, self.ios, self.num_threads, self.prefetches)
         return (Combination(*values) for values in options)
 
 
@@ -141,8 +139,7 @@ def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combinati
     """Opens and closes a loader as it will be measured, which raises ValueError for what cannot work."""
     with open_loader(asked) as loader:
         stats = loader.stats()
-        height, width, channels = loader.shards.sample_shape
-    shape = (*(asked.crop or (height, width)), channels)
+        shape = loader.shards.sample_shape
     return LoaderResult(
         replace(asked, num_threads=stats["num_threads"], device=stats["device"]),
         engine=stats["io"],

@@ -14,10 +14,9 @@ LimitKind = Literal["memcpy", "take", "take_one_buffer", "direct", "pinned_copy"
 
 @dataclass(frozen=True)
 class Combination:
-    """The arguments of ShardLoader that are swept, by their names there. A crop's windows are in the centre."""
+    """The arguments of ShardLoader that are swept, by their names there."""
 
     device: str
-    crop: tuple[int, int] | None
     batch_size: int
     io: Io
     num_threads: int | None

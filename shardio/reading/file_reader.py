@@ -22,7 +22,7 @@ from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut
 from shardio.kernels import rowread
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.layout import SplitLayout, as_bytes
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import CountingReader

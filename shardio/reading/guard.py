@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.format.checksum import crc32
 from shardio.format.layout import sample_nbytes
-from shardio.kernels.rowcopy import copy_windows
+from shardio.kernels.rowcopy import Windows, copy_windows
 from shardio.order.rng import make_keys, uniform
-from shardio.order.windows import Windows
 from shardio.reading.layout import as_bytes
 from shardio.reading.reader import ReadCounts, Reader
 from shardio.reading.shardset import ShardSet

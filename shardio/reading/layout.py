@@ -16,7 +16,7 @@ from shardio.format.layout import RowType, SampleShape, sample_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import SoundFiles, open_sound
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.table import Table
 from shardio.system.opening import OpenFile
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.reader import CountingReader
 from shardio.reading.shardset import ShardSet
 

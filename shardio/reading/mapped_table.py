@@ -13,8 +13,7 @@ from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
 from shardio.format.opening import check_not_cut, open_sized
-from shardio.kernels.rowcopy import copy_rows, copy_windows
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows, copy_rows, copy_windows
 from shardio.reading.mapping import RowMapping, will_need
 from shardio.reading.table import Table
 from shardio.system.opening import OpenFile, open_regular

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 
 
 class ReadCounts(NamedTuple):

@@ -21,8 +21,8 @@ from shardio.errors import FormatError, printable
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
+from shardio.kernels.rowcopy import Windows
 from shardio.order.orders import as_integer
-from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout, as_bytes
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mapping import advise_random, resident_share

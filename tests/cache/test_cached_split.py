@@ -176,7 +176,7 @@ def test_a_file_that_the_copy_has_lost_is_copied_again(src: Path, cache: Path) -
 
 
 def test_an_epoch_goes_on_while_shards_come_in_the_middle_of_it(src: Path, cache: Path, gate: Gate) -> None:
-    with loaded(src, cache, crop=3, crop_at="random") as loader, loaded(src, None, crop=3, crop_at="random") as plain:
+    with loaded(src, cache) as loader, loaded(src, None) as plain:
         batches = []
         for number, batch in enumerate(loader):
             if number == 2:

@@ -20,7 +20,7 @@ from shardio.cache.staged_set import StagedSet
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.shardset import open_shards
 from shardio.sets.storage import FolderStorage
 

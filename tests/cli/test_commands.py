@@ -95,7 +95,6 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["bench", "a", "--threads", "1,0"], "expected numbers from 1 on, such as 1,2,4; found '1,0'"),
         (["bench", "a", "--threads", "none"], "found 'none'"),
         (["bench", "a", "--prefetch", "-1"], "expected numbers from 0 on"),
-        (["bench", "a", "--crop", "auto"], "found 'auto'"),
         (["convert", "a", "b", "--source", "zip"], "'zip' is not one of"),
         (
             ["verify", "a", "--subset", "0"],
@@ -293,22 +292,22 @@ def test_verify_of_a_pinned_set_takes_the_digest_that_info_prints(converted: Pat
 
 def test_bench_prints_the_limits_and_every_combination(converted: Path) -> None:
     words = ("bench", converted, "--rounds", "1", "--seconds", "0.01", "--batch-size", "4,6", "--io", "pread")
-    text = shardio(*words, "--crop", "none,8x12", "--threads", "1,2")
+    text = shardio(*words, "--threads", "1,2")
     assert (text.returncode, text.stderr) == (0, "")
     for name in ("memcpy of one large block", "np.take into slots, batch 4", "np.take into one buffer, batch 6"):
         assert f"\n{name} " in text.stdout
     assert "ShardLoader: device cpu, io pread, prefetch 2\n" in text.stdout
-    rows = [tuple(line.split()[:3]) for line in text.stdout.splitlines() if line.startswith(("none ", "8x12 "))]
-    assert rows == list(product(("none", "8x12"), "46", "12"))
+    rows = [tuple(line.split()[:2]) for line in text.stdout.splitlines() if line.startswith(("4 ", "6 "))]
+    assert rows == list(product("46", "12"))
     facts = json.loads(shardio(*words, "--threads", "auto", "--json").stdout)
-    assert [(loader["batch_size"], loader["crop"]) for loader in facts["loaders"]] == [(4, None), (6, None)]
+    assert [loader["batch_size"] for loader in facts["loaders"]] == [4, 6]
     for loader in facts["loaders"]:
         assert {"memcpy", "take", "take_one_buffer"} <= loader["ratios"].keys()
 
 
 def test_bench_names_what_cannot_work_before_it_measures(converted: Path) -> None:
-    result = shardio("bench", converted, "--seconds", "600", "--crop", "none,99")
-    assert_one_clear_error(result, 2, "crop must be from (1, 1) to (16, 24)")
+    result = shardio("bench", converted, "--seconds", "600", "--batch-size", "4,9999")
+    assert_one_clear_error(result, 2, "fewer than the global batch of 9999")
 
 
 def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(converted: Path) -> None:

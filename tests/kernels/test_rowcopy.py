@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from shardio.kernels.built import DEFAULT_KERNEL, KERNELS
-from shardio.kernels.rowcopy import copy_rows, copy_windows
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows, copy_rows, copy_windows
 
 # From here on native kernels store past the caches.
 STREAMED = 4 << 20

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 import shardio.loading.gather
+from shardio.kernels.rowcopy import Windows
 from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.request import Request
 from shardio.loading.ring import Slot, new_slot
-from shardio.order.windows import Windows
 from shardio.reading.mapped import MappedReader
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import open_shards

@@ -847,7 +847,7 @@ def test_a_step_in_a_graph_has_the_losses_of_one_that_is_not(path: Path) -> None
         transform = Compose([RandomResizedCrop(64), HorizontalFlip(), Normalize("imagenet")])
         found = []
         with ShardLoader(path, BATCH, device="cuda", seed=5, transform=transform) as loader:
-            loader.out = images, labels = [tensor.clone() for tensor in next(iter(loader))]
+            images, labels = [tensor.clone() for tensor in next(iter(loader))]
             loss = torch.zeros((), device="cuda")
 
             def step() -> None:
@@ -874,7 +874,8 @@ def test_a_step_in_a_graph_has_the_losses_of_one_that_is_not(path: Path) -> None
             loader.set_epoch(0)
             for _ in range(2):
                 for batch in loader:
-                    assert batch[0] is images
+                    images.copy_(batch[0])
+                    labels.copy_(batch[1])
                     run()
                     found.append(loss.clone())
         return torch.stack(found).cpu()
@@ -882,53 +883,3 @@ def test_a_step_in_a_graph_has_the_losses_of_one_that_is_not(path: Path) -> None
     found = losses(captured=True)
     assert len(found.unique()) > len(found) // 2
     torch.testing.assert_close(found, losses(captured=False), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("options", [{}, {"indices": list(range(3, 390, 2))}, {"crop": 40, "crop_at": "random"}])
-def test_a_split_in_the_devices_memory_gives_the_batches_that_are_read(
-    path: Path, busy: Busy, options: dict[str, Any]
-) -> None:
-    options = {"seed": 2, "return_indices": True, **options}
-    with (
-        ShardLoader(path, BATCH, device="cuda", resident="device", **options) as loader,
-        ShardLoader(path, BATCH, device="cpu", **options) as usual,
-    ):
-        other = torch.cuda.Stream()
-        for epoch in range(2):
-            batches = iter(loader)
-            wrong = torch.zeros(2, dtype=torch.int64, device="cuda")
-            torch.cuda.synchronize()
-            for step, expected in enumerate(usual):
-                # Of each stream in turn, the other one is far behind.
-                with torch.cuda.stream(other if step % 2 else torch.cuda.current_stream()):
-                    busy()
-                    found = next(batches)
-                    for tensor, same in zip(found, expected, strict=True):
-                        assert tensor.stride() == same.stride()
-                        wrong[step % 2] += (tensor != same.cuda()).sum()
-            torch.cuda.synchronize()
-            assert wrong.tolist() == [0, 0], epoch
-
-
-def test_the_host_waits_for_no_batch_of_a_split_in_the_devices_memory(path: Path, busy: Busy) -> None:
-    transform = Compose([RandomResizedCrop(64), HorizontalFlip(), Normalize("imagenet")])
-    with ShardLoader(path, BATCH, device="cuda", resident="device", crop=80, transform=transform) as loader:
-        for _ in loader:  # fills the memory, and compiles
-            pass
-        torch.cuda.synchronize()
-        busy(100)
-        before = torch.cuda.current_stream().record_event()
-        for _ in loader:
-            pass
-        assert not before.query()
-        torch.cuda.synchronize()
-
-
-def test_a_closed_loader_has_given_the_devices_memory_back(path: Path) -> None:
-    gc.collect()
-    before = torch.cuda.memory_allocated()
-    with ShardLoader(path, BATCH, device="cuda", resident="device") as loader:
-        assert torch.cuda.memory_allocated() - before >= NUM_SAMPLES * int(np.prod(SHAPE))
-        kept = next(iter(loader))
-    del kept
-    assert torch.cuda.memory_allocated() <= before

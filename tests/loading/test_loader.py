@@ -34,7 +34,6 @@ import shardio.loading.gather
 import shardio.loading.iterator
 import shardio.loading.loader
 import shardio.loading.pipeline
-import shardio.loading.resident
 import shardio.loading.ring
 import shardio.loading.state
 import shardio.loading.transform
@@ -76,7 +75,6 @@ DRIVEN_BY_THE_CONSUMER = [
         shardio.loading.loader,
         shardio.loading.iterator,
         shardio.loading.pipeline,
-        shardio.loading.resident,
         shardio.loading.state,
         shardio.loading.transform,
     )
@@ -607,14 +605,11 @@ def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: 
 
 
 @pytest.mark.parametrize("event", ["line", "return"])
-@pytest.mark.parametrize("resident", [None, "device"])
-def test_an_interrupt_anywhere_in_next_leaves_a_true_state(
-    event: str, resident: str | None, loader_of: MakeLoader
-) -> None:
+def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of: MakeLoader) -> None:
     """Interrupts at every line that `next` runs. A batch can be lost only after it was counted."""
     lost = at = 0
     while True:
-        with loader_of(5, tail="short", num_threads=1, resident=resident) as loader:
+        with loader_of(5, tail="short", num_threads=1) as loader:
             iterator = iter(loader)
             received = order_of([next(iterator), next(iterator)])
             events = 0
@@ -710,7 +705,6 @@ def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> No
         ({"rank": 1}, LaunchError, "expected rank and world_size together, found rank=1, world_size=None$"),
         ({"rank": 3, "world_size": 3}, LaunchError, "expected a rank from 0 to world_size - 1, found rank 3 of 3"),
         ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA device; found meta:"),
-        ({"crop": (3,)}, ValueError, r"crop must be an integer or \(height, width\); found \(3,\)$"),
         ({"rank": "0", "world_size": 2}, TypeError, "rank and world_size must be integers; found '0', 2$"),
         ({"prefetch": 1.5}, TypeError, "prefetch must be an integer; found 1.5$"),
         ({"num_threads": "2"}, TypeError, "num_threads must be an integer; found '2'$"),
@@ -766,7 +760,6 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "roi": False,
             "kernels": kernels_in_use(),
             "staging": None,
-            "resident_nbytes": 0,
             "slots": 0,
             "slots_free": 0,
         }
@@ -1006,13 +999,10 @@ def consume(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch]) -> B
     return None
 
 
-@pytest.mark.parametrize("resident", [None, "device"])
-def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(
-    resident: str | None, loader_of: MakeLoader, poison: None
-) -> None:
+def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: MakeLoader, poison: None) -> None:
     point, fired = 0, True
     while fired:
-        loader = loader_of(5, prefetch=1, num_threads=2, resident=resident)
+        loader = loader_of(5, prefetch=1, num_threads=2)
         outcome: list[BaseException | None] = []
         held: list[Batch] = []
         interrupt = InterruptAt(point)

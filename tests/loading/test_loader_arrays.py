@@ -37,7 +37,6 @@ from shardio.loading.cuda import CudaCopier
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
-from shardio.order.windows import Windows, crop_boxes
 from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
 from shardio.sets.rows import write_index
@@ -48,11 +47,10 @@ RNG = np.random.default_rng(3)
 ARRAYS: dict[str, Given] = {
     **some_arrays(COUNT, HEIGHT, WIDTH),
     "small": ("image", RNG.integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)),
-    "same": ("image", RNG.integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), dtype=np.uint8)),
     "words": ("array", RNG.integers(0, 1 << 63, (COUNT, 2), dtype=np.uint64)),
     "counts": ("array", RNG.integers(0, 1 << 32, (COUNT, 1, 3), dtype=np.uint32)),
 }
-NAMES = [name for name in ARRAYS if name not in ("small", "same")]
+NAMES = list(ARRAYS)
 COLUMNS = ["score", "year", "crc32", "source_width"]
 # Rows come twice, and not at all.
 ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3, 2, 4, 8, 9, 10, 11, 12, 22, 6, 13, 13, 14, 15, 16, 17, 18])
@@ -100,45 +98,21 @@ def loader_of(path: Path) -> Iterator[Callable[..., ShardLoader]]:
         loader.close()
 
 
-def moved(boxes: NDArray[np.float32], top: int, left: int, height: int, width: int) -> NDArray[np.float32]:
-    """What crop_boxes does, one box at a time."""
-    out = np.zeros_like(boxes)
-    for row, (x0, y0, x1, y1, label) in zip(out, boxes.tolist(), strict=True):
-        x0, x1 = (min(max(x - left, 0), width) for x in (x0, x1))
-        y0, y1 = (min(max(y - top, 0), height) for y in (y0, y1))
-        row[:] = (x0, y0, x1, y1, label) if label >= 0 and x1 - x0 >= 1 and y1 - y0 >= 1 else (0, 0, 0, 0, -1)
-    return out
+def value_of(name: str, index: int) -> NDArray[Any]:
+    value: NDArray[Any] = ARRAYS[name][1][ORDER[index]]
+    return value
 
 
-def values_of(name: str, index: int, window: tuple[int, int, int, int] | None = None) -> NDArray[Any]:
-    """The value of an array for a sample, or of a window (top, left, height, width)."""
-    kind, values = ARRAYS[name]
-    value: NDArray[Any] = values[ORDER[index]]
-    if window is None or kind == "array":
-        return value
-    top, left, height, width = window
-    if kind == "boxes":
-        return moved(value, top, left, height, width)
-    return value[top : top + height, left : left + width]
-
-
-def check(batch: tuple[Any, ...], windows: Windows | None = None, picture: str = "") -> list[int]:
+def check(batch: tuple[Any, ...]) -> list[int]:
     """Checks every value of a batch. Returns its samples."""
     images, labels, indices, *rest = batch
     more = rest[0] if rest else {}
     for number, index in enumerate(indices.tolist()):
-        window = None
-        if windows is not None:
-            rows, columns = windows.part(number)
-            window = rows.start, columns.start, rows.stop - rows.start, columns.stop - columns.start
-        pixels = values_of(picture, index) if picture else sample_pixels(ORDER[index])
-        if window is not None:
-            pixels = pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
-        np.testing.assert_array_equal(images[number].permute(1, 2, 0).numpy(), pixels)
+        np.testing.assert_array_equal(images[number].permute(1, 2, 0).numpy(), sample_pixels(ORDER[index]))
         assert labels[number] == ORDER[index] % 7
         for name, tensor in more.items():
             if name in ARRAYS:
-                expected = values_of(name, index, window)
+                expected = value_of(name, index)
                 assert tensor.numpy().dtype == expected.dtype
                 np.testing.assert_array_equal(tensor[number].numpy(), expected)
         if "score" in more:
@@ -173,75 +147,6 @@ def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Pa
     ):
         with ShardLoader(path, 5, device="cpu", **options) as loader:  # type: ignore[arg-type]
             assert len(next(iter(loader))) == parts
-
-
-@pytest.mark.parametrize("io", IOS)
-@pytest.mark.parametrize("check_option", ["off", "sample"])
-@pytest.mark.parametrize(("crop", "at"), [((3, 2), "random"), ((4, 5), "random"), (3, "center")])
-def test_masks_and_boxes_are_those_of_the_window(
-    io: Io, check_option: str, crop: Any, at: str, loader_of: Callable[..., ShardLoader]
-) -> None:
-    with loader_of(io=io, check=check_option, arrays=NAMES, crop=crop, crop_at=at) as loader:
-        cropping = loader._pipeline.crop
-        assert cropping is not None
-        for epoch in range(2):
-            for batch in loader:
-                check(batch, cropping.windows(epoch, batch[2].numpy()))
-
-
-def test_boxes_are_cropped_as_one_box_at_a_time() -> None:
-    rng = np.random.default_rng(0)
-    boxes = rng.uniform(-5, 40, (500, 4, 5)).astype(np.float32).round(1)
-    boxes[..., 4] = rng.integers(-2, 3, boxes.shape[:2])
-    boxes[0, 0] = (3, 4, 4, 5, 0)  # one pixel, all of it inside
-    boxes[1, 0, :4] = np.nan
-    boxes[2, 0, :4] = (-np.inf, -np.inf, np.inf, np.inf)
-    boxes[2, 0, 4] = 1
-    windows = Windows.alike(11, 9, rng.integers(0, 20, 500), rng.integers(0, 20, 500))
-    windows.tops[0], windows.lefts[0] = 4, 3
-    expected = [
-        moved(one, top, left, 11, 9)
-        for one, top, left in zip(boxes, windows.tops.tolist(), windows.lefts.tolist(), strict=True)
-    ]
-    crop_boxes(boxes, windows)
-    np.testing.assert_allclose(boxes[2:], np.stack(expected)[2:], atol=1e-5)
-    assert boxes[0, 0].tolist() == [0, 0, 1, 1, 0]
-    assert boxes[1, 0].tolist() == [0, 0, 0, 0, -1]
-    assert boxes[2, 0].tolist() == [0, 0, 9, 11, 1]
-
-
-@pytest.mark.parametrize("io", IOS)
-@pytest.mark.parametrize("crop", [None, (3, 2)])
-@pytest.mark.parametrize("check_option", ["off", "sample"])
-def test_images_of_another_size_are_read_in_place_of_the_pixels(
-    io: Io, crop: Any, check_option: str, loader_of: Callable[..., ShardLoader]
-) -> None:
-    options = {"images_from": "small", "arrays": ["clip"], "crop": crop, "crop_at": "random", "check": check_option}
-    with loader_of(io=io, **options) as loader:
-        for batch in loader:
-            cropping = loader._pipeline.crop
-            check(batch, cropping.windows(0, batch[2].numpy()) if cropping else None, "small")
-        read = loader.stats()["read_nbytes"]
-        assert batch[0].shape[1:] == ((3, *crop) if crop else (3, 4, 3))
-    if io in ("auto", "mmap", "pread") and check_option == "off":
-        assert read <= len(ORDER) * (4 * 3 * 3 + 32 + 8 + 8 + 8)
-
-
-def test_masks_go_with_images_of_their_own_size_only(loader_of: Callable[..., ShardLoader]) -> None:
-    with loader_of(images_from="same", arrays=["mask", "boxes"], crop=4) as loader:
-        for batch in loader:
-            cropping = loader._pipeline.crop
-            assert cropping is not None
-            check(batch, cropping.windows(0, batch[2].numpy()), "same")
-    for name in ("mask", "boxes"):
-        with pytest.raises(ValueError, match=rf"{name}: masks and boxes belong to the main pixels of \(6, 5\)"):
-            loader_of(images_from="small", arrays=["clip", name])
-
-
-@pytest.mark.parametrize("images_from", ["", "clip", "nothing"])
-def test_images_come_from_arrays_of_images(images_from: str, loader_of: Callable[..., ShardLoader]) -> None:
-    with pytest.raises(ValueError, match=r"images_from must be an array of kind image \(.*small.*\)"):
-        loader_of(images_from=images_from)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +214,7 @@ def test_a_held_array_keeps_its_slot_from_reuse(loader_of: Callable[..., ShardLo
                 del held[4:]
                 for one, samples, values in held:
                     for index, value in zip(samples[1:], values, strict=True):
-                        np.testing.assert_array_equal(value.numpy(), values_of(one, index))
+                        np.testing.assert_array_equal(value.numpy(), value_of(one, index))
         held.clear()
         del values, value
         stats = loader.stats()
@@ -356,14 +261,12 @@ def damage(path: Path, name: str, sample: int) -> None:
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
-@pytest.mark.parametrize("crop", [None, (3, 2)])
-@pytest.mark.parametrize("name", ["clip", "mask", "boxes", "", "same"])
+@pytest.mark.parametrize("name", ["clip", "mask", "boxes", "", "small"])
 def test_a_damaged_value_has_all_of_its_sample_replaced(
-    io: Io, crop: Any, name: str, path: Path, loader_of: Callable[..., ShardLoader]
+    io: Io, name: str, path: Path, loader_of: Callable[..., ShardLoader]
 ) -> None:
     damage(path, name, 4)
-    picture = {"images_from": name} if name == "same" else {}
-    options = {"io": io, "crop": crop, "arrays": NAMES, "columns": COLUMNS, "check": "sample", **picture}
+    options = {"io": io, "arrays": NAMES, "columns": COLUMNS, "check": "sample"}
     what = f"the {name} of sample 4 " if name else "sample 4 "
     with loader_of(**options) as loader, pytest.raises(FormatError, match=what):
         list(loader)
@@ -373,8 +276,7 @@ def test_a_damaged_value_has_all_of_its_sample_replaced(
         assert loader.damaged == [4]
         found = []
         for batch in batches:
-            cropping = loader._pipeline.crop
-            found += check(batch, cropping.windows(0, batch[2].numpy()) if cropping else None, name * bool(picture))
+            found += check(batch)
         assert len(found) == len(ORDER)
         assert 4 not in found
 
@@ -396,45 +298,38 @@ def test_resumed_and_divided_epochs_have_the_same_values(path: Path) -> None:
     def make(rank: int = 0, world_size: int = 1, batch_size: int = 6) -> ShardLoader:
         return ShardLoader(
             path, batch_size, device="cpu", seed=2, rank=rank, world_size=world_size, arrays=NAMES, columns=["score"],
-            return_indices=True, tail="short", crop=(3, 3), crop_at="random",
+            return_indices=True, tail="short",
         )  # fmt: skip
 
-    def look(batch: tuple[Any, ...], loader: ShardLoader) -> list[int]:
-        cropping = loader._pipeline.crop
-        assert cropping is not None
-        return check(batch, cropping.windows(0, batch[2].numpy()))
-
     with make() as loader:
-        whole = [look(batch, loader) for batch in loader]
+        whole = [check(batch) for batch in loader]
     with make() as loader:
         iterator = iter(loader)
-        begun = [look(next(iterator), loader) for _ in range(2)]
+        begun = [check(next(iterator)) for _ in range(2)]
         state = loader.state_dict()
     ranks = []
     for rank in range(2):
         with make(rank, 2, 3) as loader:
             loader.load_state_dict(state)
-            ranks.append([look(batch, loader) for batch in loader])
+            ranks.append([check(batch) for batch in loader])
     assert begun == whole[:2]
     rest = [sorted(a + b) for a, b in zip(*ranks, strict=True)]
     assert rest == [sorted(batch) for batch in whole[2:]]
-    # The state says nothing of arrays: it may be loaded with others, and with pictures of another size.
-    with ShardLoader(path, 6, device="cpu", seed=2, images_from="small", tail="short", return_indices=True) as small:
-        small.load_state_dict(state)
-        assert [check(batch, picture="small") for batch in small] == whole[2:]
+    # The state says nothing of arrays: it may be loaded with others.
+    with ShardLoader(path, 6, device="cpu", seed=2, tail="short", return_indices=True) as plain:
+        plain.load_state_dict(state)
+        assert [check(batch) for batch in plain] == whole[2:]
 
 
-@pytest.mark.parametrize("crop", [None, (3, 2)])
 def test_arrays_are_read_while_the_set_is_staged_and_from_the_copy(
-    crop: Any, path: Path, tmp_path: Path, loader_of: Callable[..., ShardLoader]
+    path: Path, tmp_path: Path, loader_of: Callable[..., ShardLoader]
 ) -> None:
-    options = {"arrays": NAMES, "columns": COLUMNS, "crop": crop, "cache": tmp_path / "cache"}
+    options = {"arrays": NAMES, "columns": COLUMNS, "cache": tmp_path / "cache"}
     for _ in range(2):
         with loader_of(**options) as loader:
-            cropping = loader._pipeline.crop
-            for epoch in range(3):
+            for _ in range(3):
                 for batch in loader:
-                    check(batch, cropping.windows(epoch, batch[2].numpy()) if cropping else None)
+                    check(batch)
     stage(path, tmp_path / "cache")
     with loader_of(**options) as loader:
         assert loader.stats()["staging"]["state"] == "complete"
@@ -464,9 +359,9 @@ def test_a_transform_is_given_masks_and_boxes_by_kind(loader_of: Callable[..., S
         _, _, indices, more = next(iter(loader))
     assert list(more) == ["clip", "boxes", "mask"]
     for number, index in enumerate(indices.tolist()):
-        np.testing.assert_array_equal(more["clip"][number].numpy(), values_of("clip", index))
-        np.testing.assert_array_equal(more["mask"][number].numpy(), values_of("mask", index) + np.uint8(1))
-        np.testing.assert_array_equal(more["boxes"][number].numpy(), values_of("boxes", index) + 1)
+        np.testing.assert_array_equal(more["clip"][number].numpy(), value_of("clip", index))
+        np.testing.assert_array_equal(more["mask"][number].numpy(), value_of("mask", index) + np.uint8(1))
+        np.testing.assert_array_equal(more["boxes"][number].numpy(), value_of("boxes", index) + 1)
     (call,) = transform.calls
     assert call["masks"].keys() == {"mask"}
     assert call["boxes"].keys() == {"boxes"}
@@ -569,7 +464,7 @@ def test_flips_move_masks_and_boxes_with_their_pictures(loader_of: Callable[...,
         pixels = sample_pixels(ORDER[index])
         np.testing.assert_array_equal(images[number].permute(1, 2, 0).numpy(), pixels[:, ::-1])
         for name in ("mask", "depth"):
-            np.testing.assert_array_equal(more[name][number].numpy(), values_of(name, index)[:, ::-1])
+            np.testing.assert_array_equal(more[name][number].numpy(), value_of(name, index)[:, ::-1])
 
 
 def look_on_device(simulation: Simulation, batch: tuple[Any, ...], seen: list[int]) -> None:
@@ -642,9 +537,9 @@ def test_a_dataset_gives_arrays_by_name(path: Path) -> None:
     assert torch.equal(image, as_batch(sample_pixels(ORDER[3])[None])[0])
     assert label == ORDER[3] % 7
     assert list(values) == ["mask", "number"]
-    np.testing.assert_array_equal(values["mask"].numpy(), values_of("mask", 3))
+    np.testing.assert_array_equal(values["mask"].numpy(), value_of("mask", 3))
     for number, (_, labels, batch) in enumerate(DataLoader(dataset, batch_size=4)):
-        assert batch["number"][0] == values_of("number", 4 * number)
+        assert batch["number"][0] == value_of("number", 4 * number)
         assert len(labels) == len(batch["mask"])
     with pytest.raises(ValueError, match="found 'masks'"):
         ShardDataset(path, arrays=["masks"])

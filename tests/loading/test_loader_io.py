@@ -24,9 +24,9 @@ import shardio.kernels.rowread
 import shardio.reading.choose
 import shardio.reading.file_reader
 from shardio.errors import FormatError
+from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
 from shardio.loading.request import Request
-from shardio.order.windows import Windows
 from shardio.reading.choose import Io
 from shardio.reading.mapped import MappedReader
 from shardio.system.direct import direct_alignment

@@ -24,7 +24,7 @@ from shardio.loading import gather, reporter
 from shardio.loading.exports import PrometheusPort, PrometheusTextfile, TensorBoard
 from shardio.loading.loader import ShardLoader
 from shardio.loading.meter import Counts, Meter, Snapshot
-from shardio.loading.report import RESIDENT, Report, Source
+from shardio.loading.report import Report, Source
 from shardio.loading.reporter import Lines, line_of
 from shardio.loading.status import Status, find_loaders, parse
 from shardio.reading.mapped import MappedReader
@@ -71,9 +71,6 @@ def test_advice_looks_at_what_the_loader_was_given() -> None:
     counts: dict[str, Any] = {"wait_seconds": 3.0, "gather_seconds": 20.0, "gather_cpu_seconds": 20.0}
     assert "try prefetch=2" in report_of(source=replace(SOURCE, prefetch=0), **counts).advice
     assert "copies no faster" in report_of(source=replace(SOURCE, num_threads=8), **counts).advice
-    resident = replace(SOURCE, io=RESIDENT)
-    assert "leave out resident" in report_of(source=resident, storage=900, **counts).advice
-    assert report_of(source=resident, batches=0, images=0, waiting=9.0).stage == "storage"  # while it is filled
 
 
 def test_shares_are_of_the_loop_s_time_without_first_batches() -> None:

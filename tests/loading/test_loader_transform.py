@@ -231,13 +231,6 @@ def test_a_transform_that_a_function_calls_knows_the_true_sizes(squashed: Path) 
             assert torch.equal(found, expected)
 
 
-def test_a_transform_knows_the_true_size_of_a_window_of_a_squashed_picture(squashed: Path) -> None:
-    notes = NoteSizes()
-    with ShardLoader(squashed, 4, device="cpu", transform=notes, crop=(32, 16)) as loader:
-        list(loader)
-    assert set(notes.sizes.values()) == {(h // 2, round(w / 4)) for h, w in SIZES}
-
-
 def test_the_sizes_of_squashed_samples_are_read_only_if_they_are_wanted(
     squashed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

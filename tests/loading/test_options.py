@@ -17,8 +17,6 @@ USUAL = Options(
     prefetch=2,
     num_threads=None,
     io="auto",
-    crop=None,
-    crop_at="center",
     check="off",
     on_damage="raise",
     transform=None,
@@ -43,18 +41,3 @@ def test_what_cannot_be_is_refused_before_a_set_is_looked_for(option: dict[str, 
 def test_integers_of_any_kind_become_those_of_python() -> None:
     options = dataclasses.replace(USUAL, seed=np.uint64(3), prefetch=np.int8(1), num_threads=np.int64(2))
     assert [type(value) for value in (options.seed, options.prefetch, options.num_threads)] == [int] * 3
-
-
-@pytest.mark.parametrize(("crop", "shape"), [(None, None), (4, (4, 4, 3)), ((4, 2), (4, 2, 3)), ([4, 2], (4, 2, 3))])
-def test_a_crop_is_a_square_or_has_two_sides(crop: Any, shape: tuple[int, int, int] | None) -> None:
-    found = dataclasses.replace(USUAL, crop=crop).crop_of((8, 6, 3))
-    assert (found and found.cropped_shape) == shape
-
-
-@pytest.mark.parametrize(
-    ("crop", "message"),
-    [((1, 2, 3), "crop must be an integer or"), (9, "crop must be from"), (4.5, "crop must be an integer")],
-)
-def test_a_crop_that_samples_have_no_room_for_is_refused(crop: Any, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        dataclasses.replace(USUAL, crop=crop).crop_of((8, 6, 3))

@@ -107,12 +107,8 @@ def test_every_reader_gives_the_same_batches(path: Path, io: str, transform: Any
         {"tail": "pad", "rank": 1, "world_size": 2},
         {"shuffle": False},
         {"weights": [1.0, 2.0] + [0.1] * (COUNT - 2), "num_draws": 40},
-        {"crop": (30, 28)},
-        {"crop": 30, "crop_at": "random", "transform": Compose([RandomCrop(20), ToDtype(torch.float32)])},
-        {"images_from": "small"},
-        {"images_from": "small", "crop": 26, "crop_at": "random"},
-        {"arrays": ["mask", "boxes", "clip"], "columns": ["source_width"]},
-        {"arrays": ["mask", "boxes"], "crop": 33, "crop_at": "random"},
+        {"transform": Compose([RandomCrop(20), ToDtype(torch.float32)])},
+        {"arrays": ["mask", "boxes", "clip", "small"], "columns": ["source_width"]},
         {"transform": Compose([RandomResizedCrop(24), Normalize(), Mixup(5)])},
         {"transform": Compose([Resize(32), CenterCrop(24)])},
     ],
@@ -219,7 +215,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_windows_go_to_a_device_with_what_its_kernel_is_told(path: Path, io: str, prefetch: int) -> None:
     check(path, Compose([RandomResizedCrop(24), ToDtype(torch.float16)]), io=io, prefetch=prefetch)
-    check(path, COLOURED, io=io, prefetch=prefetch, arrays=["mask", "boxes"], crop=33, crop_at="random")
+    check(path, COLOURED, io=io, prefetch=prefetch, arrays=["mask", "boxes"])
 
 
 @pytest.mark.usefixtures("far_away")

@@ -197,9 +197,9 @@ def test_a_loader_and_its_iterators_are_not_copied_and_say_what_to_do(
 
 
 def test_a_loader_says_what_it_is_in_one_line(loader_of: MakeLoader) -> None:
-    loader = loader_of(4, crop=3, rank=1, world_size=2, tail="short")
+    loader = loader_of(4, rank=1, world_size=2, tail="short")
     path = loader.shards.path
-    text = f"<ShardLoader {path}, train: 3 batches of 4 x (3, 3, 3), rank 1 of 2, on cpu"
+    text = f"<ShardLoader {path}, train: 3 batches of 4 x {SHAPE}, rank 1 of 2, on cpu"
     assert repr(loader) == text + ">"
     loader.close()
     assert repr(loader) == text + ", closed>"

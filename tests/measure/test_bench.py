@@ -62,18 +62,17 @@ def has_direct(path: Path) -> bool:
 def test_every_combination_is_measured_once(path: Path) -> None:
     report = quick(
         path,
-        crops=(None, (8, 16)),
         batch_sizes=(4, 8),
         ios=("mmap", "pread"),
         num_threads=(1, 3),
         prefetches=(0, 2),
     )
-    swept = itertools.product([None, (8, 16)], [4, 8], ["mmap", "pread"], [1, 3], [0, 2])
+    swept = itertools.product([4, 8], ["mmap", "pread"], [1, 3], [0, 2])
     assert [loader.combination for loader in report.loaders] == [Combination("cpu", *values) for values in swept]
     for loader in report.loaders:
         assert loader.engine == loader.combination.io
-        assert loader.image_shape == (*(loader.combination.crop or (64, 64)), 1)
-        assert loader.speed.image_nbytes == (4096 if loader.combination.crop is None else 128)
+        assert loader.image_shape == (64, 64, 1)
+        assert loader.speed.image_nbytes == 4096
         assert len(loader.speed.seconds) == len(loader.first_batch_seconds) == 1
 
 
@@ -82,7 +81,7 @@ def test_what_the_loader_chooses_is_named_and_measured_once(path: Path) -> None:
         chosen, engine = loader.num_threads, loader.stats()["io"]
     report = quick(path, num_threads=(None, chosen, None))
     (result,) = report.loaders
-    assert result.combination == Combination("cpu", None, 4, "auto", chosen, 2)
+    assert result.combination == Combination("cpu", 4, "auto", chosen, 2)
     assert result.engine == engine
     assert result.io_reason
 
@@ -94,7 +93,7 @@ def test_a_batch_is_256_or_all_samples_if_they_are_fewer(path: Path, make_set: C
 
 
 def test_limits_are_measured_for_each_batch_size_if_they_depend_on_it_and_once_else(path: Path) -> None:
-    report = quick(path, batch_sizes=(4, 8), crops=(None, (8, 8)), num_threads=(1, 2))
+    report = quick(path, batch_sizes=(4, 8), num_threads=(1, 2))
     found = [(limit.kind, limit.batch_size) for limit in report.limits]
     expected = [("memcpy", None)]
     expected += [(kind, size) for size in (4, 8) for kind in ("take", "take_one_buffer")]
@@ -103,7 +102,7 @@ def test_limits_are_measured_for_each_batch_size_if_they_depend_on_it_and_once_e
 
 
 def test_ratios_are_of_bytes_per_second_to_the_limits_of_the_same_batch_size(path: Path) -> None:
-    report = quick(path, batch_sizes=(4, 8), crops=(None, (8, 8)))
+    report = quick(path, batch_sizes=(4, 8))
     for loader in report.loaders:
         ratios = report.ratios(loader)
         assert set(ratios) == {"memcpy", "take", "take_one_buffer", *(["direct"] if has_direct(path) else [])}
@@ -117,7 +116,7 @@ def measured(gains: dict[tuple[int, int], float]) -> Report:
     """A report of loaders with these (threads, prefetch) and speeds, in three rounds of a machine that changes."""
     loaders = [
         LoaderResult(
-            Combination("cpu", None, 8, "auto", threads, prefetch),
+            Combination("cpu", 8, "auto", threads, prefetch),
             "mmap",
             "",
             (8, 8, 3),
@@ -157,7 +156,7 @@ def test_candidates_begin_with_the_default_and_are_what_the_machine_can_do(
     monkeypatch.setattr(shardio.measure.bench, "usable_cores", lambda: cores)
     sweep = candidates(open_shards(path))
     first, *others = sweep.combinations(30)
-    assert first == Combination("cpu", None, 30, "auto", None, 2)
+    assert first == Combination("cpu", 30, "auto", None, 2)
     assert first not in others
     assert sweep.fresh == (not fits)
     threads = [count for count in sweep.num_threads if count is not None]
@@ -323,7 +322,6 @@ def test_ways_take_turns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"ios": ("mmap", "direct")}, "O_DIRECT does not work on oldfs"),
         ({"ios": ("mmap", "fast")}, "io must be one of auto, mmap, pread, direct; found 'fast'"),
-        ({"crops": (None, (65, 64))}, "crop must be from"),
         ({"batch_sizes": (4, 31)}, "30 samples are fewer than the global batch of 31"),
         ({"prefetches": (2, -1)}, "prefetch at least 0"),
         ({"devices": ("cpu", "cuda:9")}, "sees here, cuda:0 to cuda:0; found 'cuda:9'"),
@@ -354,7 +352,7 @@ def test_a_limit_that_cannot_be_measured_is_left_out_with_its_reason(
 
 
 def test_json_tells_everything(path: Path) -> None:
-    report = quick(path, crops=((8, 16),), rounds=2)
+    report = quick(path, rounds=2)
     facts = json.loads(json.dumps(report.to_dict()))
     assert set(facts) == {
         *("path", "split", "digest", "num_samples", "sample_shape", "resident_share"),
@@ -370,12 +368,12 @@ def test_json_tells_everything(path: Path) -> None:
         assert set(limit) == {"kind", "batch_size", "image_shape", "device"} | speed
     (loader,) = facts["loaders"]
     assert set(loader) == speed | {
-        *("device", "crop", "batch_size", "io", "num_threads", "prefetch"),
+        *("device", "batch_size", "io", "num_threads", "prefetch"),
         *("engine", "io_reason", "image_shape", "first_batch_seconds", "ratios"),
     }
-    assert (loader["crop"], loader["image_shape"], loader["device"]) == ([8, 16], [8, 16, 1], "cpu")
+    assert (loader["image_shape"], loader["device"]) == ([64, 64, 1], "cpu")
     assert set(loader["ratios"]) == {limit["kind"] for limit in facts["limits"]}
-    assert loader["gigabytes_per_second"] == pytest.approx(loader["images_per_second"] * 128e-9, rel=1e-3)
+    assert loader["gigabytes_per_second"] == pytest.approx(loader["images_per_second"] * 4096e-9, rel=1e-3)
     assert all(loader["ratios"].values())
 
 
@@ -417,13 +415,11 @@ class FakeDevice:
 
 def test_a_gpu_has_the_limit_of_pinned_copies_of_its_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeDevice(monkeypatch)
-    report = quick(path, devices=("cpu", "cuda"), crops=(None, (8, 16)), batch_sizes=(4, 8))
+    report = quick(path, devices=("cpu", "cuda"), batch_sizes=(4, 8))
     pinned = [limit for limit in report.limits if limit.kind == "pinned_copy"]
     assert [(limit.device, limit.batch_size, limit.image_shape, limit.speed.image_nbytes) for limit in pinned] == [
         ("cuda:0", 4, (64, 64, 1), 4096),
         ("cuda:0", 8, (64, 64, 1), 4096),
-        ("cuda:0", 4, (8, 16, 1), 128),
-        ("cuda:0", 8, (8, 16, 1), 128),
     ]
     for loader in report.loaders:
         ratios = report.ratios(loader)
@@ -474,17 +470,16 @@ def test_the_clock_is_read_only_when_the_device_has_done_everything(
 def made_up_report(everything: bool) -> Report:
     """A sweep with figures as large as they come."""
     fast = Speed(150_528, [1 / 1_234_567], [0.001])
-    crops = [None, (1024, 1024)]
     options = [
-        [("cpu", "cuda:0"), crops, (64, 2048), ("auto", "direct"), (1, 16), (0, 16)],
-        [("cpu",), [None], (256,), ("auto",), (1, 16), (2,)],
+        [("cpu", "cuda:0"), (64, 2048), ("auto", "direct"), (1, 16), (0, 16)],
+        [("cpu",), (256,), ("auto",), (1, 16), (2,)],
     ][not everything]
     loaders = [
         LoaderResult(
             Combination(*values),  # type: ignore[arg-type]
             "direct",
             "why",
-            (*(values[1] or (2048, 2048)), 3),  # type: ignore[misc, arg-type]
+            (2048, 2048, 3),
             fast,
             [12.345],
         )
@@ -511,7 +506,7 @@ def test_the_table_has_a_line_of_at_most_100_characters_for_everything(everythin
 
 def test_options_that_are_not_swept_stand_above_the_table_once() -> None:
     lines = list(summary(made_up_report(everything=False)))
-    assert "ShardLoader: device cpu, crop none, batch 256, io auto, prefetch 2" in lines
+    assert "ShardLoader: device cpu, batch 256, io auto, prefetch 2" in lines
     header = next(line for line in lines if line.startswith("threads"))
     assert header.split() == ["threads", "images/s", "GB/s", "/image", "ms", "memcpy", "take", "direct"]
     assert lines[lines.index("io auto is direct here:") + 1] == "  why"

@@ -21,8 +21,8 @@ from shardio.cache.cached_split import open_source
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import load_manifest
+from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
-from shardio.order.windows import Windows
 from shardio.reading.choose import look_at, make_reader
 from shardio.reading.guard import GuardedReader
 from shardio.reading.mapped import MappedReader

@@ -38,7 +38,6 @@ from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Slot
 from shardio.order.rng import make_keys, uniform
-from shardio.order.windows import Windows
 from shardio.reading.choose import Io
 from shardio.reading.file_reader import FileReader
 from shardio.reading.mapped import MappedReader
@@ -86,11 +85,8 @@ def change(path: Path, *samples: int) -> None:
             file.write(bytes([byte ^ 1 << i % 8]))
 
 
-def pictures(indices: list[int], windows: Windows | None = None) -> NDArray[np.uint8]:
-    found = np.stack([sample_pixels(i, SHAPE) for i in indices])
-    if windows is None:
-        return found
-    return np.stack([image[windows.part(i)] for i, image in enumerate(found)])
+def pictures(indices: list[int]) -> NDArray[np.uint8]:
+    return np.stack([sample_pixels(i, SHAPE) for i in indices])
 
 
 def read_all(loader: ShardLoader, epochs: int = 1) -> Seen:
@@ -98,14 +94,11 @@ def read_all(loader: ShardLoader, epochs: int = 1) -> Seen:
     seen: Seen = []
     for _ in range(epochs):
         iterator = iter(loader)
-        epoch = iterator.epoch
-        order = loader._position.sampler.batches(epoch)
+        order = loader._position.sampler.batches(iterator.epoch)
         for images, labels, indices in iterator:
             came = indices.tolist()
             asked = next(order)
-            windows = loader._pipeline.crop.windows(epoch, indices.numpy()) if loader._pipeline.crop else None
-            if came == asked.tolist() or windows is None:
-                assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pictures(came, windows))
+            assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pictures(came))
             assert labels.tolist() == [i % 7 for i in came]
             seen.append((asked.tolist(), came))
     return seen
@@ -123,20 +116,16 @@ def expected_instead(asked: list[int], damaged: set[int], seed: int, epoch: int)
 
 
 @pytest.mark.parametrize("on_damage", ["raise", "skip"])
-@pytest.mark.parametrize("crop", [None, 4, (1, 5)])
 @pytest.mark.parametrize("io", IOS)
 def test_a_sound_set_gives_the_same_batches_with_and_without_a_check(
-    io: Io, crop: int | None, on_damage: str, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+    io: Io, on_damage: str, loader_of: MakeLoader
 ) -> None:
-    monkeypatch.setattr(shardio.reading.guard, "_ROOM_NBYTES", 250)  # two samples at a time
-    for crop_at in ("center", "random"):
-        options = {"crop": crop, "crop_at": crop_at, "seed": 3}
-        plain = loader_of(io, check="off", **options)
-        checked = loader_of(io, on_damage=on_damage, **options)
-        for one, other in zip(plain, checked, strict=True):
-            assert all(itertools.starmap(torch.equal, zip(one, other, strict=True)))
-        assert checked.damaged == []
-        assert checked.stats()["damaged"] == checked.stats()["read_retries"] == 0
+    plain = loader_of(io, check="off", seed=3)
+    checked = loader_of(io, on_damage=on_damage, seed=3)
+    for one, other in zip(plain, checked, strict=True):
+        assert all(itertools.starmap(torch.equal, zip(one, other, strict=True)))
+    assert checked.damaged == []
+    assert checked.stats()["damaged"] == checked.stats()["read_retries"] == 0
 
 
 @pytest.mark.parametrize("options", [{"check": "all"}, {"on_damage": "ignore"}, {"check": None}])
@@ -149,13 +138,12 @@ def test_other_choices_are_refused(options: dict[str, Any], loader_of: MakeLoade
 # --- on_damage="raise" -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("crop", [None, 2])
 @pytest.mark.parametrize("io", IOS)
 def test_a_changed_sample_is_an_error_where_its_batch_was_due_that_names_it(
-    io: Io, crop: int | None, path: Path, loader_of: MakeLoader
+    io: Io, path: Path, loader_of: MakeLoader
 ) -> None:
     change(path, 26)
-    loader = loader_of(io, shuffle=False, crop=crop)
+    loader = loader_of(io, shuffle=False)
     batches = iter(loader)
     for _ in range(3):
         next(batches)
@@ -170,7 +158,7 @@ def test_a_changed_sample_is_an_error_where_its_batch_was_due_that_names_it(
         assert way_out in str(caught.value)
     assert loader.damaged == []
     change(path, 26)  # mended
-    assert len(read_all(loader_of(io, shuffle=False, crop=crop))) == 6
+    assert len(read_all(loader_of(io, shuffle=False))) == 6
 
 
 def stored(path: Path, i: int) -> bytes:
@@ -260,10 +248,9 @@ def test_storage_that_fails_while_an_index_is_checked_is_asked_again(
 # --- a fault that passes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("crop", [None, 3])
 @pytest.mark.parametrize("on_damage", ["raise", "skip"])
 def test_a_fault_that_is_gone_when_the_sample_is_read_again_does_no_harm(
-    on_damage: str, crop: int | None, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+    on_damage: str, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = MappedReader.read
 
@@ -273,7 +260,7 @@ def test_a_fault_that_is_gone_when_the_sample_is_read_again_does_no_harm(
             out[place, 0, 0, 0] ^= 64
 
     monkeypatch.setattr(MappedReader, "read", spoil)
-    loader = loader_of("mmap", on_damage=on_damage, crop=crop)
+    loader = loader_of("mmap", on_damage=on_damage)
     for asked, came in read_all(loader, 2):
         assert came == asked
     assert loader.damaged == []
@@ -293,14 +280,13 @@ def test_a_sample_is_read_again_past_the_page_cache_where_that_works(path: Path,
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-@pytest.mark.parametrize("crop", [None, 4])
 @pytest.mark.parametrize("io", IOS)
 def test_a_damaged_sample_is_replaced_by_the_sound_one_of_its_batch_that_seed_epoch_and_sample_say(
-    io: Io, crop: int | None, num_threads: int, path: Path, loader_of: MakeLoader
+    io: Io, num_threads: int, path: Path, loader_of: MakeLoader
 ) -> None:
     damaged = {0, 7, 11, 12, 13, 14, 46}
     change(path, *damaged)
-    loader = loader_of(io, crop=crop, num_threads=num_threads, on_damage="skip", seed=5)
+    loader = loader_of(io, num_threads=num_threads, on_damage="skip", seed=5)
     with pytest.warns(RuntimeWarning, match="is damaged, and another takes its place") as warned:
         seen = read_all(loader, 3)
     for number, (asked, came) in enumerate(seen):
@@ -309,19 +295,6 @@ def test_a_damaged_sample_is_replaced_by_the_sound_one_of_its_batch_that_seed_ep
     assert told == loader.damaged == sorted(damaged)  # each once, though it came three times
     assert loader.stats()["damaged"] == len(damaged)
     assert loader.stats()["images"] == 3 * NUM_SAMPLES
-
-
-@pytest.mark.filterwarnings("ignore:sample")
-def test_the_window_in_the_place_of_a_damaged_sample_is_that_of_the_sound_one(
-    path: Path, loader_of: MakeLoader
-) -> None:
-    change(path, 2, 19)
-    loader = loader_of(on_damage="skip", crop=(3, 2), crop_at="random")
-    assert loader._pipeline.crop is not None
-    for images, _, indices in loader:
-        windows = loader._pipeline.crop.windows(0, indices.numpy())
-        assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pictures(indices.tolist(), windows))
-    assert loader.damaged == [2, 19]
 
 
 @pytest.mark.filterwarnings("ignore:sample")

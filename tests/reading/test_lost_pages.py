@@ -23,9 +23,9 @@ import shardio.reading.mapped_table
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.kernels.built import KERNELS
+from shardio.kernels.rowcopy import Windows
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.order.windows import Windows
 from shardio.reading.shardset import ShardSet, open_shards
 
 pytestmark = pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")

@@ -32,7 +32,7 @@ import shardio.reading.mapping
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
-from shardio.order.windows import Windows
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.file_reader import FileReader
 from shardio.reading.layout import SplitLayout
 from shardio.reading.mapped import MappedReader

@@ -31,6 +31,7 @@ from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEn
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
+from shardio.kernels.rowcopy import Windows
 from shardio.reading.mapping import RowMapping
 from shardio.reading.shardset import Sample, ShardSet, open_shards
 from shardio.sets.verify import verify
@@ -794,3 +795,30 @@ def test_the_index_is_checked_however_large_it_should_be(tmp_path: Path) -> None
         FormatError, match=rf"train-index\.npy: expected {wide.nbytes} bytes.*found {split.index.nbytes}"
     ):
         ShardSet(out, manifest, "train")
+
+
+def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_set: Callable[..., Path]) -> None:
+    shards = open_shards(make_set(43, (21, 17, 3)))
+    indices = np.array([5, 42, 5])
+    windows = Windows.alike(5, 4, np.array([0, 3, 16]), np.array([13, 0, 2]))
+    out = np.zeros((3, 5, 4, 3), np.uint8)
+    shards.gather(indices, out, windows)
+    for image, i, top, left in zip(out, indices, windows.tops, windows.lefts, strict=True):
+        assert np.array_equal(image, sample_pixels(int(i), (21, 17, 3))[top : top + 5, left : left + 4])
+    for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
+        out[:] = 7
+        with pytest.raises(IndexError, match=r"expected (windows inside of \(21, 17\)|as many tops)"):
+            shards.gather(indices, out, Windows.alike(5, 4, np.array(tops), np.array(lefts)))
+        assert (out == 7).all()
+    for height, width in ((22, 4), (5, 18), (0, 4), (5, -1)):
+        with pytest.raises(IndexError, match=rf"inside of \(21, 17\), height and width; found {height} x {width} pix"):
+            shards.gather(indices, out, Windows.alike(height, width, windows.tops, windows.lefts))
+    several = Windows(windows.tops, windows.lefts, np.array([1, 2, 3]), np.array([4, 3, 1]))
+    packed = np.zeros(3 * (4 + 6 + 3), np.uint8)
+    shards.gather(indices, packed, several)
+    expected = [sample_pixels(int(i), (21, 17, 3))[several.part(k)].reshape(-1) for k, i in enumerate(indices)]
+    assert np.array_equal(packed, np.concatenate(expected))
+    with pytest.raises(ValueError, match=r"expected out of one dimension, for windows of several sizes"):
+        shards.gather(indices, out, several)
+    with pytest.raises(ValueError, match="out must be"):
+        shards.gather(indices, np.zeros((3, 5, 5, 3), np.uint8), windows)

@@ -175,8 +175,6 @@ class Histories(attack.Rounds[Counts]):
             "shuffle": draw.choice([True, False, "block"]),
             "tail": draw.choice(["drop", "pad", "short"]),
         }
-        if draw.random() < 0.3:
-            options |= {"crop": 18, "crop_at": draw.choice(["center", "random"])}
         epoch = draw.randrange(5)
         for number in range(draw.randint(1, 3)):
             kept = draw.randint(1, 4)
@@ -207,8 +205,6 @@ class Histories(attack.Rounds[Counts]):
             *("--world-size", run.world_size, "--seed", run.options["seed"], "--tail", run.options["tail"]),
             *("--transform", run.chain, "--save", folder / "batch.npz", "--json"),
         ]
-        if "crop" in run.options:
-            words += ["--crop", run.options["crop"], "--crop-at", run.options["crop_at"]]
         if self._random.random() < 0.5:
             torch.save({"epoch": 1, "nested": [{"loader": had.state}]}, folder / "checkpoint.pt")
             words += ["--state", folder / "checkpoint.pt"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shardio.errors import LaunchError
-from shardio.order.world import World, find_world, least_local_ranks
+from shardio.loading.world import World, find_world, least_local_ranks
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2"}
