@@ -24,12 +24,11 @@ from shardio.format.layout import MANIFEST_NAME
 # What reads the index alone.
 QUERIES = [
     ("info",),
-    ("stats",),
     ("find", "--class", "n01440764"),
     ("find", "--key", "*_10026*"),
     ("find", "--where", "source_width >= 500"),
     ("find", "--json"),
-    *(("export-index", f"index.{kind}") for kind in ("csv", "jsonl", "parquet")),
+    *(("info", "--write-index", f"index.{kind}") for kind in ("csv", "parquet")),
 ]
 
 

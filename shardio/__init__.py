@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from shardio.cache.stage import stage as stage
     from shardio.changes.carry import ChangeReport as ChangeReport
     from shardio.changes.change import change as change
-    from shardio.changes.diff import DiffReport as DiffReport
-    from shardio.changes.diff import diff as diff
     from shardio.changes.merge import merge as merge
     from shardio.conversion.append import append as append
     from shardio.conversion.convert import convert as convert
@@ -62,7 +60,6 @@ _HOMES = {
     "shardio.loading.loader": ("ShardLoader",),
     "shardio.changes.change": ("change",),
     "shardio.changes.carry": ("ChangeReport",),
-    "shardio.changes.diff": ("DiffReport", "diff"),
     "shardio.changes.merge": ("merge",),
     "shardio.sets.publish": ("publish",),
     "shardio.sets.selection": ("Selection",),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardio.format.manifest import Manifest
-    from shardio.sets.find import IndexedSet, IndexedSplit
+    from shardio.sets.index import IndexedSet, IndexedSplit
 
 # Lines that are written at a time: a million of single ones would take most of the time.
 _CHUNK = 10_000
@@ -44,7 +44,7 @@ def find(
     shardio find out/ --key '*_10026*'
     shardio find out/ --where 'source_width >= 500' --where 'source_height < 200'
     """
-    from shardio.sets.find import read_indexes
+    from shardio.sets.index import read_indexes
     from shardio.sets.selection import Selection
 
     selection = Selection(classes=selected, keys=keys, where=where)

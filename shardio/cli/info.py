@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import json_option
-from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers
+from shardio.cli.options import folder, json_option
+from shardio.cli.output import Column, levels_text, next_step, say, show, table, telling_of_servers
 from shardio.errors import printable, shortened
 from shardio.system.amounts import bytes_text, counted
 
@@ -19,55 +22,96 @@ if TYPE_CHECKING:
     from shardio.format.entries import ArrayEntry, SplitEntry
     from shardio.format.layout import RowType
     from shardio.format.manifest import Manifest
-    from shardio.sets.statistics import ClassCounts
+    from shardio.sets.index import Spread
     from shardio.sets.storage import Storage
 
-
-# An index of more bytes is not fetched from a server for a few counts.
+# Larger indexes are fetched from a server only if --verbose asks for it.
 _MOST_FETCHED_NBYTES = 8 << 20
-_MOST_CLASSES = 5
+_MOST_CLASSES = 3
+_MOST_COMPARED = 5
 
 
 @click.command(short_help="Show what a set holds.")
 @click.argument("out")
-@click.option("-v", "--verbose", is_flag=True, help="Say all that is known of how the set was made.")
+@click.option("-v", "--verbose", is_flag=True, help="Show everything known about how the set was made.")
+@click.option(
+    "--write-index",
+    "target",
+    type=folder,
+    metavar="FILE",
+    help="Write a table of all samples instead, as .csv or .parquet.",
+)
+@click.option("--against", metavar="OTHER", help="Compare the set with another instead; exit code 1 if they differ.")
 @json_option
-def info(out: str, verbose: bool, as_json: bool) -> None:
-    """Say what the set in OUT is: samples, size, arrays, classes, state, how it was made, and how to use it.
+def info(out: str, verbose: bool, target: Path | None, against: str | None, as_json: bool) -> None:
+    """Show what the set in OUT holds: samples, size, arrays, classes, state, how it was made, and how to use it.
 
     OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
-    """
-    from shardio.sets.names import is_url
-    from shardio.sets.storage import open_storage
 
+    \b
+    shardio info out/ --write-index index.parquet
+    shardio info out/ --against relabelled/
+    """
+    from shardio.sets.index import compare, open_place
+    from shardio.sets.index_file import write_index_file
+
+    if against is not None:
+        with telling_of_servers([out, against]):
+            differences = compare(out, against)
+        show({"equal": not differences, "differences": differences} if as_json else _difference_lines(differences))
+        sys.exit(1 if differences else 0)
+    if target is not None:
+        with telling_of_servers([out]):
+            say(f"{target}: {counted(write_index_file(out, target), 'sample')}")
+        return
     with telling_of_servers([out]):
-        storage = open_storage(out if is_url(out) else Path(out))
+        storage = open_place(out)
         manifest = storage.load_manifest()
         fault = storage.find_fault(manifest)
         in_use = {} if fault else {name: _in_use(storage, split) for name, split in manifest.splits.items()}
-        counts = "" if as_json or fault else _counts(storage, manifest)
+        counts = {name: _count(storage, manifest, name, verbose) for name in ({} if fault else manifest.splits)}
     if as_json:
-        show(_facts(storage.name, manifest, fault, in_use))
+        show(_facts(storage.name, manifest, fault, in_use, counts))
     else:
         show(_summary(storage.name, manifest, fault, in_use, counts, verbose))
 
 
-def _counts(storage: Storage, manifest: Manifest) -> ClassCounts | str:
-    """Returns how many samples each class has in the main split, or why that is not known."""
-    from shardio.errors import FormatError
-    from shardio.sets.index import read_index
-    from shardio.sets.levels import first_split
-    from shardio.sets.names import is_url
-    from shardio.sets.statistics import count_classes
+def _difference_lines(differences: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    if not differences:
+        yield "the same samples"
+    for what, keys in differences.items():
+        more = ", ..." if len(keys) > _MOST_COMPARED else ""
+        yield f"{what}: {len(keys):,}: {', '.join(keys[:_MOST_COMPARED])}{more}"
 
-    name = first_split(manifest.splits)
-    nbytes = manifest.splits[name].index.nbytes
-    if is_url(storage.name) and nbytes > _MOST_FETCHED_NBYTES:
-        return f"not counted: `shardio stats` would read {bytes_text(nbytes)}"
+
+@dataclass(frozen=True)
+class _Counts:
+    """What the index of a split says in numbers, or why it was not read."""
+
+    classes: list[tuple[int, int]] = field(default_factory=list)
+    """(label, samples), rarest first."""
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    reason: str = ""
+
+
+def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _Counts:
+    import numpy as np
+
+    from shardio.errors import FormatError
+    from shardio.sets.index import count_classes, read_index, spread_of, spreads_of
+    from shardio.sets.names import is_url
+
+    nbytes = manifest.splits[split].index.nbytes
+    if is_url(storage.name) and nbytes > _MOST_FETCHED_NBYTES and not verbose:
+        return _Counts(reason=f"not counted: --verbose reads the index, {bytes_text(nbytes)}")
     try:
-        return count_classes(read_index(storage, manifest, name)["label"], len(manifest.classes))
+        rows = read_index(storage, manifest, split)
     except (FormatError, OSError) as error:
-        return f"not counted: {error}"
+        return _Counts(reason=f"not counted: {error}")
+    classes = count_classes(rows["label"], len(manifest.classes))
+    per_class = spread_of(np.array([count for _, count in classes]))
+    assert per_class is not None  # a split has a sample
+    return _Counts(classes, {"samples per class": per_class, **spreads_of(rows)})
 
 
 def _in_use(storage: Storage, split: SplitEntry) -> list[int]:
@@ -84,7 +128,9 @@ def _in_use(storage: Storage, split: SplitEntry) -> list[int]:
     return counts
 
 
-def _facts(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[int]]) -> dict[str, Any]:
+def _facts(
+    name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[int]], counts: Mapping[str, _Counts]
+) -> dict[str, Any]:
     return {
         "path": name,
         "state": _state(fault),
@@ -93,7 +139,10 @@ def _facts(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
         "class_names": list(manifest.class_names),
-        "splits": {name: _split_facts(split, in_use.get(name)) for name, split in manifest.splits.items()},
+        "splits": {
+            name: {**_split_facts(split, in_use.get(name)), **_count_facts(counts.get(name))}
+            for name, split in manifest.splits.items()
+        },
         "columns": {name: dict(split.index.columns) for name, split in manifest.splits.items()},
         "nbytes": manifest.nbytes,
         "num_rejects": manifest.rejects.num_rejects,
@@ -113,6 +162,13 @@ def _split_facts(split: SplitEntry, in_use: list[int] | None) -> dict[str, Any]:
     }
 
 
+def _count_facts(counts: _Counts | None) -> dict[str, Any]:
+    if counts is None or counts.reason:
+        return {}
+    spreads = {name: dataclasses.asdict(spread) for name, spread in counts.spreads.items()}
+    return {"spreads": spreads, "samples_of_labels": {str(label): count for label, count in sorted(counts.classes)}}
+
+
 def _array_facts(array: ArrayEntry) -> dict[str, Any]:
     return {
         "kind": array.kind,
@@ -129,12 +185,12 @@ def _summary(
     manifest: Manifest,
     fault: str,
     in_use: Mapping[str, list[int]],
-    counts: ClassCounts | str,
+    counts: Mapping[str, _Counts],
     verbose: bool,
 ) -> Iterator[str]:
-    """Yields what matters first. `counts` are those of the main split, or why they are not known."""
+    """Yields what matters first."""
     from shardio.sets.history import describe_making
-    from shardio.sets.levels import stored_levels
+    from shardio.sets.levels import first_split, stored_levels
     from shardio.sets.names import is_url
 
     height, width, channels = manifest.sample_shape
@@ -153,7 +209,8 @@ def _summary(
         if split.order is not None:
             yield f"          order {_stored(split.order, split.num_rows, in_use.get(split_name))} samples in use"
         yield from _arrays(split, in_use.get(split_name))
-    yield from _classes(manifest, counts)
+    if (main := first_split(manifest.splits)) in counts:
+        yield from _classes(manifest, main, counts[main])
     yield f"  refused {counted(manifest.rejects.num_rejects, 'image')} when it was made"
     if made := describe_making(manifest):
         yield from _wrapped("made by", made, verbose)
@@ -164,34 +221,44 @@ def _summary(
         for key, value in _flat(manifest.provenance):
             yield f"  {key}: {value}"
     yield f"  use     {_use(name, manifest)}"
-    yield next_step("verify" if fault else "stats" if is_url(name) else "view", name)
+    yield next_step("verify" if fault else "find" if is_url(name) else "view", name)
 
 
-def _classes(manifest: Manifest, counts: ClassCounts | str) -> Iterator[str]:
-    """Yields how many samples the classes have, and the first of them."""
-    from shardio.sets.levels import first_split
-
-    if isinstance(counts, str):
-        if counts:
-            yield f"  classes {counts}"
+def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
+    """Yields the samples of the rarest and the most frequent classes, and the spread of sizes and columns."""
+    if counts.reason:
+        yield f"  classes {counts.reason}"
         return
-    split, each = first_split(manifest.splits), counts.range
-    spread = f"{each.least:,} to {each.most:,} samples of each, median {each.median:,}"
-    if each.least == each.most:
-        spread = f"{counted(int(each.least), 'sample')} of each"
-    yield f"  classes {split} has {spread}"
-    shown = counts.first(_MOST_CLASSES)
-    names, called = manifest.classes, manifest.class_names
-    cells = [
-        Column("label", [str(label) for label, _ in shown], right=True),
-        Column("class", [shortened(names[label], 24) if names else "" for label, _ in shown]),
-        Column("called", [shortened(called[label], 24) if called else "" for label, _ in shown]),
-        Column("samples", [f"{count:,}" for _, count in shown], right=True),
+    classes, spreads = counts.classes, counts.spreads
+    empty = sum(not count for _, count in classes)
+    unused = f", {empty:,} of them without a sample" if empty else ""
+    yield f"  classes {split} has {counted(len(classes), 'class')}{unused}"
+    some = min(_MOST_CLASSES, len(classes) // 2)
+    if spreads["samples per class"].minimum < spreads["samples per class"].maximum:
+        most = sorted(classes, key=lambda pair: (-pair[1], pair[0]))
+        shown = [*classes[:some], *most[:some]]
+        names, called = manifest.classes, manifest.class_names
+        cells = [
+            Column("", ["rarest", *[""] * (some - 1), "most frequent", *[""] * (some - 1)]),
+            Column("", [str(label) for label, _ in shown], right=True),
+            Column("", [shortened(names[label], 20) if names else "" for label, _ in shown]),
+            Column("", [shortened(called[label], 20) if called else "" for label, _ in shown]),
+            Column("", [f"{count:,}" for _, count in shown], right=True),
+        ]
+        yield from (f"          {line}" for line in list(table([one for one in cells if any(one.cells)]))[1:])
+    columns = [
+        Column("", [shortened(name, 24) for name in spreads]),
+        *(
+            Column(name, [_number(getattr(spread, name)) for spread in spreads.values()], right=True)
+            for name in ("minimum", "median", "maximum")
+        ),
+        Column("missing", [f"{one.num_missing:,}" if one.num_missing else "" for one in spreads.values()], right=True),
     ]
-    lines = list(table([column for column in cells if any(column.cells)]))
-    yield from (f"          {line}" for line in lines[1:])
-    if more := len(counts.labels) - len(shown):
-        yield f"          and {more:,} more"
+    yield from (f"          {line}" for line in table([one for one in columns if any(one.cells)]))
+
+
+def _number(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.4g}"
 
 
 def _use(place: str, manifest: Manifest) -> str:

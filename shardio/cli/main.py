@@ -26,10 +26,8 @@ from shardio.cli.bench import bench
 from shardio.cli.change import change, merge
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
-from shardio.cli.diff import diff
 from shardio.cli.doctor import doctor
 from shardio.cli.evict import evict
-from shardio.cli.export_index import export_index
 from shardio.cli.extract import extract
 from shardio.cli.find import find
 from shardio.cli.info import info
@@ -41,7 +39,6 @@ from shardio.cli.repair import repair
 from shardio.cli.replay import replay
 from shardio.cli.report import report
 from shardio.cli.stage import stage
-from shardio.cli.stats import stats
 from shardio.cli.top import top
 from shardio.cli.verify import verify
 from shardio.cli.view import view
@@ -67,8 +64,8 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 # As the help lists them.
 COMMANDS = {
     "Make a set": [plan, convert, verify, repair],
-    "Look at it": [info, stats, view, report, find, extract, export_index],
-    "Make another one of it, which shares its files": [change, append, merge, diff],
+    "Look at it": [info, view, find, extract, report],
+    "Make another one of it, which shares its files": [change, append, merge],
     "Train with it": [doctor, bench, warm, top, replay],
     "Share it": [publish, list_sets, stage, evict],
     "Begin": [demo],

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Literal
-
-import numpy as np
+from typing import Any
 
 from shardio.errors import SourceError
 from shardio.system.opening import check_unpacked
@@ -69,47 +66,3 @@ def read_table(path: Path, file: Any, columns: Sequence[str] | None = None) -> A
     return pyarrow.Table.from_batches(
         batches, pyarrow.schema([schema.field(name) for name in columns]) if columns is not None else schema
     )
-
-
-ParquetType = Literal["text", "bytes"] | np.dtype[Any]
-
-
-class ParquetWriter:
-    """Writes a parquet file of these columns to a stream, a row group with each `write`, until the `with` block ends.
-
-    It needs pyarrow: `check_installed` tells.
-    """
-
-    def __init__(self, stream: IO[bytes], columns: Mapping[str, ParquetType]) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
-        texts = {"text": pyarrow.string(), "bytes": pyarrow.binary()}
-        self._schema = pyarrow.schema(
-            (name, texts[kind] if isinstance(kind, str) else pyarrow.from_numpy_dtype(kind))
-            for name, kind in columns.items()
-        )
-        self._writer = pyarrow.parquet.ParquetWriter(stream, self._schema)
-
-    def write(self, count: int, cells: Sequence[Any]) -> None:
-        """Writes so many rows. `cells` has an array or a list for each column, text as bytes; None is a column without
-        values."""
-        import pyarrow
-
-        arrays = []
-        for field, values in zip(self._schema, cells, strict=True):
-            if values is None:
-                arrays.append(pyarrow.nulls(count, field.type))
-            elif field.type in (pyarrow.string(), pyarrow.binary()):
-                arrays.append(pyarrow.array(values, pyarrow.binary()).cast(field.type))
-            else:
-                arrays.append(pyarrow.array(values).cast(field.type))
-        self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
-
-    def __enter__(self) -> ParquetWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()

@@ -1,24 +1,77 @@
-"""Indexes of a set, read whole and checked: what is known of every sample without a look at its pixels."""
+"""The indexes of a set, read whole and checked: everything known of each sample without its pixels."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.entries import FileEntry
-from shardio.format.layout import HEADER_NBYTES
+from shardio.format.entries import ArrayEntry, FileEntry, SplitEntry
+from shardio.format.layout import HEADER_NBYTES, columns_of
 from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import check_split
 from shardio.format.opening import check_sha256
-from shardio.sets.storage import Storage
+from shardio.sets.names import is_url
+from shardio.sets.selection import Selection
+from shardio.sets.storage import Storage, open_storage
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedSplit:
+    """A split's index, one row per sample."""
+
+    name: str
+    rows: NDArray[np.void]
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedSet:
+    """The indexes of some splits of a set."""
+
+    place: str
+    """The folder or URL for messages."""
+    manifest: Manifest
+    splits: tuple[IndexedSplit, ...]
+
+    def find(self, selection: Selection) -> list[NDArray[np.int64]]:
+        """Returns the selected samples of each split. Raises what `Selection.samples` raises."""
+        return [selection.samples(split.rows, self.manifest) for split in self.splits]
+
+
+def open_place(place: str | os.PathLike[str]) -> Storage:
+    """Returns the storage of the set in a folder, at a URL or with a name in the catalogue."""
+    text = os.fspath(place)
+    return open_storage(text if is_url(text) else Path(text))
+
+
+def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> IndexedSet:
+    """Reads the indexes of these splits, or of all.
+
+    Raises SetNotFoundError if there is no set or no such split, FormatError if it is damaged, OSError if it cannot be
+    read.
+    """
+    with closing(open_place(place)) as storage:
+        manifest = storage.load_manifest()
+        for name in splits:
+            check_split(storage.name, manifest, name)
+        chosen = [name for name in manifest.splits if not splits or name in splits]
+        read = tuple(IndexedSplit(name, read_index(storage, manifest, name)) for name in chosen)
+        return IndexedSet(storage.name, manifest, read)
 
 
 def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.void]:
-    """Returns the index of a split, one row per sample, wherever the set lies.
+    """Returns the index of a split, one row per sample.
 
-    Raises FormatError if it is not what the manifest says, or a label is of no class; OSError if it cannot be read.
+    Raises FormatError if it differs from the manifest or a label is no class; OSError if it cannot be read.
     """
     entry = manifest.splits[split].index
     rows = _read_checked(storage, entry)[HEADER_NBYTES:].view(entry.dtype)
@@ -27,7 +80,7 @@ def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.v
 
 
 def check_labels(rows: NDArray[np.void], num_classes: int, path: object) -> None:
-    """Raises FormatError, which names the index `path`, if a label is of no class. A set without classes may have any
+    """Raises FormatError, which names the index `path`, if a label is no class. A set without classes may have any
     labels."""
     labels = rows["label"]
     if num_classes and not (labels.min() >= 0 and labels.max() < num_classes):
@@ -35,24 +88,160 @@ def check_labels(rows: NDArray[np.void], num_classes: int, path: object) -> None
         raise FormatError(f"{path}: label: expected 0 to {num_classes - 1}, found {labels[at]} at sample {at}")
 
 
-def read_order(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.int64]:
-    """Returns for each sample of a split the stored row of its pixels. Errors are those of `read_index`."""
-    content = manifest.splits[split]
-    if content.order is None:
-        return np.arange(content.num_samples)
-    entry = content.orders[content.order]
+def read_order(storage: Storage, split: SplitEntry, array: ArrayEntry | None = None) -> NDArray[np.int64]:
+    """Returns the stored row of each sample of a split, in its pixels or in an array. Errors are as of `read_index`."""
+    stored = split if array is None else array
+    if stored.order is None:
+        return np.arange(split.num_samples)
+    entry = split.orders[stored.order]
     order = _read_checked(storage, entry)[HEADER_NBYTES:].view(np.int64)
-    if not (order.min() >= 0 and order.max() < content.num_rows):
+    if not (order.min() >= 0 and order.max() < stored.num_rows):
         raise FormatError(
-            f"{storage.path_of(entry)}: expected stored rows from 0 to {content.num_rows - 1}, found {order.min()} to "
+            f"{storage.path_of(entry)}: expected stored rows from 0 to {stored.num_rows - 1}, found {order.min()} to "
             f"{order.max()}"
         )
     return order
 
 
 def _read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
-    """Returns all bytes of a file. Raises FormatError if they are not what the manifest says."""
+    """Returns all bytes of a file. Raises FormatError if they differ from the manifest."""
     data = np.empty(entry.nbytes, np.uint8)
     storage.read_into(entry, 0, data.data)
     check_sha256(storage.path_of(entry), entry, hashlib.sha256(data.data).hexdigest())
     return data
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Minimum, median and maximum of numbers. `num_missing` counts NaN, which they leave out."""
+
+    minimum: float
+    median: float
+    maximum: float
+    num_missing: int = 0
+
+
+def spread_of(values: NDArray[Any]) -> Spread | None:
+    """Returns the spread of these numbers; None if there are none. Integers stay integers."""
+    there = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+    if not len(there):
+        return None
+    middle = float(np.median(there))
+    median: float = int(middle) if values.dtype.kind in "iu" and middle.is_integer() else middle
+    return Spread(there.min().item(), median, there.max().item(), len(values) - len(there))
+
+
+def spreads_of(rows: NDArray[np.void]) -> dict[str, Spread]:
+    """Returns the spreads of the sizes of the original images, where the index has them, and of the columns."""
+    widths, heights = rows["source_width"].astype(np.int64), rows["source_height"].astype(np.int64)
+    known = (widths > 0) & (heights > 0)
+    widths, heights = widths[known], heights[known]
+    columns = {name: rows[name] for name, _ in columns_of(rows.dtype)}
+    values = {"source_width": widths, "source_height": heights, "width / height": widths / heights, **columns}
+    return {name: spread for name, one in values.items() if (spread := spread_of(one)) is not None}
+
+
+def count_classes(labels: NDArray[np.int64], num_classes: int) -> list[tuple[int, int]]:
+    """Returns (label, samples) for all classes, or for the labels of a set without classes; the rarest come first."""
+    if num_classes:
+        counts = np.bincount(labels, minlength=num_classes)
+        found = np.arange(num_classes)
+    else:
+        found, counts = np.unique(labels, return_counts=True)
+    rarest = np.argsort(counts, kind="stable")
+    return list(zip(found[rarest].tolist(), counts[rarest].tolist(), strict=True))
+
+
+# --- differences -----------------------------------------------------------------------------------------------------
+
+
+def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Returns the differences of the set `b` from the set `a`: for each kind, the keys or names concerned; {} if equal.
+
+    Samples with the same key are the same sample; a repeated key is matched in order. Pixels and arrays are compared by
+    their checksums.
+    """
+    one, two = read_indexes(a), read_indexes(b)
+    classes = one.manifest.classes, two.manifest.classes
+    moved = [name for name, other in zip(*classes, strict=False) if name != other and {name, other} <= set(classes[0])]
+    shapes = [str(indexed.manifest.sample_shape) for indexed in (one, two)]
+    found = [
+        *_names_differ("classes", *classes),
+        ("classes with another number", moved),
+        ("sample shape", [" -> ".join(shapes)] if shapes[0] != shapes[1] else []),
+        *_names_differ("splits", [split.name for split in one.splits], [split.name for split in two.splits]),
+    ]
+    with closing(open_place(a)) as here, closing(open_place(b)) as there:
+        for split in one.splits:
+            for other in (other for other in two.splits if other.name == split.name):
+                splits = [
+                    _ComparedSplit(storage, indexed.manifest.splits[split.name], indexed.manifest.classes, each.rows)
+                    for storage, indexed, each in ((here, one, split), (there, two, other))
+                ]
+                found += [(f"{split.name}: {what}", keys) for what, keys in _compare_splits(*splits)]
+    return {what: keys for what, keys in found if keys}
+
+
+@dataclass(frozen=True, eq=False)
+class _ComparedSplit:
+    storage: Storage
+    entry: SplitEntry
+    classes: tuple[str, ...]
+    rows: NDArray[np.void]
+
+    def numbered_keys(self) -> dict[tuple[bytes, int], int]:
+        """Returns the sample of each key, together with how often the key came before."""
+        seen, found = Counter[bytes](), dict[tuple[bytes, int], int]()
+        for sample, key in enumerate(self.rows["key"].tolist()):
+            found[key, seen[key]] = sample
+            seen[key] += 1
+        return found
+
+    def labels(self) -> NDArray[Any]:
+        """Returns the class of each sample, or its label in a set without classes."""
+        return np.array(self.classes, object)[self.rows["label"]] if self.classes else self.rows["label"]
+
+    def checksums(self, array: str) -> NDArray[np.uint32]:
+        """Returns the checksum of each sample's value."""
+        entry = self.entry.arrays[array]
+        crc32s = _read_checked(self.storage, entry.crc32)[HEADER_NBYTES:].view(np.uint32)
+        return crc32s[read_order(self.storage, self.entry, entry)]
+
+
+def _names_differ(what: str, a: Iterable[str], b: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    here, there = dict.fromkeys(a), dict.fromkeys(b)
+    yield f"{what} added", [name for name in there if name not in here]
+    yield f"{what} removed", [name for name in here if name not in there]
+
+
+def _compare_splits(a: _ComparedSplit, b: _ComparedSplit) -> Iterator[tuple[str, list[str]]]:
+    keys_a, keys_b = a.numbered_keys(), b.numbered_keys()
+    yield "added", [os.fsdecode(key[0]) for key in keys_b if key not in keys_a]
+    yield "removed", [os.fsdecode(key[0]) for key in keys_a if key not in keys_b]
+    common = [key for key in keys_a if key in keys_b]
+    in_a, in_b = (np.array([keys[key] for key in common], np.int64) for keys in (keys_a, keys_b))
+
+    def keys_where(differs: NDArray[np.bool_]) -> list[str]:
+        return [os.fsdecode(common[i][0]) for i in np.flatnonzero(differs)]
+
+    was, now = a.labels()[in_a], b.labels()[in_b]
+    yield "in another order", keys_where(np.diff(in_b, prepend=-1) < 0)
+    yield (
+        "relabelled",
+        [f"{os.fsdecode(common[i][0])} from {was[i]} to {now[i]}" for i in np.flatnonzero(was != now).tolist()],
+    )
+    columns_a, columns_b = (dict(split.entry.index.columns) for split in (a, b))
+    yield from _names_differ("columns", columns_a, columns_b)
+    yield from _names_differ("arrays", a.entry.arrays, b.entry.arrays)
+    for name in ("crc32", "source_width", "source_height", *(name for name in columns_a if name in columns_b)):
+        x, y = a.rows[name][in_a], b.rows[name][in_b]
+        what = "with other pixels" if name == "crc32" else f"with another {name}"
+        yield what, keys_where((x != y) & ~((x != x) & (y != y)))  # NaN is an empty cell
+    for name in (name for name in a.entry.arrays if name in b.entry.arrays):
+        yield f"with other values of {name}", keys_where(a.checksums(name)[in_a] != b.checksums(name)[in_b])
+        types = [f"{entry.kind} of {entry.row.dtype}" for entry in (a.entry.arrays[name], b.entry.arrays[name])]
+        yield f"type of {name}", [" -> ".join(types)] if types[0] != types[1] else []
+    yield "squashed in one set only", ["A" if a.entry.squashed else "B"] if a.entry.squashed != b.entry.squashed else []

@@ -27,7 +27,6 @@ from places import CHAOS
 from shardio.changes import carry
 from shardio.changes.carry import ChangeReport, Room
 from shardio.changes.change import change
-from shardio.changes.diff import diff
 from shardio.changes.labels import read_labels
 from shardio.changes.merge import merge
 from shardio.conversion import append as append_module
@@ -1024,6 +1023,7 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
     with ShardWriter(tmp_path / "bare", SHAPE) as writer:
         writer.append(sample_pixels(5, SHAPE), 12345, key="5")
     write_set(tmp_path / "squashed", {6: "cat"}, ["cat"], squashed=True)
+    assert "train   1 sample in 1 shard, squashed\n" in shardio("info", tmp_path / "squashed").stdout
     for other, told in (
         (tmp_path / "squashed", "split 'train'.*squashed squashed.*--fit"),
         (a, r"1 keys are there more than once: 'cat/0.png'.*--same-keys allow"),
@@ -1242,53 +1242,6 @@ def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
     assert load_manifest(new).splits["train"].arrays == {}
 
 
-# --- diff ------------------------------------------------------------------------------------------------------------
-
-
-def test_info_shows_that_a_set_is_squashed_and_diff_that_only_one_of_two_is(tmp_path: Path) -> None:
-    a = write_set(tmp_path / "a", {0: "cat"}, ["cat"])
-    b = write_set(tmp_path / "b", {0: "cat"}, ["cat"], squashed=True)
-    assert "train   1 sample in 1 shard, squashed\n" in shardio("info", b).stdout
-    result = shardio("diff", a, b)
-    assert (result.returncode, result.stdout) == (1, "train: squashed in one of the sets alone\n")
-
-
-def test_a_difference_is_told_by_key(out: Path, tmp_path: Path) -> None:
-    assert diff(out, out).equal
-    a, b = tmp_path / "a", tmp_path / "b"
-    drop(out, a, indices=[0, 1])
-    change(a, tmp_path / "clip", arrays={"clip": np.arange(23)})
-    change(tmp_path / "clip", b, labels={key(5): "new", key(6): "c0"}, classes="new")
-    report = diff(out, b)
-    split = report.splits["train"]
-    assert not report.equal
-    assert (split.removed.count, split.removed.first) == (2, (key(0), key(1)))
-    assert not split.added
-    assert (split.relabelled.count, split.relabelled.first[0]) == (2, (key(5), "c5", "new"))
-    assert report.added_classes == ("new",)
-    assert split.added_arrays == ("clip",)
-    assert not split.reordered
-    back = diff(b, out).splits["train"]
-    assert (back.added.count, back.removed_arrays) == (2, ("clip",))
-    change(b, tmp_path / "c", arrays={"clip": np.arange(23) // 2 * 2})
-    assert diff(b, tmp_path / "c").splits["train"].other_arrays["clip"].count == 11
-    keep(out, tmp_path / "turned", indices=np.arange(25)[::-1])
-    assert diff(out, tmp_path / "turned").splits["train"].reordered
-
-
-def test_classes_are_compared_by_name_and_pixels_and_columns_by_value(tmp_path: Path) -> None:
-    a = write_set(tmp_path / "a", {0: "cat", 1: "dog"}, ["cat", "dog"], columns={"year": float})
-    b = write_set(tmp_path / "b", {0: "cat", 1: "dog"}, ["dog", "cat"], columns={"year": float})
-    assert diff(a, b).reordered_classes
-    assert diff(a, b).splits["train"].equal
-    with ShardWriter(tmp_path / "c", SHAPE, classes=["cat", "dog"], columns={"year": float}) as writer:
-        writer.append(sample_pixels(0, SHAPE), 0, key="cat/0.png", columns={"year": 0})
-        writer.append(sample_pixels(9, SHAPE), 1, key="dog/1.png", columns={"year": 7})
-    split = diff(a, tmp_path / "c").splits["train"]
-    assert split.other_pixels.first == ("dog/1.png",)
-    assert split.other_columns["year"].first == ("dog/1.png",)
-
-
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
@@ -1316,10 +1269,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     run("change", "a", "d2", "--labels", "labels.csv", "--classes", "classes.txt", told="1 sample relabelled")
     run("merge", "a", "d", "e", "--same-keys", "allow", "--same-images", "keep", told="24 samples")
     run("append", out, more, "f", told="converted 4 images")
-    run("diff", "a", "d", told="train: relabelled: 1 samples: train/n01/n01_0.JPEG from n01 to wolf", code=1)
-    run("diff", "a", "a", told="the same samples, in the same files")
     run("info", "f", "-v", told="  change.operation: append")
-    run("diff", "a", "d", "--json", told='"equal": false', code=1)
     assert (
         json.loads(shardio("change", "a", "g", "--keep", "--class", "n01", "--json", cwd=tmp_path).stdout)["num_files"]
         == 12
@@ -1346,7 +1296,6 @@ def test_the_folder_of_a_set_that_no_manifest_describes_is_told(tmp_path: Path, 
     for call in (
         lambda: keep(tmp_path / "out", new, classes="a"),
         lambda: merge([tmp_path / "out"], new),
-        lambda: diff(tmp_path / "out", tmp_path / "out"),
     ):
         with pytest.raises(SetNotFoundError):
             call()

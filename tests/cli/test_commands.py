@@ -133,7 +133,6 @@ def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
         ["view", "SET", "-o", "FILE"],
         ["replay", "SET", "--batch-size", "4", "-o", "FILE"],
         ["replay", "SET", "--batch-size", "4", "--save", "FILE"],
-        ["export-index", "SET", "FILE", "--format", "csv"],
     ],
     ids=" ".join,
 )

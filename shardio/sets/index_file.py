@@ -1,0 +1,135 @@
+"""Writes the indexes of a set as one table for other programs: CSV, or parquet with pyarrow.
+
+A key is bytes. CSV has these bytes; parquet has a column of text, or of bytes if any key is not UTF-8.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.format.layout import columns_of
+from shardio.format.manifest import Manifest
+from shardio.sets.arrow import check_installed
+from shardio.sets.index import open_place, read_index, read_order
+from shardio.sets.names import is_url
+from shardio.sets.storage import Storage
+from shardio.system.files import open_output, write_all
+from shardio.system.opening import naming
+
+# Rows in memory as text at a time.
+_CHUNK = 1 << 16
+
+Table = dict[str, NDArray[Any]]
+"""Columns of a split by name: numbers, keys (S), or text (object)."""
+
+
+def write_index_file(place: str | os.PathLike[str], target: Path) -> int:
+    """Writes a row for each sample of a set to a .csv or .parquet file, and returns their number.
+
+    The file appears whole or not at all, and replaces a file of its name. Raises ValueError for another ending or a
+    place among the set's files, SourceError without pyarrow, and what `read_indexes` raises.
+    """
+    if target.suffix.lower() not in (".csv", ".parquet"):
+        raise ValueError(f"expected a name that ends in .csv or .parquet, found {target.name!r}")
+    if is_parquet := target.suffix.lower() == ".parquet":
+        check_installed(target, "write")
+    with closing(open_place(place)) as storage:
+        if not is_url(storage.name) and os.path.realpath(target.parent) == os.path.realpath(storage.name):
+            raise ValueError(f"{target}: expected a file outside of the set's folder, found one among its files")
+        manifest = storage.load_manifest()
+        tables = [_table(storage, manifest, split) for split in manifest.splits]
+    columns = list(dict.fromkeys(name for table in tables for name in table))
+    with open_output(target) as file, naming(target):
+        if is_parquet:
+            with open(os.dup(file), "wb", buffering=0) as stream:
+                _write_parquet(tables, columns, stream)
+        else:
+            for text in _csv_texts(tables, columns):
+                write_all(file, text.encode("utf-8", "surrogateescape"))
+    return sum(len(table["index"]) for table in tables)
+
+
+def _table(storage: Storage, manifest: Manifest, name: str) -> Table:
+    split = manifest.splits[name]
+    rows, stored = read_index(storage, manifest, name), read_order(storage, split)
+    starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
+    shards = np.searchsorted(starts, stored, side="right") - 1
+    classes = {"class": manifest.classes, "class_name": manifest.class_names}
+    return {
+        "split": np.full(len(rows), name, object),
+        "index": np.arange(len(rows)),
+        "key": rows["key"],
+        "label": rows["label"],
+        **{column: np.array(names, object)[rows["label"]] for column, names in classes.items() if names},
+        **{column: rows[column] for column in ("source_width", "source_height", "crc32")},
+        **{column: rows[column] for column, _ in columns_of(rows.dtype)},
+        "shard": np.array([shard.file for shard in split.shards], object)[shards],
+        "row": stored - starts[shards],
+    }
+
+
+def _csv_texts(tables: Sequence[Table], columns: Sequence[str]) -> Iterator[str]:
+    """Yields the table in pieces. NaN, and a column that a split does not have, is an empty cell."""
+    yield _csv_text([columns])
+    for table in tables:
+        for start in range(0, len(table["index"]), _CHUNK):
+            count = len(table["index"][start : start + _CHUNK])
+            cells = (_cells(table[name][start : start + count]) if name in table else [""] * count for name in columns)
+            yield _csv_text(zip(*cells, strict=True))
+
+
+def _csv_text(lines: Any) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def _cells(values: NDArray[Any]) -> list[Any]:
+    cells: list[Any] = values.tolist()
+    if values.dtype.kind == "S":
+        return [key.decode("utf-8", "surrogateescape") for key in cells]
+    return ["" if math.isnan(number) else number for number in cells] if values.dtype.kind == "f" else cells
+
+
+def _write_parquet(tables: Sequence[Table], columns: Sequence[str], stream: IO[bytes]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema((name, _arrow_type([t[name] for t in tables if name in t])) for name in columns)
+    with pyarrow.parquet.ParquetWriter(stream, schema) as writer:
+        for table in tables:
+            arrays = [
+                pyarrow.nulls(len(table["index"]), field.type)
+                if field.name not in table
+                else pyarrow.array(table[field.name], pyarrow.binary()).cast(field.type)
+                if table[field.name].dtype.kind == "S"
+                else pyarrow.array(table[field.name]).cast(field.type)
+                for field in schema
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), row_group_size=_CHUNK)
+
+
+def _arrow_type(parts: Sequence[NDArray[Any]]) -> Any:
+    """Returns the type of a column that has these parts, one of each split."""
+    import pyarrow
+
+    if parts[0].dtype.kind == "O":
+        return pyarrow.string()
+    if parts[0].dtype.kind == "S":
+        try:
+            for part in parts:
+                b"\n".join(part.tolist()).decode()
+        except UnicodeError:
+            return pyarrow.binary()
+        return pyarrow.string()
+    return pyarrow.from_numpy_dtype(np.result_type(*parts))
