@@ -43,7 +43,7 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
     interruption or a kill, the same command continues where it stopped.
     """
     from shardio.conversion.append import append as append_images
-    from shardio.conversion.progress import ImagesBar
+    from shardio.conversion.report import ImagesBar
 
     with ImagesBar() as bar, bar.before_it_begins(f"scanning {shortened(str(src), 30)}"):
 
@@ -52,19 +52,5 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
             if not as_json:
                 say(f"converted {counted(sum(report.num_samples.values()), 'image')} in {report.seconds:,.1f} s")
 
-        try:
-            report = append_images(
-                out,
-                src,
-                new,
-                on_converted=tell,
-                on_progress=bar.show,
-                on_room=tell_room,
-                **options,
-            )
-        except KeyboardInterrupt as error:
-            bar.close()
-            if error.args:
-                say(f"shardio: {error}; run the same command again to go on", err=True)
-            raise
+        report = append_images(out, src, new, on_converted=tell, on_progress=bar.show, on_room=tell_room, **options)
     show_change(report, as_json=as_json)

@@ -93,7 +93,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content. Damaged
     images are left out and listed in OUT/rejects.jsonl.
 
-    After an interruption or a kill, the same command continues where it stopped.
+    After an interruption or a kill, the same command keeps finished shards and makes the others.
     """
     run_convert(src, out, as_json, **options)
 
@@ -101,20 +101,15 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
     """Converts, and prints progress and the result. `options` are those of `shardio.convert`."""
     import shardio.conversion.convert as converter
-    from shardio.conversion.progress import run_with_bar
+    from shardio.conversion.report import run_with_bar
     from shardio.system.files import write_output
 
-    try:
-        report = run_with_bar(
-            lambda tell: converter.convert(
-                src, out, report_duplicates=duplicates_file is not None, on_progress=tell, **options
-            ),
-            src,
-        )
-    except KeyboardInterrupt as error:
-        if error.args:
-            say(f"shardio: {error}; run the same command again to go on", err=True)
-        raise
+    report = run_with_bar(
+        lambda tell: converter.convert(
+            src, out, report_duplicates=duplicates_file is not None, on_progress=tell, **options
+        ),
+        src,
+    )
     duplicates = [group.to_line() for group in report.duplicates or ()]
     if duplicates_file is not None:
         write_output(duplicates_file, *duplicates)

@@ -165,8 +165,9 @@ def _run() -> int:
         vars(error).update(message=printable(error.message))  # click repeats some words as they were given
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        say("shardio: interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        kept = str(error.__cause__ or error)  # click makes an Abort of a KeyboardInterrupt
+        say(f"shardio: interrupted{f': {kept}; run the same command again to resume' if kept else ''}", err=True)
         return 130
     except BrokenPipeError as error:
         if error.filename is not None:  # a FIFO for which the user asked

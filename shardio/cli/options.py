@@ -215,8 +215,8 @@ def image_options(command: Command) -> Command:
                 "--shard-size",
                 callback=parsed(parse_nbytes),
                 metavar="SIZE",
-                default="4GiB",
-                help="Most bytes of one shard file.",
+                default="1GiB",
+                help="Most bytes of one shard file, which also has at most 16,384 samples.",
             ),
         ]
     ):

@@ -1,7 +1,6 @@
-"""Makes the arrays of a finished shard: for each array a file with the values for the shard's samples, in their order.
+"""Makes the arrays of a shard: for each array a file with the values for the shard's samples, in their order.
 
-Arrays come after the shard, one after the other, and each has a record of its own. So a shard costs no more memory for
-its arrays, and a later run goes on behind the last array that is finished.
+Arrays are made from the finished shard, one after the other, so that a shard costs no more memory for its arrays.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -17,26 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec
+from shardio.conversion.images.decode import Decoded, read_turn, turn
+from shardio.conversion.images.fit import resize_pixels
+from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.records import (
-    ArrayPart,
-    ShardRecord,
-    discard_record,
-    load_array,
-    save_array,
-    save_no_array,
-)
-from shardio.conversion.sources.collection import Source
-from shardio.conversion.values import make_value
-from shardio.errors import ConvertError, DecodeError
+from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished
+from shardio.conversion.sources.collection import Given, Item, Source
+from shardio.conversion.sources.masks import MaskedOrigin
+from shardio.errors import ConvertError, DecodeError, FormatError
 from shardio.format.checksum import crc32
-from shardio.format.layout import WORK_FOLDER, sample_nbytes, shard_nbytes
+from shardio.format.layout import sample_nbytes, shard_nbytes
 from shardio.sets.rows import RowsFile
 from shardio.system.opening import OpenFile, naming, open_untrusted
-from shardio.system.threads import ThreadPool
 
-# Values, or the pixels that they are made of, that are in memory at a time; more only if all threads are to have some.
+# Values, or the pixels that they are made of, held in memory at a time, but at least some for each thread.
 _BLOCK_NBYTES = 8 << 20
 _PER_THREAD = 2
 # Samples that a thread takes at a time, at most: see `task`.
@@ -46,52 +41,36 @@ _PER_HANDOVER = 4
 def make_arrays(
     task: ShardTask, record: ShardRecord, threads: int, on_block: Callable[[], None]
 ) -> dict[str, ArrayPart]:
-    """Makes, or finds, the files of the task's arrays for its finished shard, and their records.
+    """Makes the files of the task's arrays for its shard, and publishes those that the task publishes.
 
-    `on_block` is called now and then; what it raises ends the work, and the file that is being made.
+    `on_block` is called now and then; what it raises ends the work. Raises ConvertError if a source is not what it was
+    when the shard was made. A repair leaves out the arrays for which that is so, or whose shard is still damaged.
     """
     parts = {}
-    for spec in task.arrays:
-        if record.entry is None:
-            save_no_array(task, spec, record)
-            continue
-        part = load_array(task, spec, record)
-        if part is None:
-            os.listdir(task.out / WORK_FOLDER)  # without it the set is published, and no file of it may be replaced
-            try:
-                part = make_array(task, spec, record.rows, threads, on_block)
-            except _DamagedError:
-                discard_record(task)
+    for spec in task.arrays if record.entry else ():
+        try:
+            parts[spec.name] = _make_array(task, spec, record.rows, threads, on_block)
+        except (ConvertError, FormatError, FileNotFoundError):
+            if task.wanted is None:
                 raise
-            save_array(task, spec, record, part)
-        parts[spec.name] = part
     return parts
 
 
-def make_array(
-    task: ShardTask,
-    spec: ArraySpec,
-    rows: NDArray[np.void],
-    threads: int,
-    on_block: Callable[[], None],
-    expected_sha256: str | None = None,
+def _make_array(
+    task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
 ) -> ArrayPart:
-    """Makes the file with the array's values for the samples of the task's finished shard, whose index rows are given.
-
-    If `expected_sha256` is given, the file is published only if it has this checksum. Raises ConvertError if a source
-    is not what it was when the shard was made.
-    """
     crc32s: list[int] = []
     with (
         RowsFile(task.out / task.array_name(spec), spec.row, len(rows)) as file,
         contextlib.closing(_make_values(task, spec, rows, threads, on_block)) as blocks,
     ):
+        check_unpublished(task)
         for values in blocks:
             content = values.reshape(len(values), -1).view(np.uint8)
             crc32s += map(crc32, content)
             file.write(content)
         entry = file.complete()
-        if expected_sha256 in (None, entry.sha256):
+        if task.publishes(entry):
             file.publish()
     return ArrayPart(entry, np.array(crc32s, np.uint32))
 
@@ -113,7 +92,9 @@ def _make_values(
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterator[list[NDArray[Any]]]] = map
         if threads > 1:
-            run = stack.enter_context(ThreadPool(threads, "shardio-arrays")).map
+            pool = ThreadPoolExecutor(threads, "shardio-arrays")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            run = pool.map
         shard = stack.enter_context(_opened(task)) if spec.source == "pixels" else None
         under_way: deque[Iterator[list[NDArray[Any]]]] = deque()
         for start in range(0, len(rows), most):
@@ -144,10 +125,6 @@ def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixel
 # --- pixels -----------------------------------------------------------------------------------------------------------
 
 
-class _DamagedError(ConvertError):
-    """The shard does not hold what was written."""
-
-
 @contextlib.contextmanager
 def _opened(task: ShardTask) -> Iterator[OpenFile]:
     path = task.out / task.name
@@ -168,8 +145,88 @@ def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDAr
             done += count
     for row, sample in zip(rows, pixels, strict=True):
         if crc32(sample) != row["crc32"]:
-            raise _DamagedError(
+            raise ConvertError(
                 f"{task.out / task.name}: expected the pixels of {os.fsdecode(row['key'])} as they were written, found "
                 "others: the disk may be failing. Run the same command again, which makes the shard again"
             )
     return pixels
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+# What a source has for the array: a mask as it lies there or is given, or a value to store as it is.
+Raw = NDArray[Any]
+
+
+def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded: Decoded) -> None:
+    """Reads what the source has for the task's arrays. `found` is its image, `decoded` the picture in it.
+
+    Raises DecodeError for a source that is to be refused, TypeError or ValueError for an item of a dataset that is not
+    what was declared.
+    """
+    for spec in task.arrays:
+        if spec.source != "pixels":
+            _raw(task, spec, source, found, decoded.orientation, decoded.source_size)
+
+
+def make_value(
+    task: ShardTask, spec: ArraySpec, source: Source, pixels: NDArray[np.uint8], source_size: tuple[int, int]
+) -> NDArray[Any]:
+    """Returns the value of an array for a sample that has these pixels and was made of a picture of this size.
+
+    Raises what `check_values` raises, if the source has changed since.
+    """
+    fit = task.options.fit
+    if spec.source == "pixels":
+        return resize_pixels(pixels, spec.size, fit.resample)
+    found: bytes | Given = b""
+    if spec.source == "item" or task.options.decode.exif_rotate:
+        found = task.origin.read(source)
+    orientation = read_turn(found.image if isinstance(found, Given) else found, task.options.decode)
+    raw = _raw(task, spec, source, found, orientation, source_size)
+    if spec.kind == "mask":
+        return fit.apply_nearest(raw)
+    if spec.kind == "boxes":
+        return fit.apply_boxes(raw, *source_size)
+    return raw.copy()  # the dataset may use its memory again for the next item
+
+
+def _raw(
+    task: ShardTask,
+    spec: ArraySpec,
+    source: Source,
+    found: bytes | Given,
+    orientation: int,
+    source_size: tuple[int, int],
+) -> Raw:
+    """Returns what the source has, masks turned as its picture is."""
+    if spec.source == "file":
+        assert isinstance(task.origin, MaskedOrigin)
+        mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)
+        if mask.shape != source_size:
+            raise DecodeError("damaged", f"mask: {_expected_size(mask, source_size, orientation)}")
+        if mask.max() > np.iinfo(spec.row.dtype).max:
+            raise DecodeError(
+                "unsupported",
+                f"mask: expected numbers of 8 bits, as the first mask has, found {mask.max()}: store that one with "
+                "16 bits",
+            )
+        return mask.astype(spec.dtype)
+    assert isinstance(found, Given)
+    assert isinstance(source.place, Item)
+    where = f"dataset {source.place.where.decode()!r}, item {source.place.number}: "
+    if spec.kind != "mask":
+        return spec.check(found.arrays[spec.name], where)
+    mask = turn(spec.check_dtype(found.arrays[spec.name], where), orientation)
+    if mask.shape[:2] != source_size or mask.shape[2:] != spec.row.shape[2:]:
+        expected = (*source_size, *spec.row.shape[2:])
+        raise ValueError(
+            f"{where}array {spec.name!r}: expected a mask of the picture's size, {expected}, found {mask.shape}"
+        )
+    return mask
+
+
+def _expected_size(mask: Raw, source_size: tuple[int, int], orientation: int) -> str:
+    (height, width), (mask_height, mask_width) = source_size, mask.shape
+    turned = ", when turned as the picture is" if orientation != 1 else ""
+    return f"expected {width} x {height} pixels, as the picture has, found {mask_width} x {mask_height}{turned}"

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shardio.conversion.journal import sweep_unfinished
 from shardio.conversion.plan import Plan, difference, library_versions
 from shardio.errors import ConvertError, FormatError
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
@@ -45,46 +44,49 @@ def published(plan: Plan) -> Manifest | None:
 
 
 @contextlib.contextmanager
-def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Manifest | None]:
+def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
     """Makes OUT the folder of this plan. If the block fails before `has_begun` says that an image was worked on, OUT is
     as it was before.
 
-    Yields None, or the manifest if the same conversion was finished by another process since the caller looked. Raises
-    ConvertError if OUT is the folder of anything else.
+    Yields the path of this call's own file in the work folder, which tells other calls that this one relies on the plan
+    there. Yields None if another process has finished the same conversion since the caller looked. Raises ConvertError
+    if OUT is the folder of anything else.
     """
     out, work = plan.out, plan.out / WORK_FOLDER
     fresh = not (work / PLAN_NAME).exists()
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
-    # The mark tells other calls, which look into the work folder, that this one relies on the plan there.
-    mark = work / f"start.{secrets.token_hex(8)}"
+    run_file = work / f"run.{secrets.token_hex(8)}"
     failed = True
     try:
-        yield _claim(plan, mark)
+        yield run_file if _claim(plan, run_file) else None
         failed = False
     finally:
         with contextlib.suppress(OSError):
-            mark.unlink(missing_ok=True)
-        if failed and fresh and not has_begun():
+            run_file.unlink(missing_ok=True)
+        if failed:
             with contextlib.suppress(OSError, FormatError):  # what is left is an unfinished conversion like any other
-                _take_back(out)
-                for folder in absent:
-                    folder.rmdir()
+                sweep_temporaries(out)  # of worker processes that were killed
+                if fresh and not has_begun():
+                    _take_back(out)
+                    for folder in absent:
+                        folder.rmdir()
 
 
-def _claim(plan: Plan, mark: Path) -> Manifest | None:
+def _claim(plan: Plan, run_file: Path) -> bool:
+    """Returns whether OUT is now the folder of this plan, and not the finished set."""
     out, work = plan.out, plan.out / WORK_FOLDER
     try:
         check_free(out)
     except ConvertError:
-        if (manifest := published(plan)) is not None:
-            return manifest
+        if published(plan) is not None:
+            return False
         raise
     make_folder(out)
     while True:
         make_folder(work)
         # FileNotFoundError: another call has just taken back what it had begun.
-        with contextlib.suppress(FileNotFoundError), naming(mark):
-            open_file(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC).close()
+        with contextlib.suppress(FileNotFoundError), naming(run_file):
+            open_file(run_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC).close()
             break
     began = True
     here = {**plan.describe(), "libraries": library_versions()}
@@ -94,17 +96,17 @@ def _claim(plan: Plan, mark: Path) -> Manifest | None:
         began = False
         if changed := difference(_read_plan(work / PLAN_NAME), here):
             # The other call may be about to find out the same.
-            if (manifest := published(plan)) is not None:
-                return manifest
+            if published(plan) is not None:
+                return False
             raise ConvertError(
                 f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that one with its own "
                 "options, or remove the folder, or convert into a new one"
             ) from None
-    sweep_temporaries(work)
-    sweep_unfinished(out)
+    for folder in (work, out):
+        sweep_temporaries(folder)
     # A conversion that began before ours may have been published, and its plan removed, since we looked for a set.
     try:
-        return published(plan)
+        return published(plan) is None
     except ConvertError:
         if began:
             shutil.rmtree(work, ignore_errors=True)

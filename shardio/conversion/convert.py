@@ -1,9 +1,9 @@
-"""`convert`: an image tree becomes a published shard set, or nothing does and what was done is kept.
+"""`convert`: an image tree becomes a published shard set, or nothing does and finished shards are kept.
 
     scan -> plan -> claim OUT -> shard tasks -> publish -> leave OUT
 
-An unfinished conversion keeps its plan, the records of its finished shards and the journals of unfinished ones in
-OUT/.convert. The same call goes on from there.
+An unfinished conversion keeps its plan and a record of each finished shard in OUT/.convert. The same call makes the
+other shards.
 """
 
 from __future__ import annotations
@@ -26,25 +26,31 @@ from shardio.conversion.duplicates import Duplicates, find_duplicates, hash_sour
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.images.decode import Colour
 from shardio.conversion.images.fit import FitMode, Resample
-from shardio.conversion.journal import Left, find_left
 from shardio.conversion.options import ConvertOptions, Order, Quality, Size, SourceOptions, Src, make_options
 from shardio.conversion.plan import Part, Plan, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (
     ShardRecord,
     discard_record,
-    find_shard,
-    load_array,
     load_records,
     refused_so_far,
     without_record,
     written_since,
 )
-from shardio.conversion.report import ConvertReport, Monitor, Progress, TooManyBad, Unfinished, report_set, report_work
+from shardio.conversion.report import (
+    ConvertReport,
+    Monitor,
+    Progress,
+    TooManyBad,
+    Unfinished,
+    report_set,
+    report_work,
+    run_with_bar,
+)
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, FormatError, SpaceError, shortened
-from shardio.format.entries import ArrayEntry, FileEntry
+from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.sets.fill import Filler
@@ -97,10 +103,8 @@ def convert(
     `size`, `also`, `shard_size`, `max_bad` and `part` may be text, too: "224x320", "4GiB", "1%", "3/16".
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
-    Raises SourceError, ConvertError, SpaceError or OSError if nothing is published: finished shards are kept, and so is
-    what is done of others, and the same call goes on. KeyboardInterrupt likewise; it says how many images are kept. A
-    kill or a loss of power takes what each worker did in the last 20 seconds, and the block of 8 MiB that it was at. A
-    file of an array is made in one go, once its shard is finished: any end of the call takes the one under way.
+    Raises SourceError, ConvertError, SpaceError or OSError if nothing is published. Whatever ends the call, finished
+    shards are kept, and the same call resumes with them; KeyboardInterrupt says how many images that are.
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
@@ -116,8 +120,6 @@ def convert(
 
     if not progress:
         return run(on_progress)
-    from shardio.conversion.progress import run_with_bar  # imports tqdm
-
     return run_with_bar(run, src, on_progress)
 
 
@@ -156,8 +158,6 @@ class Conversion:
         self._monitor = Monitor(sum(len(task.sources) for task in self._mine), most_bad, on_progress)
         self._records: dict[str, ShardRecord] = {}
         """The records of the finished tasks, by shard. All are known when the set is published by this call."""
-        self._shards: dict[str, ShardRecord] = {}
-        """The records of shards that were found finished, but not with all their arrays."""
         self._missing: list[ShardTask] = []
         """The others' tasks that are not finished."""
 
@@ -177,14 +177,14 @@ class Conversion:
         """Returns the manifest of the set, published by this or another process; None while other parts are at work."""
         plan = self._plan
         try:
-            with claimed(plan, lambda: self._monitor.progress.done > 0) as manifest:
-                if manifest is None:
-                    self._make_shards()
-                    # Another part may have ended since, published the set and removed the records.
-                    manifest = published(plan) if self._missing else self._publish()
-                return manifest
+            with claimed(plan, lambda: self._monitor.progress.done > 0) as run_file:
+                if run_file is None:
+                    return published(plan)
+                self._make_shards(run_file)
+                # Another part may have ended since, published the set and removed the records.
+                return published(plan) if self._missing else self._publish()
         except KeyboardInterrupt as error:
-            error.args = (self._tell_kept(),)
+            error.args = (self._describe_kept(),)
             raise
         except (TooManyBad, OSError) as error:
             # Another process may have finished the same conversion meanwhile, and removed the work folder.
@@ -192,26 +192,27 @@ class Conversion:
             if may_be_finished and (manifest := published(plan)) is not None:
                 return manifest
             if isinstance(error, TooManyBad):
-                raise self._tell_refused() from None
+                raise self._list_refused() from None
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SpaceError(
-                    f"{error.filename or plan.out}: {error.strerror}; {self._tell_kept()}: make room and run the same "
-                    "command again"
+                    f"{error.filename or plan.out}: {error.strerror}; {self._describe_kept()}: make room and run the "
+                    "same command again"
                 ) from error
             raise
 
     # --- shards -------------------------------------------------------------------------------------------------------
 
-    def _make_shards(self) -> None:
+    def _make_shards(self, run_file: Path) -> None:
         """Finds or makes all shards of this part, and finds what the others have finished."""
         records = self._find_done()
         todo = [task for task in self._mine if task.name not in records]
-        left = {name: found[0] for name, found in find_left(self._plan.out, {task.name for task in todo}).items()}
-        self._check_space(todo, left)
-        self._count_found(records, left)
+        self._check_space(todo)
+        # Looking whether sources have changed takes time, and shards without refused images do not count here.
+        self._monitor.count_others(load_records([task for task in self._others if refused_so_far(task)]).values())
+        self._monitor.report_kept(records.values())
         if todo:
             self._plan.collection.origin.prepare(self._monitor.report_spooled)
-        made = self._engine.run(todo, self._monitor.report)
+        made = self._engine.run(todo, self._monitor.report, run_file)
         self._monitor.check()
         records |= {task.name: record for task, record in zip(todo, made, strict=True)}
         self._missing = without_record(self._others)
@@ -225,41 +226,31 @@ class Conversion:
 
     def _find_done(self) -> dict[str, ShardRecord]:
         """Returns the records of this part's tasks that need not be done again, and discards its other records."""
-        undone = {task.name for task in without_record(self._mine, "shard")}
+        unrecorded = {task.name for task in without_record(self._mine)}
         found = load_records(self._mine)
         records = {name: record for name, record in found.items() if not record.has_unreadable}
         for task in self._mine:
-            if task.name in records:
-                continue
-            if task.arrays and (shard := find_shard(task)) is not None:
-                self._shards[task.name] = shard
-            elif task.name in found or task.name not in undone:
+            if task.name not in records and task.name not in unrecorded:
                 discard_record(task)
         self._discard_damaged(records)
-        self._discard_damaged(self._shards)
         return records
 
     def _discard_damaged(self, records: dict[str, ShardRecord]) -> list[str]:
         """Removes the records of shards that are not what was written, or have such a file of an array. Returns their
         names."""
-        files: dict[FileEntry, ShardTask] = {}
-        for task in self._plan.tasks:
-            if (record := records.get(task.name)) is not None and record.entry is not None:
-                parts = [record.arrays.get(spec.name) or load_array(task, spec, record) for spec in task.arrays]
-                files |= dict.fromkeys([record.entry, *(part.entry for part in parts if part is not None)], task)
+        owners = {entry: name for name, record in records.items() for entry in record.files}
         out, workers = self._plan.out, self._engine.workers or usable_cores()
         filler = Filler(FolderStorage(out), workers, "shardio-compare", Flag(), lambda nbytes: None)
-        damaged = {files[entry].name: files[entry] for entry in filler.find_damaged(out, list(files))}
-        for name, task in damaged.items():
-            discard_record(task)
-            del records[name]
-        return list(damaged)
+        damaged = {owners[entry] for entry in filler.find_damaged(out, list(owners))}
+        for task in self._plan.tasks:
+            if task.name in damaged:
+                discard_record(task)
+                del records[task.name]
+        return sorted(damaged)
 
-    def _check_space(self, todo: Sequence[ShardTask], left: Mapping[str, Left]) -> None:
+    def _check_space(self, todo: Sequence[ShardTask]) -> None:
         plan = self._plan
-        there = {name: one.nbytes for name, one in left.items()}
-        there |= {name: record.entry.nbytes for name, record in self._shards.items() if record.entry}
-        room = sum(task.nbytes - min(task.nbytes, there.get(task.name, 0)) + task.arrays_nbytes for task in todo)
+        room = sum(task.nbytes for task in todo)
         copied = plan.collection.origin.copies_nbytes() if todo else 0
         free = shutil.disk_usage(plan.out).free
         if room + copied > free:
@@ -268,15 +259,6 @@ class Conversion:
                 f"{plan.out}: expected room for {room:,} bytes more ({plan.nbytes:,} in all){copies}, found {free:,} "
                 "free. Make room, or choose a smaller size"
             )
-
-    def _count_found(self, records: Mapping[str, ShardRecord], left: Mapping[str, Left]) -> None:
-        monitor = self._monitor
-        finished = sum(record.num_sources for record in (*records.values(), *self._shards.values()))
-        monitor.expect_kept(finished + sum(one.num_sources for one in left.values()))
-        # Looking whether sources have changed takes time, and shards without refused images do not count here.
-        monitor.count_others(load_records([task for task in self._others if refused_so_far(task)]).values())
-        for record in records.values():
-            monitor.report(record.num_sources, len(record.rejects), record.num_sources)
 
     # --- the set ------------------------------------------------------------------------------------------------------
 
@@ -338,18 +320,17 @@ class Conversion:
         parts = {number % self._part.count + 1 for number, task in enumerate(tasks) if task.name in missing}
         return Unfinished(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
 
-    def _tell_kept(self) -> str:
+    def _describe_kept(self) -> str:
         """Returns how many images of this part the same call would not have to convert again."""
         out, total = self._plan.out, self._monitor.progress.total
         try:
-            undone = {task.name: task for task in without_record(self._mine, "shard")}
-            done = sum(len(task.sources) for task in self._mine if task.name not in undone)
-            done += sum(left[0].num_sources for left in find_left(out, undone).values())
+            undone = {task.name for task in without_record(self._mine)}
         except OSError:
-            done = 0
+            undone = {task.name for task in self._mine}
+        done = sum(len(task.sources) for task in self._mine if task.name not in undone)
         return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
-    def _tell_refused(self) -> ConvertError:
+    def _list_refused(self) -> ConvertError:
         """Writes down which images are refused so far, and returns the error that says so."""
         plan, monitor, now = self._plan, self._monitor, self._monitor.progress
         write_atomic(plan.out / REJECTS_NAME, *(line for task in plan.tasks for line in refused_so_far(task)))

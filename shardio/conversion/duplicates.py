@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from shardio.conversion.sources.collection import Origin, Source
 from shardio.errors import DecodeError
-from shardio.system.threads import ThreadPool
 
 # 128 bits: among 10**10 files, one chance in 10**18 that two different ones are taken for equal.
 HASH_NBYTES = 16
@@ -71,7 +71,7 @@ def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> byt
             raise TypeError(f"expected the bytes of a file, found what a dataset gives for {source.key!r}")
         return hash_source(data)
 
-    with ThreadPool(threads, "shardio-hash") as pool:
+    with ThreadPoolExecutor(threads, "shardio-hash") as pool:
         return b"".join(pool.map(hash_one, sources))
 
 

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.amounts import DEFAULT_MAX_BAD, check_max_bad, count_workers, most_bad
-from shardio.conversion.engines.processes import THREADS_PER_PROCESS
-from shardio.conversion.engines.torchthreads import one_torch_thread
+from shardio.conversion.array_files import check_values, make_value
+from shardio.conversion.engines.engine import THREADS_PER_PROCESS
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
@@ -27,11 +28,10 @@ from shardio.conversion.options import Quality, Size, SourceOptions, make_option
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
-from shardio.conversion.values import check_values, make_value
+from shardio.conversion.task import one_torch_thread
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.local import check_local
-from shardio.system.threads import ThreadPool
 
 DEFAULT_SECONDS = 2.0
 # Images that are read beforehand to measure with, where each costs a row group of parquet.
@@ -210,7 +210,7 @@ def _measure(
                 break
         return outcomes
 
-    with one_torch_thread(), ThreadPool(threads, "shardio-measure") as pool:
+    with one_torch_thread(), ThreadPoolExecutor(threads, "shardio-measure") as pool:
         outcome(sources[0])  # what is done once, at the first image, does not count
         start = time.monotonic()
         deadline = start + seconds

@@ -18,6 +18,7 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.columns import ColumnTable
 from shardio.conversion.writing.set_writer import samples_per_shard
+from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,
     WORK_FOLDER,
@@ -30,6 +31,10 @@ from shardio.format.layout import (
 from shardio.format.manifest_file import check_names_fit
 from shardio.format.parse import first_repeated
 from shardio.version import __version__
+
+MAX_SAMPLES = 16_384
+"""The most samples of a shard. A kill costs the shard that is being made, so that must take seconds, of small images,
+too."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +52,31 @@ class ShardTask:
     """Whether the record shall tell which sources have the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays that the set has beside the pixels."""
-    expected_sha256: str | None = None
-    """The task repairs a published set: it publishes nothing but the very shard that has this checksum."""
+    wanted: Mapping[str, str] | None = None
+    """The damaged files of a published set that the task repairs, with their sha256: it publishes nothing else."""
 
     @property
     def name(self) -> str:
         return shard_name(self.split, self.number)
 
     @property
-    def nbytes(self) -> int:
-        """Size of the shard if no source is refused."""
-        return shard_nbytes(len(self.sources), self.options.sample_shape)
+    def file_names(self) -> list[str]:
+        """The names of the shard and of its arrays' files."""
+        return [self.name, *map(self.array_name, self.arrays)]
+
+    def publishes(self, entry: FileEntry) -> bool:
+        """Whether the task gives the file its name: unless it repairs a set, or the file is what the set lacks."""
+        return self.wanted is None or self.wanted.get(entry.file) == entry.sha256
 
     def array_name(self, spec: ArraySpec) -> str:
         """Returns the name of the file with the array's values for the shard's samples."""
         return array_shard_name(self.split, spec.name, self.number)
 
     @property
-    def arrays_nbytes(self) -> int:
-        """Size of the files of arrays that go with the shard if no source is refused."""
-        return sum(spec.row.file_nbytes(len(self.sources)) for spec in self.arrays)
+    def nbytes(self) -> int:
+        """Size of the shard and of its arrays' files if no source is refused."""
+        count = len(self.sources)
+        return shard_nbytes(count, self.options.sample_shape) + sum(s.row.file_nbytes(count) for s in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ class Plan:
         """Size of all shards, arrays and indexes if no source is refused."""
         indexes = {task.split: task.key_nbytes for task in self.tasks}
         columns = self.columns.columns if self.columns else ()
-        return sum(task.nbytes + task.arrays_nbytes for task in self.tasks) + sum(
+        return sum(task.nbytes for task in self.tasks) + sum(
             index_nbytes(len(self.collection.splits[split]), key_nbytes, columns)
             + len(self.arrays) * CRC32_ROW.file_nbytes(len(self.collection.splits[split]))
             for split, key_nbytes in indexes.items()
@@ -159,7 +169,7 @@ def make_plan(
     _check_arrays(specs, collection, columns)
     collection = replace(collection, origin=collection.origin.with_copies_in(out / WORK_FOLDER))
     tasks: list[ShardTask] = []
-    most = samples_per_shard(options.shard_nbytes, options.sample_shape)
+    most = min(MAX_SAMPLES, samples_per_shard(options.shard_nbytes, options.sample_shape))
     for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
         key_nbytes = key_field_nbytes(max(len(source.key) for source in sources))
@@ -180,7 +190,7 @@ def make_plan(
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
-    names = [name for task in tasks for name in (task.name, *map(task.array_name, specs))]
+    names = [name for task in tasks for name in task.file_names]
     check_names_fit(collection.classes, collection.class_names, names)
     return Plan(out, collection, options, tuple(tasks), columns, hash_sources, specs)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from shardio.conversion.duplicates import Duplicates
 from shardio.conversion.images.decode import JUNK
 from shardio.conversion.plan import Plan, ShardTask
-from shardio.conversion.records import Mended, ShardRecord
+from shardio.conversion.records import MendedSource, ShardRecord
 from shardio.conversion.writing.set_writer import Reject, read_rejects
+from shardio.errors import shortened
 from shardio.format.layout import REJECTS_NAME
 from shardio.format.manifest import Manifest
+from shardio.system.progress import Bar
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,7 @@ class Progress:
     spooled: int = 0
     """Sources copied out of parquet files, which comes before the first is done."""
     kept: int = 0
-    """Sources among those done that earlier calls did, and this one need not."""
-    found: int = 0
-    """The number that `kept` reaches once every shard is begun, unless some turn out to be changed or damaged."""
+    """Sources among those done that earlier calls did. They are counted before this call does any."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class ConvertReport:
     """Refused sources per reason; rejects.jsonl names each."""
     source: str
     """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
-    mended: tuple[Mended, ...]
+    mended: tuple[MendedSource, ...]
     """Sources that were taken although their header had to be mended; each says why."""
     ignored: Mapping[str, int]
     """Entries of SRC, and of the columns' file, that are no images to convert, per kind."""
@@ -67,7 +70,7 @@ class ConvertReport:
     """Sources that this call worked on; the others were done by an earlier one."""
     duplicates: tuple[Duplicates, ...] | None = None
     """Sources of the samples that have the same bytes; None if they were not asked for."""
-    warned: tuple[Mended, ...] = ()
+    warned: tuple[MendedSource, ...] = ()
     """Sources that a library warned of while they were read and decoded; each says how."""
     unfinished: Unfinished | None = None
     """The state of the set if other parts have still something to do; None if it is published."""
@@ -102,15 +105,18 @@ class Monitor:
     def report_spooled(self, count: int) -> None:
         self._tell(replace(self.progress, spooled=self.progress.spooled + count))
 
-    def report(self, done: int, refused: int, kept: int = 0, /) -> None:
+    def report_kept(self, records: Collection[ShardRecord]) -> None:
+        """Counts the sources of the shards that earlier calls have finished."""
+        kept = sum(record.num_sources for record in records)
+        if kept:
+            self.progress = replace(self.progress, kept=kept)
+            self.report(kept, sum(len(record.rejects) for record in records))
+
+    def report(self, done: int, refused: int, /) -> None:
         now = self.progress
-        self._tell(replace(now, done=now.done + done, refused=now.refused + refused, kept=now.kept + kept))
+        self._tell(replace(now, done=now.done + done, refused=now.refused + refused))
         if self.num_refused >= _MOST_REFUSED or self.progress.done >= _MOST_DONE:
             self.check()
-
-    def expect_kept(self, found: int) -> None:
-        """Notes how many sources earlier calls have done."""
-        self.progress = replace(self.progress, found=found)
 
     def count_others(self, records: Iterable[ShardRecord]) -> None:
         """Counts what other parts have refused; `records` are all that they have finished."""
@@ -173,3 +179,44 @@ def report_set(
 
 def _count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
     return dict(Counter(reject.reason for reject in rejects).most_common())
+
+
+# --- the bar ----------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+Tell = Callable[[Progress], None]
+
+
+class ImagesBar(Bar):
+    """Counts images. Those that earlier calls have made are no speed of this one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(unit=" images", smoothing=0.1, **options)
+
+    def show(self, progress: Progress) -> None:
+        """Takes what `convert(on_progress=)` is called with."""
+        self.begun()
+        if self.total is None:
+            self.reset(progress.total)
+            if progress.kept:
+                line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} images were kept"
+                self.write(line, file=sys.stderr)
+                # The rate, and the time that is left, are those of the images that this call converts itself.
+                self.n = self.initial = self.last_print_n = progress.kept
+        spooling = progress.spooled and not progress.done
+        self.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
+        self.set_postfix(refused=progress.refused, refresh=False)
+        self.update(progress.done - self.n)
+
+
+def run_with_bar(run: Callable[[Tell], T], src: object, on_progress: Tell | None = None) -> T:
+    """Returns what `run` returns, while a bar shows what it tells, which `on_progress` is told, too."""
+    what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
+    with ImagesBar() as bar, bar.before_it_begins(f"scanning {what}"):
+
+        def tell(progress: Progress) -> None:
+            bar.show(progress)
+            if on_progress is not None:
+                on_progress(progress)
+
+        return run(tell)

@@ -36,8 +36,8 @@ from shardio.system.opening import (
 
 _TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp", re.DOTALL)
-# A file that another machine is writing is silent for seconds, while a block of it is filled.
-_ABANDONED_SECONDS = 3600.0
+# A file that another machine is writing is silent for seconds, while a block of it is filled. A day is safe.
+_ABANDONED_SECONDS = 86400.0
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -82,8 +82,8 @@ class AtomicFile:
     """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
 
     Leaving the `with` block without `commit` discards it. An existing `path` is replaced. OSError (ENOSPC, EIO, ...)
-    passes through, with the name of the file. In an open folder (FileAt), all happens in that very folder. `left` is a
-    temporary file to go on with, which `take_over` finds. Not thread safe.
+    passes through, with the name of the file. In an open folder (FileAt), all happens in that very folder. Not thread
+    safe.
     """
 
     temporary: Path
@@ -91,13 +91,9 @@ class AtomicFile:
     _file: OpenFile | None = None
     _is_temporary = False  # whether there may be a file of the temporary name
 
-    def __init__(self, path: Path | FileAt, left: tuple[Path, OpenFile] | None = None) -> None:
+    def __init__(self, path: Path | FileAt) -> None:
         self.path = Path(str(path))
         self._folder = path.folder if isinstance(path, FileAt) else None
-        if left is not None:
-            self._is_temporary = True
-            self.temporary, self._file = left
-            return
         try:
             with naming(path):
                 while not self._begin():
@@ -145,27 +141,11 @@ class AtomicFile:
                 self._file.close()
             fsync_folder(self.path.parent if self._folder is None else self._folder)
 
-    @classmethod
-    def take_over(cls, path: Path, temporary: Path) -> AtomicFile | None:
-        """Returns the temporary file that a process on this machine has left; None if it is not there, or in use.
-
-        The file of another machine is not taken, nor one without a lock: two processes would write to one file.
-        """
-        found = _open_left_over(temporary) if is_of_this_machine(temporary.name) else None
-        if found is None:
-            return None
-        left, locked = found
-        with naming(temporary):
-            if not locked or os.fstat(left.fileno()).st_nlink > 1:  # its other name may be another user's own
-                left.close()
-                return None
-        return cls(path, (temporary, left))
-
     def leave(self) -> None:
-        """Closes the temporary file, if it was not committed, and keeps it for `take_over`. May be called again."""
+        """Closes the temporary file, if it was not committed, and keeps it. May be called again."""
         self._is_temporary = False
         if self._file is not None:
-            # An error here must not hide the one for which it is left; what its reader relies on was synced before.
+            # An error here must not hide the one for which it is left.
             with contextlib.suppress(OSError):
                 self._file.close()
 
@@ -244,11 +224,6 @@ def _machine_of(name: str) -> str:
     return name.split(".")[-2].rpartition("-")[0]
 
 
-def is_of_this_machine(name: str) -> bool:
-    """Returns whether the temporary file `name` is written, or was, by a process on this machine."""
-    return _machine_of(name) == _machine()
-
-
 def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
     """Returns whether the temporary file `name` is of no use to any process, if this one could lock it.
 
@@ -305,24 +280,12 @@ def _open_left_over(path: Path) -> tuple[OpenFile, bool] | None:
     return None
 
 
-def is_left_over(path: Path) -> bool | None:
-    """Returns whether a process of this machine has left the temporary file `path`, and none is writing it. None if no
-    lock tells: it is another machine's, or the filesystem has none."""
-    if not is_of_this_machine(path.name):
-        return None
-    try:
-        with open_untrusted(path) as file:
-            return try_lock(file.fileno(), fcntl.LOCK_SH)  # shared, so that other processes find it left, too
-    except (OSError, FormatError):
-        return False
-
-
 def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name: False) -> int:
     """Removes the temporary files in `folder` that no living process is writing, but those for whose names `is_kept`
     returns True. Returns how many were removed.
 
     BeeGFS, NFS with local_lock and Lustre with localflock do not show one machine's locks to another: a file of another
-    machine is left alone for an hour after it was last written to, lock or none.
+    machine is left alone for a day after it was last written to, lock or none.
     """
     swept = 0
     for path in map(folder.joinpath, _temporaries(folder)):

@@ -19,7 +19,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, starmap
+from itertools import starmap
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -129,12 +129,6 @@ def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o6
             error.filename = str(path)
         raise
     return file
-
-
-def open_pipe() -> tuple[OpenFile, OpenFile]:
-    """Makes a pipe as `os.pipe` does, and returns objects that own its descriptors, as `open_file` does."""
-    reader, writer = map(OpenFile, chain.from_iterable(starmap(os.pipe, ((),))))
-    return reader, writer
 
 
 def open_nameless() -> OpenFile:

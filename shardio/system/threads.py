@@ -246,38 +246,6 @@ def _serve(calls: _Calls, cancelled: Flag, owner: weakref.ref[ThreadPool]) -> No
     calls.put(None)  # for the next thread
 
 
-def run_apart(
-    work: Callable[[Callable[..., None]], R],
-    report: Callable[..., object],
-    stop: Callable[[], object],
-    name: str,
-    grace_seconds: float | None = None,
-) -> R:
-    """Returns what `work(tell)` returns, in a thread of its own, in which no signal handler raises an exception.
-
-    `report` is called here with what is told there. If it raises, or a signal handler does so here, `stop` has the work
-    end. It must be a function in C, which cannot be interrupted before it has begun. The end of the work is waited for,
-    no longer than for the time of grace.
-    """
-    told: queue.SimpleQueue[tuple[object, ...] | None] = queue.SimpleQueue()
-    call = Call(partial(work, lambda *what: told.put(what)))
-
-    def run() -> None:
-        call.run()
-        told.put(None)
-
-    thread = DaemonThread(run, name)
-    try:
-        thread.begin()
-        while (what := told.get()) is not None:
-            report(*what)
-        return call.result()
-    finally:
-        stop()
-        with contextlib.suppress(queue.Empty):
-            thread.wait(grace_seconds)
-
-
 class Closable(Protocol):
     def close(self) -> None: ...
 

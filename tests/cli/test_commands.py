@@ -515,13 +515,13 @@ def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Pa
     assert process.returncode == 130, stderr
     # One second is promised on an idle machine. On a busy one too, a start takes at least twice as long as the end.
     assert ended - interrupted < interrupted - begun
-    kept, said = [line for line in stderr.splitlines() if line]
-    assert kept.endswith(f" of 240 images are kept in {out}; run the same command again to go on")
-    assert said == "shardio: interrupted"
+    (said,) = [line for line in stderr.splitlines() if line]
+    assert said.endswith(f" of 240 images are kept in {out}; run the same command again to resume")
+    kept = said.removeprefix("shardio: interrupted: ").split()[0]
     assert not (out / "manifest.json").exists()
     assert not list(out.glob(".*.tmp"))
     again = shardio(*words, "--json")
-    assert again.stderr == f"shardio: going on: {kept.split()[1]} of 240 images were kept\n"
+    assert again.stderr == f"shardio: resuming: {kept} of 240 images were kept\n"
     report = json.loads(again.stdout)
     assert report["num_samples"] == {"train": 240}
-    assert report["num_converted"] == 240 - int(kept.split()[1])
+    assert report["num_converted"] == 240 - int(kept)

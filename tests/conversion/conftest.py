@@ -14,7 +14,7 @@ from masked import NAMES, OPTIONS
 from pictures import encode, random_picture
 
 from shardio.conversion.convert import convert
-from shardio.conversion.engines import processes
+from shardio.conversion.engines import engine
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.verify import verify
 
@@ -24,8 +24,7 @@ def workers_that_have_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks workers from the process that has torch imported (tests/support/command.py), where spawned ones would
     import it. They do not inherit anything either. Commands and scripts spawn theirs, and so do the tests of storms."""
     quick = multiprocessing.get_context("forkserver")
-    stand_in = SimpleNamespace(get_context=lambda name: quick, Pipe=multiprocessing.Pipe)
-    monkeypatch.setattr(processes, "multiprocessing", stand_in)
+    monkeypatch.setattr(engine, "multiprocessing", SimpleNamespace(get_context=lambda name: quick))
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from shardio.errors import ConvertError, SourceError, SpaceError
 
 OPTIONS: dict[str, Any] = {"size": 16, "workers": 1, "shard_size": 4096 + 3 * 16 * 16 * 3}
 PLAN = "plan.json"
-SUBMIT = "engines.processes.ProcessPoolExecutor.submit"
 
 
 class Broken(Executor):
@@ -62,7 +61,7 @@ WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any
     "executor shut down": (None, {"executor": Broken(RuntimeError("shut down"), submits=False)}, RuntimeError),
     "workers lost": (None, {"executor": Broken(BrokenExecutor("lost"), submits=True)}, ConvertError),
     "no worker process": (
-        raising("engines.processes.ProcessPoolExecutor.submit", BrokenProcessPool()),
+        raising("engines.engine.ProcessPoolExecutor.submit", BrokenProcessPool()),
         {},
         ConvertError,
     ),
@@ -129,7 +128,7 @@ def test_a_plan_that_another_call_relies_on_is_not_taken_back(
     when: str, image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    mark = out / ".convert" / "start.another"
+    mark = out / ".convert" / "run.another"
 
     def come(*arguments: Any) -> Any:
         if when == "before":
@@ -149,7 +148,7 @@ def test_a_plan_that_another_call_relies_on_is_not_taken_back(
             patch.setattr(Path, "rmdir", come_before)
         with pytest.raises(KeyboardInterrupt):
             convert(image_tree, out, **OPTIONS)
-    assert tree_of(out) == [".convert", f".convert/{PLAN}", ".convert/start.another"]
+    assert tree_of(out) == [".convert", f".convert/{PLAN}", ".convert/run.another"]
     assert convert(image_tree, out, **OPTIONS).digest
     assert not (out / ".convert").exists()
 

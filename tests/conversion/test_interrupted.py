@@ -59,7 +59,7 @@ def test_competing_conversions_make_one_set_or_none(tmp_path: Path) -> None:
 FAIL = """
 import os, sys
 import fail_convert
-from shardio.conversion import claim, records
+from shardio.conversion import claim, convert
 from shardio.system import files
 {fault}
 class Enough(Exception): pass
@@ -89,7 +89,7 @@ def commit(self, *, replace=True):
 files.AtomicFile.commit = commit
 """
 NO_SWEEP = """
-for name in ("sweep_temporaries", "sweep_unfinished", "remove_temporaries"):
+for name in ("sweep_temporaries", "remove_temporaries"):
     setattr(claim, name, lambda folder: 0)
 """
 
@@ -100,7 +100,7 @@ for name in ("sweep_temporaries", "sweep_unfinished", "remove_temporaries"):
         (NO_FSYNC, "power", "torn", 12),
         ("files.fsync_folder = lambda folder: None", "power", "lost", 20),
         (NO_SWEEP, "kill halfway", "other", 60),
-        ("records.load_record = lambda task: None", "kill", "lost", 20),
+        ("convert.load_records = lambda tasks: {}", "kill", "lost", 20),
     ],
     ids=["content not synced", "names not synced", "nothing swept", "finished shards made again"],
 )

@@ -20,7 +20,7 @@ from pictures import random_picture, write_jpeg
 from shardio.conversion import claim
 from shardio.conversion import convert as converter
 from shardio.conversion.convert import Conversion, convert
-from shardio.conversion.engines import engine
+from shardio.conversion.engines.engine import Engine
 from shardio.conversion.plan import Part
 from shardio.conversion.report import ConvertReport, Progress, Unfinished
 from shardio.errors import ConvertError
@@ -260,15 +260,15 @@ def test_refused_images_that_were_mended_since_do_not_count(
 def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
     image_tree: Path, out: Path, bad: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = engine.run_tasks
+    real = Engine.run
 
-    def after_the_other(*arguments: Any, **options: Any) -> Any:
+    def after_the_other(*arguments: Any) -> Any:
         monkeypatch.undo()
         report = convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2))
         assert report.unfinished == Unfinished(6, 3, (1,))
-        return real(*arguments, **options)
+        return real(*arguments)
 
-    monkeypatch.setattr(engine, "run_tasks", after_the_other)
+    monkeypatch.setattr(Engine, "run", after_the_other)
     with pytest.raises(ConvertError, match="found 3, 1 of them by other parts, after 9"):
         convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
     assert not (out / "manifest.json").exists()
@@ -278,17 +278,17 @@ def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
 def test_a_part_that_accepts_less_than_what_another_has_published_leaves_that_alone(
     image_tree: Path, out: Path, bad: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = engine.run_tasks
+    real = Engine.run
 
-    def after_the_other(tasks: Any, workers: int, report: Any, **options: Any) -> Any:
+    def after_the_other(engine: Engine, tasks: Any, report: Any, run_file: Path) -> Any:
         monkeypatch.undo()
         convert(image_tree, out, **OPTIONS, max_bad=3)
         published.update(hashes(out))
         report(3, 3)
-        return real(tasks, workers, report, **options)
+        return real(engine, tasks, report, run_file)
 
     published: dict[str, str] = {}
-    monkeypatch.setattr(engine, "run_tasks", after_the_other)
+    monkeypatch.setattr(Engine, "run", after_the_other)
     assert convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2)).refused == {"empty": 3}
     assert hashes(out) == published
 
@@ -313,15 +313,15 @@ def test_no_part_publishes_a_shard_that_is_being_made_again(
 ) -> None:
     with failing_storage("train/n01/n01_1.JPEG"):
         convert(image_tree, out, **OPTIONS, max_bad=1, part=(1, 2))
-    real = engine.run_tasks
+    real = Engine.run
 
-    def after_the_other(*arguments: Any, **options: Any) -> Any:
+    def after_the_other(*arguments: Any) -> Any:
         monkeypatch.undo()
         report = convert(image_tree, out, **OPTIONS, max_bad=1, part=(2, 2))
         assert report.unfinished == Unfinished(6, 5, (1,))
-        return real(*arguments, **options)
+        return real(*arguments)
 
-    monkeypatch.setattr(engine, "run_tasks", after_the_other)
+    monkeypatch.setattr(Engine, "run", after_the_other)
     assert convert(image_tree, out, **OPTIONS, part=(1, 2)).unfinished is None
     assert hashes(out) == finished
 

@@ -138,7 +138,7 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
         assert (task.origin, task.out, task.options) == (ORIGIN, OUT, plan.options)
-        assert (task.hash_sources, task.expected_sha256) == (False, None)
+        assert (task.hash_sources, task.wanted) == (False, None)
 
 
 def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:

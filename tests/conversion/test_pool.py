@@ -10,6 +10,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
@@ -19,15 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 from conversions import rejects, undisturbed
+from deadlines import must_not_block
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
 
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
 from shardio.conversion.engines import pool as executors
-from shardio.conversion.engines import runfile
-from shardio.conversion.engines.pool import Pool, Terms, run_on_pool
-from shardio.conversion.engines.runfile import RunFile
+from shardio.conversion.engines.pool import Line, Pool, Terms, run_on_pool
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
@@ -35,7 +35,7 @@ from shardio.conversion.records import ShardRecord, load_record, refused_so_far
 from shardio.conversion.report import Progress
 from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.task import Control, Stopped, do_task
-from shardio.errors import ConvertError, SpaceError
+from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.system.files import sweep_temporaries
 
 OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source"}
@@ -56,7 +56,7 @@ def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks look at every picture whether to stop, and the conversion looks all the time how far they are."""
-    monkeypatch.setattr(runfile, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(executors, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(executors, "_PROGRESS_SECONDS", 0.001)
 
 
@@ -119,7 +119,7 @@ def test_spawned_processes_of_the_callers_make_the_same_set_and_one_that_dies_is
         for _ in range(2):  # once broken, the pool is of no use any more
             with pytest.raises(ConvertError, match="a worker process died") as caught:
                 convert(image_tree, other, **OPTIONS, executor=pool, on_progress=kill)
-            assert "Run the same command again, which goes on with what is kept" in str(caught.value)
+            assert "Run the same command again: finished shards are kept" in str(caught.value)
     visible = {name: digest for name, digest in hashes(other).items() if not name.startswith(".")}
     assert "manifest.json" not in visible
     assert visible.items() <= finished.items()
@@ -159,7 +159,7 @@ def test_a_pool_has_no_more_tasks_at_a_time_than_it_wants(image_tree: Path, out:
     tasks = tasks_of(image_tree, out)
     with ThreadPoolExecutor(1) as threads:
         pool = Bounded(threads)
-        records = run_on_pool(tasks, pool, lambda *counts: None)
+        records = run_on_pool(tasks, pool, lambda *counts: None, out / ".convert" / "run", 1)
     assert [record.entry and record.entry.file for record in records] == [task.name for task in tasks]
     assert len(futures) == 6
     assert pool.waiting <= 2
@@ -265,11 +265,9 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
     with Recording(1) as pool:
         with pytest.raises(error):
             convert(tmp_path / "src", out, **options, executor=pool, on_progress=stop)
-        found = hashes(out)
         assert [future.cancelled() for future in futures] == [False, True, True]
-        assert futures[0].done()
-    assert not stamps(out)
-    assert sorted(found) == [".convert/plan.json"]
+        assert isinstance(futures[0].exception(60), Stopped)
+    assert sorted(hashes(out)) == [".convert/plan.json"]
     assert convert(tmp_path / "src", out, **options, workers=2).num_converted == 600
 
 
@@ -286,7 +284,6 @@ def test_past_the_limit_of_refused_images_nothing_is_published_and_all_are_liste
             convert(image_tree, out, **OPTIONS, max_bad=2, executor=pool)
         assert "mend them and run the same command again" in str(caught.value)
         assert not (out / "manifest.json").exists()
-        assert not list(out.rglob("*.tmp"))
         assert [line["key"] for line in rejects(out)] == names
         for name, data in sound.items():
             (image_tree / name).write_bytes(data)
@@ -323,9 +320,10 @@ def test_without_dask_it_is_said_how_to_get_it(image_tree: Path, out: Path, monk
 @pytest.fixture
 def terms(image_tree: Path, out: Path) -> Terms:
     task = tasks_of(image_tree, out)[0]
-    run_file = RunFile(out / ".convert", 1)
+    run_file = out / ".convert" / "run"
+    run_file.touch()
     source = task.sources[0]
-    return Terms(run_file.path, library_versions(), task.origin, source, *task.origin.fingerprints((source,)))
+    return Terms(run_file, library_versions(), task.origin, source, *task.origin.fingerprints((source,)))
 
 
 def test_a_machine_like_this_one_takes_part(terms: Terms) -> None:
@@ -353,6 +351,81 @@ def test_a_machine_that_sees_other_sources_takes_no_part(terms: Terms, image_tre
         path.write_bytes(b"other")
     with pytest.raises(ConvertError, match=r"does not find b'train/n01/.*SRC must be the same on all machines"):
         terms.check()
+
+
+# --- the file that ties a task to the process that started it ---------------------------------------------------------
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """Has room for three tasks."""
+    path = tmp_path / "run"
+    path.write_bytes(bytes(3 * 8))
+    return path
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_each_task_counts_in_a_place_of_its_own_until_the_file_is_gone(run_file: Path) -> None:
+    lines = [Line(run_file, number) for number in range(3)]
+    for number, line in enumerate(lines):
+        for _ in range(number):
+            line.report(1, 0)
+        line.report(1, 1)
+        assert not line.stopped()
+    assert executors._read_counts(run_file).tolist() == [[1, 1], [2, 1], [3, 1]]
+    run_file.unlink()
+    assert lines[0].stopped()
+    run_file.write_bytes(bytes(24))
+    assert [line.stopped() for line in lines] == [True, False, False]
+    run_file.unlink()
+    with pytest.raises(FileNotFoundError):
+        executors._read_counts(run_file)
+
+
+def test_a_task_looks_at_once_and_then_every_second(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = Line(run_file, 0)
+    line.report(5, 2)
+    assert not line.stopped()
+    assert executors._read_counts(run_file)[0].tolist() == [5, 2]
+    line.report(1, 0)
+    run_file.unlink()
+    now += 0.9
+    assert not line.stopped()
+    now += 0.2
+    assert line.stopped()
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize(
+    ("code", "stops"), [(errno.ESTALE, True), (errno.ENOENT, True), (errno.EIO, False), (errno.ENOSPC, False)]
+)
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+def test_only_a_file_that_is_gone_says_stop(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, stops: bool
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    line = Line(run_file, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        assert line.stopped() == stops
+    assert line.stopped() == stops
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_counts_go_into_a_file_and_nothing_else(run_file: Path, tmp_path: Path) -> None:
+    line = Line(run_file, 0)
+    (tmp_path / "precious").write_bytes(bytes(8))
+    for put in (os.mkfifo, lambda path: path.symlink_to("precious"), lambda path: os.link(tmp_path / "precious", path)):
+        run_file.unlink(missing_ok=True)
+        put(run_file)
+        line.report(1, 0)
+        with must_not_block(), pytest.raises(FormatError, match="run: expected a regular file, found"):
+            line.stopped()
+    assert (tmp_path / "precious").read_bytes() == bytes(8)
 
 
 # --- one task, two workers --------------------------------------------------------------------------------------------

@@ -84,6 +84,6 @@ def test_an_array_that_convert_did_not_make_is_named(image_tree: Path, tmp_path:
     change_split(tmp_path / "out", {"clip": ("array", values)})
     flip(tmp_path / "out" / "train-clip-00000.npy")
     flip(tmp_path / "out" / "train-image8-00000.npy")
-    with pytest.raises((ConvertError, FormatError), match=r"train-clip-00000.npy: `convert` did not make the array"):
+    with pytest.raises((ConvertError, FormatError), match=r"train-clip-00000.npy: `convert` did not make it"):
         repair(tmp_path / "out", image_tree)
     assert [problem.file for problem in verify(tmp_path / "out").problems] == ["train-clip-00000.npy"]

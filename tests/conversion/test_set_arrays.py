@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from masked import OPTIONS, SIZE
 from pictures import random_picture
 from PIL import Image
 
-from shardio.conversion import array_files, records
+from shardio.conversion import array_files
+from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.report import Progress
@@ -121,88 +123,59 @@ class InterruptedAt:
         return self.function(*arguments)
 
 
-def test_a_conversion_that_is_interrupted_among_arrays_goes_on_to_the_same_bytes(
+@pytest.mark.parametrize(
+    ("owner", "step", "numbers"), [(array_files, "_make_array", (1, 2, 7, 15)), (shardtask, "save_record", (1, 2, 5))]
+)
+def test_a_conversion_that_is_interrupted_among_arrays_resumes_to_the_same_bytes(
     with_masks: tuple[Path, dict[str, Any]],
     undisturbed: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    step: str,
+    numbers: Sequence[int],
 ) -> None:
-    """It ends at each array in turn, before its file is written, and before its record is."""
+    """It ends at each array in turn, before its file is written, or before the record of a shard is."""
     src, options = with_masks
     options = {**options, "workers": 2}
-    for number in (1, 2, 7, 15):
-        for step in (array_files.make_array, array_files.save_array):
-            out = tmp_path / f"{number}-{step.__name__}"
-            with monkeypatch.context() as patch:
-                patch.setattr(array_files, step.__name__, InterruptedAt(number, step))
-                with pytest.raises(KeyboardInterrupt, match=r"of 16 images are kept"):
-                    convert(src, out, **options)
-            assert not (out / "manifest.json").exists()
-            shards = {path.name: path.stat().st_ino for path in out.glob("*.npy")}
-            report = convert(src, out, **options)
-            assert hashes(out) == undisturbed
-            remade = [name for name, inode in shards.items() if (out / name).stat().st_ino != inode]
-            assert len(remade) <= (step is array_files.save_array), remade
-            assert report.num_converted < 16
+    for number in numbers:
+        out = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, step, InterruptedAt(number, getattr(owner, step)))
+            with pytest.raises(KeyboardInterrupt, match=r"of 16 images are kept|no image is kept"):
+                convert(src, out, **options)
+        assert not (out / "manifest.json").exists()
+        recorded = [path.stem for path in (out / ".convert").glob("*.npy.json")]
+        shards = {name: (out / name).stat().st_ino for name in recorded}
+        assert len(recorded) == (number - 1 if step == "save_record" else (number - 1) // 3)
+        report = convert(src, out, **options)
+        assert hashes(out) == undisturbed
+        assert {name: (out / name).stat().st_ino for name in recorded} == shards
+        assert (report.num_converted < 16) == bool(recorded)
 
 
-def test_progress_counts_each_source_once_when_arrays_are_gone_on_with(
-    with_masks: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spoil", ["missing", "longer", "changed"])
+@pytest.mark.parametrize("name", ["train-mask-00001.npy", "train-image8-00002.npy"])
+def test_a_shard_with_a_damaged_array_is_made_again(
+    with_masks: tuple[Path, dict[str, Any]], undisturbed: dict[str, str], tmp_path: Path, name: str, spoil: str
 ) -> None:
     src, options = with_masks
-
-    def fail(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(array_files, "make_array", fail)
-        with pytest.raises(KeyboardInterrupt, match="3 of 16 images are kept"):
-            convert(src, tmp_path / "out", **options)
-    seen: list[Progress] = []
-    convert(src, tmp_path / "out", **options, on_progress=seen.append)
-    assert (seen[-1].done, seen[-1].refused, seen[-1].kept, seen[-1].found) == (16, 1, 3, 3)
-
-
-def test_a_file_of_an_array_that_is_gone_or_cut_is_made_again_without_its_shard(
-    with_masks: tuple[Path, dict[str, Any]],
-    undisturbed: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    src, options = with_masks
-    interrupt = Interrupt(16)
     with pytest.raises(KeyboardInterrupt):
-        convert(src, tmp_path / "out", **options, on_progress=interrupt)
-    stamps = {path.name: path.stat().st_ino for path in (tmp_path / "out").glob("*.npy")}
-    (tmp_path / "out" / "train-mask-00001.npy").unlink()
-    with (tmp_path / "out" / "train-image8-00002.npy").open("ab") as file:
-        file.write(b"x")
-    (tmp_path / "out" / ".convert" / "train-mask-00000.npy.json").write_bytes(b"{}")
-    convert(src, tmp_path / "out", **options)
+        convert(src, tmp_path / "out", **options, on_progress=Interrupt(16))
+    path = tmp_path / "out" / name
+    match spoil:
+        case "missing":
+            path.unlink()
+        case "longer":
+            os.truncate(path, path.stat().st_size + 1)
+        case _:
+            flip(path)
+    assert len(list((tmp_path / "out" / ".convert").glob("*.npy.json"))) == 5
+    seen: list[Progress] = []
+    report = convert(src, tmp_path / "out", **options, on_progress=seen.append)
+    assert (seen[-1].done, seen[-1].refused) == (16, 1)
+    assert report.num_converted == 2 + 3  # the last shard of val, and that of the array
     assert hashes(tmp_path / "out") == undisturbed
-    again = {name for name, inode in stamps.items() if (tmp_path / "out" / name).stat().st_ino != inode}
-    assert again <= {"train-mask-00001.npy", "train-image8-00002.npy", "train-mask-00000.npy"}
-
-
-@pytest.mark.parametrize("interrupt_at", [5, 15])
-def test_a_file_of_an_array_that_has_changed_is_made_again(
-    with_masks: tuple[Path, dict[str, Any]],
-    undisturbed: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    interrupt_at: int,
-) -> None:
-    """All arrays of its shard are finished, or one is missing."""
-    src, options = with_masks
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(array_files, "make_array", InterruptedAt(interrupt_at, array_files.make_array))
-        with pytest.raises(KeyboardInterrupt):
-            convert(src, out, **options)
-    for record in (out / ".convert").glob("*-*-*.npy.json"):
-        flip(out / record.stem)
-    convert(src, out, **options)
-    assert hashes(out) == undisturbed
 
 
 def test_damage_of_a_shard_that_its_arrays_meet_has_the_shard_made_again(
@@ -212,7 +185,7 @@ def test_damage_of_a_shard_that_its_arrays_meet_has_the_shard_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     src, options = with_masks
-    real = array_files.make_array
+    real = array_files._make_array
 
     def damaging(task: Any, *arguments: Any) -> Any:
         if task.name == "train-00001.npy":
@@ -220,7 +193,7 @@ def test_damage_of_a_shard_that_its_arrays_meet_has_the_shard_made_again(
         return real(task, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(array_files, "make_array", damaging)
+        patch.setattr(array_files, "_make_array", damaging)
         with pytest.raises(ConvertError, match=r"train-00001.npy: expected the pixels of .* the disk may be failing"):
             convert(src, tmp_path / "out", **options)
     convert(src, tmp_path / "out", **options)
@@ -273,20 +246,18 @@ def test_a_late_worker_replaces_no_file_of_a_published_set(
     with_masks: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src, options = with_masks
-    real = records.load_array
-    late: list[bool] = []
+    real = array_files._make_array
+    late: list[Any] = []
 
     def overtaken(*arguments: Any) -> Any:
-        if not late:
-            late.append(True)
-            monkeypatch.undo()
-            convert(src, tmp_path / "out", **options)
-            late.append(everything(tmp_path / "out"))  # type: ignore[arg-type]
+        monkeypatch.undo()
+        convert(src, tmp_path / "out", **options)
+        late.append(everything(tmp_path / "out"))
         return real(*arguments)
 
-    monkeypatch.setattr(array_files, "load_array", overtaken)
+    monkeypatch.setattr(array_files, "_make_array", overtaken)
     convert(src, tmp_path / "out", **options)
-    assert everything(tmp_path / "out") == late[1]
+    assert [everything(tmp_path / "out")] == late
 
 
 # --- datasets ---------------------------------------------------------------------------------------------------------

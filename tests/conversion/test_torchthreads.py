@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shardio.conversion.engines.torchthreads import one_torch_thread
+from shardio.conversion.task import one_torch_thread
 
 
 @pytest.fixture(autouse=True)

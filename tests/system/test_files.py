@@ -533,12 +533,12 @@ def of_another_machine(folder: Path, silent_seconds: float) -> Path:
     return path
 
 
-def test_sweep_leaves_the_file_of_another_machine_until_it_has_been_silent_for_an_hour(tmp_path: Path) -> None:
-    path = of_another_machine(tmp_path, 3000)
+def test_sweep_leaves_the_file_of_another_machine_until_it_has_been_silent_for_a_day(tmp_path: Path) -> None:
+    path = of_another_machine(tmp_path, 86_000)
     assert sweep_temporaries(tmp_path) == 0
     assert path.exists()
     path.unlink()
-    path = of_another_machine(tmp_path, 3700)
+    path = of_another_machine(tmp_path, 86_800)
     with path.open("rb") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
         assert sweep_temporaries(tmp_path) == 0

@@ -5,8 +5,8 @@
 
 A point is one call of one conversion that fails in one way: the process is killed before it or halfway through it, a
 Ctrl-C arrives, the disk is full or broken for this call or for good, or the power fails and what was not synced is lost
-(see faulty_disk.py). Whatever happened, no torn file may be seen, no finished shard or published set be lost, nor what
-was saved of an unfinished one, and the same conversion must then come to the same bytes, leaving nothing else.
+(see faulty_disk.py). Whatever happened, no torn file may be seen, no finished shard or published set be lost, and the
+same conversion must then come to the same bytes, keeping every shard that has a record, and leaving nothing else.
 When every single point was tried, conversions fail again and again at random ones until there are as many points as
 asked for. With fewer, a random choice is made.
 
@@ -51,9 +51,7 @@ from faulty_disk import Fault, FaultyDisk, kinds_of
 from PIL import Image
 
 from shardio.conversion import convert as converter
-from shardio.conversion import task as shardtask
-from shardio.conversion.engines import processes as workers
-from shardio.conversion.journal import Journal
+from shardio.conversion.engines import engine
 from shardio.conversion.writing import shard_file as writer
 from shardio.errors import ShardioError
 from shardio.system.machine import usable_cores
@@ -70,10 +68,8 @@ NEEDED = ("create", "write", "ftruncate", "fsync", "fdatasync", "link", "rename"
 
 # Modules whose names are replaced, in children.
 PATCHED_CONVERTER: Any = converter
-PATCHED_WORKERS: Any = workers
-PATCHED_SHARDTASK: Any = shardtask
+PATCHED_ENGINE: Any = engine
 PATCHED_WRITER: Any = writer
-PATCHED_JOURNAL: Any = Journal
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,6 @@ class Scenario:
     workers: int = 1
     per_block: int = 2
     direct: bool = False
-    saves: bool = False
-    """True if every block of a shard is saved, as if it took 20 seconds."""
     max_bad: int = NUM_BAD
     """The limit of the conversion that fails. The one that goes on allows what there is."""
     begun: float = 0.0
@@ -99,7 +93,6 @@ class Scenario:
         nbytes = self.size * self.size * 3
         PATCHED_WRITER.BLOCK_NBYTES = self.per_block * nbytes
         PATCHED_WRITER._DIRECT_NBYTES = 0 if self.direct else 1 << 62
-        PATCHED_SHARDTASK.SAVE_SECONDS = 0.0 if self.saves else 1e9
         shard_size = 4096 + self.per_shard * nbytes
         options |= {"size": self.size, "shard_size": shard_size, "workers": self.workers, "order": "source"}
         if self.arrays:
@@ -113,9 +106,9 @@ SCENARIOS = (
     # 12,288 bytes are three pages.
     Scenario("past the page cache", size=64, per_shard=5, direct=True),
     Scenario("begun before", begun=0.5),
-    Scenario("saved within shards", per_shard=9, saves=True),
-    Scenario("saved past the page cache", size=64, per_shard=9, direct=True, saves=True),
-    Scenario("begun within a shard", per_shard=9, saves=True, begun=0.5),
+    Scenario("one shard a split", per_shard=9),
+    Scenario("begun within the first shard", per_shard=9, workers=2, begun=0.3),
+    Scenario("begun past the page cache", size=64, direct=True, begun=0.7),
     Scenario("too many bad images", max_bad=0),
     Scenario("with arrays", per_shard=5, workers=2, arrays=True),
     Scenario("begun within arrays", per_shard=5, arrays=True, begun=0.7),
@@ -184,9 +177,7 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
     """In a child: converts into `folder`/out while the disk has `fault`, and tells what became of it."""
     finished: list[str] = []
     published: list[bool] = []
-    saved: dict[str, int] = {}
-    do_task, publish_set = PATCHED_WORKERS.do_task, PATCHED_CONVERTER.publish_set
-    save, rewrite = Journal.save, Journal.rewrite
+    do_task, publish_set = PATCHED_ENGINE.do_task, PATCHED_CONVERTER.publish_set
 
     def noting_task(task: Any, control: Any) -> Any:
         record = do_task(task, control)
@@ -198,27 +189,12 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
         published.append(True)
         return manifest
 
-    def noting_save(journal: Any, num_samples: int, *, durably: bool = True) -> bool:
-        there = save(journal, num_samples, durably=durably)
-        if there and durably:
-            saved[shard_of(journal)] = disk.content(journal._path).count(b"\n") - 1
-        return there
-
-    def noting_rewrite(journal: Any, outcomes: Any) -> None:
-        saved[shard_of(journal)] = len(outcomes)  # lost samples had not been sound
-        rewrite(journal, outcomes)
-
-    def shard_of(journal: Any) -> str:
-        return str(journal._path.stem.rpartition(".")[0])
-
     def say(outcome: str, detail: str = "") -> None:
         facts = {"finished": finished, "published": bool(published), "failed": disk.failed, "calls": disk.calls}
-        facts["saved"] = saved
         tell({"outcome": outcome, "detail": detail, **facts})
 
     disk = FaultyDisk(folder, images, fault, lambda: say("died"))
-    PATCHED_WORKERS.do_task, PATCHED_CONVERTER.publish_set = noting_task, noting_set
-    PATCHED_JOURNAL.save, PATCHED_JOURNAL.rewrite = noting_save, noting_rewrite
+    PATCHED_ENGINE.do_task, PATCHED_CONVERTER.publish_set = noting_task, noting_set
     disk.install()
     try:
         scenario.convert(images, folder / "out", scenario.max_bad)
@@ -235,13 +211,12 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
 def go_on(scenario: Scenario, images: Path, out: Path, tell: Tell) -> None:
     """In a child: does the same conversion on a disk that works."""
     never_sync()
-    kept = [0]
     try:
-        scenario.convert(images, out, NUM_BAD, on_progress=lambda progress: kept.append(progress.kept))
+        scenario.convert(images, out, NUM_BAD)
     except BaseException:
         tell({"error": traceback.format_exc()})
     else:
-        tell({"error": "", "kept": kept[-1]})
+        tell({"error": ""})
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -283,7 +258,7 @@ class Failer:
         if at := self._begun_at.get(scenario):
             fault = Fault(at, "kill halfway")
             in_child(lambda tell: convert_with(scenario, self.images, place, fault, tell))
-            if not recorded(place / "out") and not scenario.saves:
+            if not recorded(place / "out") and scenario.begun >= 0.5:
                 raise RuntimeError(f"{scenario.name}: no shard is finished after {fault}")
         return place
 
@@ -292,7 +267,6 @@ class Failer:
         place = self._begin(job.scenario)
         out = place / "out"
         unread = False
-        saved: dict[str, int] = {}
         for fault in job.faults:
             before = recorded(out)
             told, code = in_child(partial(convert_with, job.scenario, self.images, place, fault))
@@ -308,12 +282,9 @@ class Failer:
                 if unread and told["outcome"] == "done":
                     break  # it was refused instead of a bad one: that is another set
                 self._check_files(job, out, before, told, unread)
-            saved |= told["saved"]
-            if fault.kind.startswith("EIO"):
-                saved = {}  # nothing of an unfinished file is believed then
         else:
             counts.temporary += len(list(out.rglob(".*.tmp")))
-            self._check_end(job, out, unread, saved)
+            self._check_end(job, out, unread)
         shutil.rmtree(place)
 
     def _check_outcome(self, job: Job, fault: Fault, told: Mapping[str, Any]) -> None:
@@ -344,13 +315,9 @@ class Failer:
             if gone := (before | set(told["finished"]) | recorded(out)) - kept:
                 self.counts.violation("lost", f"{job}: finished shards are gone: {sorted(gone)}")
 
-    def _check_end(self, job: Job, out: Path, unread: bool, saved: Mapping[str, int]) -> None:
-        """Does the same conversion on a disk that works. It must end with the same files, and keep finished shards.
-
-        It must go on behind the sources that were `saved`, also for a shard that was published and has no record yet.
-        """
+    def _check_end(self, job: Job, out: Path, unread: bool) -> None:
+        """Does the same conversion on a disk that works. It must end with the same files, and keep finished shards."""
         before = recorded_shards(out)
-        whole = (out / "manifest.json").exists()
         told, code = in_child(partial(go_on, job.scenario, self.images, out))
         if told is None or code:
             hang = code == -signal.SIGALRM
@@ -367,8 +334,6 @@ class Failer:
             again = [one for one, inode in before.items() if (out / one).stat().st_ino != inode]
             if again and not unread:
                 self.counts.violation("lost", f"{job}: finished shards were made again: {again}")
-            if told["kept"] < sum(saved.values()) and not unread and not whole:
-                self.counts.violation("lost", f"{job}: {saved} sources were saved, {told['kept']} kept")
 
 
 def all_points(calls: Mapping[Scenario, Sequence[str]], seed: int, only: str) -> list[Job]:

@@ -66,12 +66,10 @@ _DRIVER = """\
 import json
 import sys
 
-from shardio.conversion import task as shardtask
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.convert import convert
 
-# Worker processes import this, too: every second sample is saved, as if it had taken 20 seconds.
-shardtask.SAVE_SECONDS = 0.0
+# Worker processes import this, too: a shard has several blocks.
 writer.BLOCK_NBYTES = 2 * 48 * 48 * 3
 
 
@@ -119,8 +117,6 @@ class Counts(attack.Counts):
     identical: int = 0
     temporary: int = 0
     """Temporary files that kills left behind, for the next start to sweep."""
-    unfinished: int = 0
-    """Unfinished shards that kills left behind, for the next start to go on with."""
     torn: int = 0
 
     def __str__(self) -> str:
@@ -129,7 +125,6 @@ class Counts(attack.Counts):
             f"only): kills before the work {self.before}, during {self.during}, while publishing {self.publishing}, "
             f"after {self.after}\n"
             f"resumed {self.resumed}, identical {self.identical}, temporary files left by kills {self.temporary}, "
-            f"{self.unfinished} of them to go on with, "
             f"torn {self.torn}, violations {len(self.violations)}"
         )
 
@@ -391,7 +386,6 @@ class Killer(Rounds[Counts]):
             self._check_identical(out)
             return True
         counts.temporary += len(list(out.rglob(".*.tmp")))
-        counts.unfinished += len(list(out.rglob("*.journal")))
         if code == 0 and not (out / "manifest.json").exists():
             self._violation("finished without a manifest")
         now = {name: (out / name).stat().st_ino if (out / name).exists() else None for name in recorded}

@@ -30,7 +30,7 @@ from typing import Any
 import attack
 import torch
 from attack import Child, Rounds, Say, Tell, different_files, hash_files, make_parser, never_sync, torn_files, verdict
-from fail_convert import PATCHED_SHARDTASK, PATCHED_WRITER, PATIENCE_SECONDS, draw_images
+from fail_convert import PATCHED_WRITER, PATIENCE_SECONDS, draw_images
 
 from shardio.conversion.convert import convert
 from shardio.errors import ConvertError
@@ -55,8 +55,6 @@ class Counts(attack.Counts):
     """Rounds in which all that could finish the set were killed, so that it was started again."""
     temporary: int = 0
     """Temporary files that lay there when all had ended."""
-    unfinished: int = 0
-    """Shards that had a journal then."""
     torn: int = 0
     mixed: int = 0
     hangs: int = 0
@@ -64,8 +62,7 @@ class Counts(attack.Counts):
     def __str__(self) -> str:
         return (
             f"{self.conversions} conversions: {self.done} done, {self.refused} refused, {self.killed} killed; "
-            f"{self.finished_by_killed} sets finished later, {self.temporary} temporary files left, "
-            f"{self.unfinished} of them to go on with\n"
+            f"{self.finished_by_killed} sets finished later, {self.temporary} temporary files left\n"
             f"{self.rounds} rounds, {self.torn} torn, {self.mixed} mixed, {self.hangs} hangs, "
             f"{len(self.violations)} violations"
         )
@@ -98,8 +95,7 @@ class Race(Rounds[Counts]):
     def _start(self, out: Path, racer: Racer) -> Child:
         def work(tell: Tell) -> int:
             never_sync()
-            # Every sample is saved, as if it had taken 20 seconds, so that unfinished shards are gone on with.
-            PATCHED_SHARDTASK.SAVE_SECONDS, PATCHED_WRITER.BLOCK_NBYTES = 0.0, 8 * 8 * 3
+            PATCHED_WRITER.BLOCK_NBYTES = 8 * 8 * 3  # every sample is a write of its own
             time.sleep(racer.start_seconds)
             try:
                 convert(self.images / "pictures", out, seed=racer.seed, workers=racer.workers, **OPTIONS)
@@ -151,7 +147,6 @@ class Race(Rounds[Counts]):
         if seed is None:
             seed = SEEDS[0]
         counts.temporary += len(list(out.rglob(".*.tmp")))
-        counts.unfinished += len(list(out.rglob("*.journal")))
         counts.finished_by_killed += not (out / "manifest.json").exists()
         self._finish(out, seed)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python
-"""Raises exceptions from signal handlers while loaders are made, read, closed and forgotten, and sets converted,
-written, verified, warmed and published: nothing may be left behind.
+"""Raises exceptions from signal handlers while loaders are made, read, closed and forgotten, and sets verified, warmed
+and published: nothing may be left behind.
 
     python tools/chaos/storm_close.py --rounds 500 [--seed 0]   at random moments, once or every 2 ms
     python tools/chaos/storm_close.py --points [--step 1]       once, at every point where handlers are called
@@ -29,10 +29,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, islice, product
-from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,23 +38,17 @@ from typing import Any
 import numpy as np
 import torch
 from attack import Say, make_parser, write_set
-from PIL import Image
 
 import shardio
 from shardio.cache.folder import Cache
-from shardio.conversion.convert import convert
-from shardio.conversion.engines.processes import THREADS_PER_PROCESS
 from shardio.errors import CacheError
-from shardio.format.layout import WORK_FOLDER
 from shardio.loading.loader import ShardLoader
 from shardio.reading.warm import warm
 from shardio.sets.leftovers import sweep_left_overs
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
-from shardio.system.files import sweep_temporaries
 
 NUM_SAMPLES = 60
-NUM_IMAGES = 12
 # An odd number of bytes: the place of a shard in address space is then 4096 samples long, and most of it is unused.
 SHAPE = (7, 7, 3)
 # The first exception comes within so many seconds, about what a round takes. The next one comes so much later.
@@ -114,16 +106,9 @@ class Work:
 
     kind: str
     workers: int = 2
-    most_delay_seconds: float = MOST_DELAY_SECONDS
 
 
-WORKS = (
-    *(Work(kind) for kind in ("write", "verify", "warm", "publish")),
-    *(Work("convert", workers) for workers in (1, 2)),
-)
-# Worker processes, which take seconds to start, and an executor of the caller's are tried at random moments alone.
-LONG_WORKS = (Work("processes", most_delay_seconds=5.0), Work("executor", most_delay_seconds=0.1))
-OF_SHARDS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3}
+WORKS = tuple(Work(kind) for kind in ("verify", "warm", "publish"))
 
 
 def write(folder: Path) -> None:
@@ -141,16 +126,7 @@ class Storms:
         self._set = folder / "set"
         write(self._set)
         self._new = count()
-        self._images = folder / "images"
-        for number in range(NUM_IMAGES):
-            path = self._images / f"class-{number % 2}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
         (folder / "root").mkdir()
-        # The executor serves all rounds. Python's own process that clears up after others stays, too.
-        self._executor = ThreadPoolExecutor(2, "storm")
-        self._use_both_threads()
-        resource_tracker.ensure_running()
         self._full_cache = folder / "cache"
         with ShardLoader(self._set, 4, cache=self._full_cache, device="cpu") as loader:
             while loader.stats()["staging"]["state"] != "complete":
@@ -186,26 +162,12 @@ class Storms:
             gc.collect()
 
     def work(self, work: Work) -> None:
-        new = self._last = self._folder / "root" / f"set-{next(self._new)}"
-        if work.kind == "write":
-            write(new)
-        elif work.kind == "verify":
+        if work.kind == "verify":
             verify(self._set, workers=work.workers)
         elif work.kind == "warm":
             warm(self._set, workers=work.workers)
-        elif work.kind == "publish":
-            publish(self._set, new, workers=work.workers)
-        elif work.kind == "convert":
-            convert(self._images, new, size=8, workers=work.workers)
-        elif work.kind == "processes":
-            convert(self._images, new, **OF_SHARDS, workers=work.workers * THREADS_PER_PROCESS)
         else:
-            convert(self._images, new, **OF_SHARDS, executor=self._executor)
-
-    def _use_both_threads(self) -> None:
-        """Raises BrokenBarrierError unless both threads of the executor still do what they are given."""
-        both = threading.Barrier(2)
-        list(self._executor.map(lambda _: both.wait(10.0), range(2)))
+            publish(self._set, self._folder / "root" / f"set-{next(self._new)}", workers=work.workers)
 
     def check(self, case: Case | Work, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
         """Does one round: `disturb` calls what it is given, and raises exceptions meanwhile."""
@@ -216,13 +178,9 @@ class Storms:
         while held:
             held.pop().close()
         gc.collect()
-        if case in LONG_WORKS:  # the same conversion can still go on, and the executor be used
-            convert(self._images, self._last, **OF_SHARDS, executor=self._executor)
-            self._use_both_threads()
-        self._sweep()
+        sweep_left_overs(self._folder / "root")  # as the next publisher does: then no temporary file may be there
         counts.rounds += 1
-        # Worker processes notice nothing before they have imported what they need.
-        deadline = time.monotonic() + PATIENCE_SECONDS + (4 * case.most_delay_seconds if isinstance(case, Work) else 0)
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while (left := self._in_use() - before) and time.monotonic() < deadline:
             time.sleep(0.001)
             gc.collect()  # what a thread held until now, in a cycle with the exception, is garbage only now
@@ -234,15 +192,6 @@ class Storms:
         # Otherwise each round would look at all that the rounds before it have made.
         for folder in (*self._folder.glob("cache-*"), *self._folder.glob("root/set-*")):
             shutil.rmtree(folder)
-
-    def _sweep(self) -> None:
-        """Does what the next publisher and the next conversion do. Then no temporary file may be there."""
-        root = self._folder / "root"
-        sweep_left_overs(root)
-        sets = [folder for folder in root.iterdir() if folder.is_dir()]
-        # A conversion that publishes removes its work folder.
-        for folder in (root, *sets, *filter(Path.is_dir, (out / WORK_FOLDER for out in sets))):
-            sweep_temporaries(folder)
 
     def _in_use(self) -> Counter[str]:
         """Counts processes, threads, descriptors and mappings of this process, and copies that are held."""
@@ -345,8 +294,7 @@ def storm_loaders(
                 chosen = random.Random(f"{seed} {number}")
                 case = works[number // 2 % len(works)] if works else _random_case(chosen)
                 interval = STORM_SECONDS if number % 2 else 0.0
-                most = case.most_delay_seconds if isinstance(case, Work) else MOST_DELAY_SECONDS
-                storm = Storm(storms.counts, chosen.uniform(1e-5, most), interval)
+                storm = Storm(storms.counts, chosen.uniform(1e-5, MOST_DELAY_SECONDS), interval)
                 storms.check(case, storm, f"seed {seed}, round {number}{', storm' if interval else ''}")
         return storms.counts
 
@@ -415,7 +363,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for what, number, works in (
             ("loaders", rounds, ()),
             ("calls", rounds, WORKS),
-            ("workers", rounds // 10, LONG_WORKS),
         ):
             counts = storm_loaders(number, chosen.seed, chosen.folder, works=works)
             print(f"seed {chosen.seed}, {what}: {counts}", flush=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from shardio.conversion.engines.pool import GO_ON, Pool, Terms, run_on_pool
-from shardio.conversion.plan import ShardTask
+from shardio.conversion.engines.pool import RESUME, Pool, Terms
 from shardio.conversion.records import ShardRecord
-from shardio.conversion.task import Report
 from shardio.errors import ConvertError
 
 if TYPE_CHECKING:
@@ -24,32 +23,8 @@ _RETRIES = 2
 _NAMED_WORKERS = 3
 
 
-def run_on_dask(tasks: Sequence[ShardTask], address: str, report: Report, *, threads: int = 1) -> list[ShardRecord]:
-    """Does all tasks on the cluster of the scheduler at `address`; otherwise as `run_on_pool`.
-
-    Workers may come and go. As long as there is no worker, this waits. Raises ConvertError if dask.distributed is
-    missing, no scheduler answers, or a worker does not see what this process sees.
-    """
-    if not tasks:
-        return []
-    client = _connect(address)
-    import dask.config
-    from distributed.comm.core import CommClosedError
-
-    # A shard of small images has many sources, and they have to travel: nothing to be warned of.
-    with client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
-        try:
-            return run_on_pool(tasks, _Cluster(client), report, threads=threads)
-        except CommClosedError as error:
-            raise ConvertError(f"{address}: the scheduler is gone: {error}. {GO_ON}") from None
-
-
-def check_scheduler(address: str) -> None:
-    """Raises what `run_on_dask` would if it could not begin."""
-    _connect(address).close()
-
-
-def _connect(address: str) -> Client:
+def connect(address: str) -> Client:
+    """Raises ConvertError if dask.distributed is missing or no scheduler answers, and ValueError for no address."""
     try:
         from distributed import Client
         from distributed.comm.addressing import resolve_address
@@ -64,6 +39,21 @@ def _connect(address: str) -> Client:
         raise ValueError(f"scheduler must be an address such as tcp://host:8786; found {address!r}: {error}") from None
     except OSError as error:
         raise ConvertError(f"{address}: expected a Dask scheduler, found none: {error}") from None
+
+
+@contextlib.contextmanager
+def open_cluster(address: str) -> Iterator[Pool]:
+    """Yields the cluster of the scheduler at `address`. Workers may come and go; without any, tasks wait."""
+    client = connect(address)
+    import dask.config
+    from distributed.comm.core import CommClosedError
+
+    # A shard of small images has many sources, and they have to travel: nothing to be warned of.
+    with client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
+        try:
+            yield _Cluster(client)
+        except CommClosedError as error:
+            raise ConvertError(f"{address}: the scheduler is gone: {error}. {RESUME}") from None
 
 
 class _Cluster(Pool):

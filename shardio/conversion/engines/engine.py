@@ -1,19 +1,30 @@
-"""Which engine does the tasks of a conversion: this machine's cores, an executor of the caller's, or a Dask cluster."""
+"""Which engine does the tasks of a conversion: this process, processes of its own, an executor, or a Dask cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Executor
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from shardio.conversion.amounts import check_workers
-from shardio.conversion.engines.dask_cluster import check_scheduler, run_on_dask
+from shardio.conversion.engines.dask_cluster import connect, open_cluster
 from shardio.conversion.engines.pool import Pool, run_on_pool
-from shardio.conversion.engines.processes import run_tasks
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
-from shardio.conversion.task import Report
+from shardio.conversion.task import Control, Report, do_task
 from shardio.system.machine import usable_cores
+
+# Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. The rest, a tenth of
+# the time that an image takes, would have more threads wait for each other.
+THREADS_PER_PROCESS = 4
 
 
 @dataclass(frozen=True)
@@ -21,15 +32,14 @@ class Engine:
     """Where the tasks are done. Raises ValueError for arguments that contradict each other."""
 
     workers: int | None = None
-    """How many cores to use, by default all. Beside an executor or a scheduler, how many each shard is made with, by
-    default one."""
+    """Cores to use, by default all. With an executor or a scheduler: cores that make each shard, by default one."""
     executor: Executor | None = None
     """Any concurrent.futures.Executor, on machines that have the same libraries, and SRC and OUT under the same names.
     It is not shut down."""
     scheduler: str | None = None
     """The address of a Dask scheduler, for the same on its cluster."""
     serial: bool = False
-    """Whether every worker has one thread, and a single one is the calling thread: for datasets of Python."""
+    """One thread per worker; a single worker is the calling thread. For datasets of Python."""
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
@@ -52,12 +62,73 @@ class Engine:
     def check(self) -> None:
         """Raises ConvertError or ValueError if there is no such scheduler."""
         if self.scheduler is not None:
-            check_scheduler(self.scheduler)
+            with contextlib.closing(connect(self.scheduler)):
+                pass
 
-    def run(self, tasks: Sequence[ShardTask], report: Report) -> list[ShardRecord]:
-        """Does all tasks, and returns their records in their order. An exception of `report` stops the work."""
-        if self.executor is not None:
-            return run_on_pool(tasks, Pool(self.executor), report, threads=self.workers or 1)
+    def run(self, tasks: Sequence[ShardTask], report: Report, run_file: Path) -> list[ShardRecord]:
+        """Does all tasks, and returns their records in their order. `report` is called in the calling thread.
+
+        If `report` raises, a task fails, or on Ctrl-C, the work stops. `run_file` is a path for the progress of tasks
+        in other processes: see `run_on_pool`.
+        """
+        if not tasks:
+            return []
         if self.scheduler is not None:
-            return run_on_dask(tasks, self.scheduler, report, threads=self.workers or 1)
-        return run_tasks(tasks, self.workers or (1 if self.serial else usable_cores()), report, serial=self.serial)
+            with open_cluster(self.scheduler) as cluster:
+                return run_on_pool(tasks, cluster, report, run_file, self.workers or 1)
+        if self.executor is not None:
+            return run_on_pool(tasks, Pool(self.executor), report, run_file, self.workers or 1)
+        threads, processes = self._split_workers(len(tasks))
+        if processes > 1:
+            with _own_processes(processes) as pool:
+                return run_on_pool(tasks, pool, report, run_file, threads)
+        return [do_task(task, Control(report, lambda: False, threads)) for task in tasks]
+
+    def _split_workers(self, num_tasks: int) -> tuple[int, int]:
+        """Returns (threads per process, processes) of this machine."""
+        workers = self.workers or (1 if self.serial else usable_cores())
+        processes = min(-(-workers // (1 if self.serial else THREADS_PER_PROCESS)), num_tasks)
+        # Rather an idle core than one more than was asked for.
+        return 1 if self.serial else max(1, workers // processes), processes
+
+
+# --- processes of this machine ----------------------------------------------------------------------------------------
+
+
+class _OwnProcesses(Pool):
+    def submit(self, *call: Any) -> Future[ShardRecord]:
+        # Ctrl-C is for this process to handle. Submitting starts workers, which inherit what is blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(*call)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _own_processes(count: int) -> Iterator[Pool]:
+    """Spawned worker processes, so that they inherit no lock or thread of this one. If the block fails, they end at
+    once."""
+    executor = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _end_with_parent)
+    try:
+        yield _OwnProcesses(executor)
+    except BaseException:
+        for process in list((executor._processes or {}).values()):
+            process.kill()  # a shard that is not finished is made again in any case
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Begins a worker process, which ends when the process that started it is gone, however it went."""
+    # At its end nothing is left to do but taking torch apart, for which the parent would wait.
+    atexit.register(os._exit, 0)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="shardio-watch", daemon=True).start()

@@ -1,12 +1,14 @@
-"""Shard tasks on an executor of the caller's: processes, threads, MPI ranks, a Dask cluster.
+"""Shard tasks in other processes: this machine's own, those of an executor (threads, processes, MPI ranks), or Dask's.
 
-Its machines must have the same folders under the same names, and the same libraries: each task checks that first.
-A task returns its record. Its progress, and the order to stop, go through a file in OUT (`runfile`).
+Other machines must have the same folders under the same names, and the same libraries: each task checks that first.
+A task returns its record. While it works, a file in OUT, which all machines see, ties it to the process that started
+it: each task writes its counts there about once a second, to a place of its own, and stops when the file is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -15,27 +17,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardio.conversion.engines.runfile import RunFile, RunSlot
-from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.plan import ShardTask, difference, library_versions
 from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
 from shardio.conversion.task import Control, Report, Stopped, do_task
 from shardio.errors import ConvertError, ShardioError
-from shardio.format.layout import WORK_FOLDER
-from shardio.system.opening import open_untrusted
-from shardio.system.threads import run_apart
+from shardio.system.opening import open_untrusted, read_untrusted
 
+_COUNTS = np.dtype(("<u4", 2))  # sources done, of these refused
 _PROGRESS_SECONDS = 0.5
-# Tasks look every second, at a picture, whether they are to stop. One that is deep in an fsync is not waited for.
-_GRACE_SECONDS = 2.0
+# A thousand tasks must not keep the file server busy with this.
+_LOOK_SECONDS = 1.0
 
-GO_ON = "Run the same command again, which goes on with what is kept"
+RESUME = "Run the same command again: finished shards are kept"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Terms:
 
 
 class Pool:
-    """An executor to which tasks are given. It is never shut down here."""
+    """An executor to which tasks are submitted. It is never shut down here."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -82,7 +81,7 @@ class Pool:
         """Checks the terms on all machines at once, if the pool knows them. Each task checks them again."""
 
     def most_in_flight(self) -> int:
-        """Returns how many tasks to give to it at a time: all, as executors keep what waits in this process."""
+        """Returns how many tasks to submit at a time: all, as executors keep waiting tasks in this process."""
         return sys.maxsize
 
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
@@ -94,43 +93,25 @@ class Pool:
             future.cancel()
 
 
-def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threads: int = 1) -> list[ShardRecord]:
+def run_on_pool(
+    tasks: Sequence[ShardTask], pool: Pool, report: Report, run_file: Path, threads: int
+) -> list[ShardRecord]:
     """Does all tasks, each with so many threads, and returns their records in the order of the tasks.
 
-    `report` is called in the calling thread, the executor in another, since it may stay locked where a call is
-    interrupted. If `report` raises, a task fails or on Ctrl-C, the work stops: tasks that were not begun are cancelled,
-    those under way are told to stop, and save what they have done. ConvertError if the executor fails: finished shards
-    stay.
+    If `report` raises, a task fails or on Ctrl-C, the work stops: tasks that were not begun are cancelled, and the file
+    `run_file`, which is made here, is removed. Raises ConvertError if the pool fails.
     """
-    if not tasks:
-        return []
-    finished: _Finished = queue.SimpleQueue()
-    return run_apart(
-        lambda tell: _run(tasks, pool, tell, threads, finished),
-        report,
-        partial(finished.put, None),
-        "shardio-executor",
-        _GRACE_SECONDS + _PROGRESS_SECONDS,
-    )
-
-
-_Finished = queue.SimpleQueue["Future[ShardRecord] | None"]
-"""Futures that are done, and None for an order to stop."""
-
-
-def _run(
-    tasks: Sequence[ShardTask], pool: Pool, report: Report, threads: int, finished: _Finished
-) -> list[ShardRecord]:
-    run_file = RunFile(tasks[0].out / WORK_FOLDER, len(tasks))
+    counts = told = np.zeros((len(tasks), 2), np.int64)
+    run_file.write_bytes(bytes(len(tasks) * _COUNTS.itemsize))
     libraries = library_versions()
 
     def terms_of(task: ShardTask) -> Terms:
         first = task.sources[:1]
-        return Terms(run_file.path, libraries, task.origin, first[0], *task.origin.fingerprints(first))
+        return Terms(run_file, libraries, task.origin, first[0], *task.origin.fingerprints(first))
 
     records: dict[int, ShardRecord] = {}
     running: dict[Future[ShardRecord], int] = {}
-    told = counts = np.zeros((len(tasks), 3), np.int64)
+    finished: queue.SimpleQueue[Future[ShardRecord]] = queue.SimpleQueue()
     try:
         pool.check(terms_of(tasks[0]))
         while len(records) < len(tasks):
@@ -143,52 +124,79 @@ def _run(
             done: Future[ShardRecord] | None = None
             with contextlib.suppress(queue.Empty):
                 done = finished.get(timeout=_PROGRESS_SECONDS)
-                if done is None:
-                    raise Stopped
             # The counts of a lost worker are not taken back, and not counted twice when the task is done again.
-            counts = np.maximum(counts, run_file.read())
+            counts = np.maximum(counts, _read_counts(run_file))
             if done is not None:
                 number = running.pop(done)
                 record = records[number] = _result(done, tasks[number], run_file)
-                counts[number, :2] = record.num_sources, len(record.rejects)
-            more = counts - told
-            # Sources that the next worker has kept of a lost one's are of this call, and not kept from an earlier one.
-            more[told[:, 0] > 0, 2] = 0
-            report(*map(int, more.sum(axis=0)))
+                counts[number] = record.num_sources, len(record.rejects)
+            report(*map(int, (counts - told).sum(axis=0)))
             told = counts.copy()
         return [records[number] for number in range(len(tasks))]
     except BrokenExecutor as error:
         raise ConvertError(
-            f"a worker process died, perhaps killed for want of memory (see `dmesg`): {error} {GO_ON}"
+            f"a worker process died, perhaps killed for want of memory (see `dmesg`): {error} {RESUME}, with fewer "
+            "workers if memory is short. (A script that calls shardio.convert must do so under `if __name__ == "
+            '"__main__":`)'
         ) from None
     finally:
+        run_file.unlink(missing_ok=True)
         pool.cancel(running)
-        run_file.remove()
-        deadline = time.monotonic() + _GRACE_SECONDS
-        with contextlib.suppress(queue.Empty):
-            while running:
-                done = finished.get(timeout=max(0.0, deadline - time.monotonic()))
-                if done is not None:
-                    running.pop(done)
 
 
-def _result(future: Future[ShardRecord], task: ShardTask, run_file: RunFile) -> ShardRecord:
+def _read_counts(run_file: Path) -> NDArray[np.int64]:
+    """Returns (sources done, of these refused) of each task. Raises FileNotFoundError if the file was removed."""
+    return np.frombuffer(read_untrusted(run_file), _COUNTS.base).astype(np.int64).reshape(-1, 2)
+
+
+def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> ShardRecord:
     try:
         return future.result()
     except BrokenExecutor:
         raise
     except Exception as error:
         # Another process may have finished the same conversion, and removed the folder: FileNotFoundError tells that.
-        run_file.read()
+        _read_counts(run_file)
         if isinstance(error, (ShardioError, OSError)):
             raise
         what = "stopped unexpectedly: does its machine see OUT?" if isinstance(error, Stopped) else ""
-        raise ConvertError(f"{task.name}: {what or f'{type(error).__name__}: {error}'}. {GO_ON}") from error
+        raise ConvertError(f"{task.name}: {what or f'{type(error).__name__}: {error}'}. {RESUME}") from error
+
+
+# --- in the worker ----------------------------------------------------------------------------------------------------
 
 
 def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
-    """Runs in a worker. An executor may run a task again that a lost worker has finished."""
+    """Does a task. An executor may run one again that a lost worker has finished."""
     terms.check()
-    slot = RunSlot(terms.run_file, number)
-    with one_torch_thread():
-        return load_record(task) or do_task(task, Control(slot.report, slot.stopped, threads))
+    line = Line(terms.run_file, number)
+    return load_record(task) or do_task(task, Control(line.report, line.stopped, threads))
+
+
+class Line:
+    """A task's end of the file that ties it to the process that started it. Not thread safe."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self._path = path
+        self._offset = number * _COUNTS.itemsize
+        self._counts = np.zeros(2, _COUNTS.base)
+        self._stopped = False
+        self._next_look = 0.0
+
+    def report(self, done: int, refused: int, /) -> None:
+        """Counts so many more sources. They are written at the next look."""
+        self._counts += np.array((done, refused), _COUNTS.base)
+
+    def stopped(self) -> bool:
+        """Whether the file was gone at the last look, a second ago at most. Stays True."""
+        now = time.monotonic()
+        if now >= self._next_look and not self._stopped:
+            self._next_look = now + _LOOK_SECONDS
+            # It is opened at every look, since that is when a network filesystem asks whether the file is still there.
+            try:
+                with open_untrusted(self._path, os.O_WRONLY, sole_name=True) as file:
+                    os.pwrite(file.fileno(), self._counts.tobytes(), self._offset)
+            except OSError as error:
+                # Anything else, such as a full disk, is for the shard itself to meet.
+                self._stopped = error.errno in (errno.ENOENT, errno.ESTALE)
+        return self._stopped

@@ -44,7 +44,7 @@ from shardio.system.files import make_folder, sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
 from shardio.version import __version__
 
-DEFAULT_SHARD_NBYTES = 4 << 30
+DEFAULT_SHARD_NBYTES = 1 << 30
 
 # Arguments of `append`, whose names no array can have.
 _PARAMETERS = ("self", "image", "label", "split", "key", "source_size", "columns")

@@ -16,7 +16,8 @@ import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,6 @@ from shardio.system.files import AtomicFile, reserve, write_all
 from shardio.system.machine import filesystem_kind, is_network
 from shardio.system.opening import naming
 from shardio.system.pour import BackgroundSync, pour
-from shardio.system.threads import Call, ThreadPool
 
 # Large enough for any disk to stream, small enough that dozens of writers fit in memory.
 BLOCK_NBYTES = 8 << 20
@@ -98,98 +98,48 @@ def with_columns(
 class ShardFileWriter:
     """Writes one shard under a temporary name. `finish` publishes it; leaving the `with` block without it discards it.
 
-    `reserve_samples` is how many samples are expected: so much is allocated on the disk at once. Any other number of
-    samples is right too, and costs reading the file once more for its checksum. Not thread safe.
+    `reserve_samples` is the number of samples expected: the disk allocates room for them at once. Any other number of
+    samples works too, but the file is then read once more for its checksum. Not thread safe.
 
         with ShardFileWriter(path, (256, 256, 3), reserve_samples=1000) as shard:
             shard.append(pixels, label=3, key=b"n01440764/x.JPEG", source_size=(375, 500))
             entry = shard.finish()
 
-    `left` is the file of an unfinished shard, which goes on where `recover` finds its sound samples to end. `append`
-    copies. A caller that makes samples in place takes a block, fills its rows, and gives it back:
-
-            block = shard.take_block()
-            ...
-            shard.rows.append(label=3, ..., crc32=crc32(block[0]))
-            shard.write_block(block, [0])
+    `append` copies. `take_block` and `write_block` are for a caller that makes samples in place.
     """
 
-    def __init__(
-        self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0, left: AtomicFile | None = None
-    ) -> None:
+    def __init__(self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0) -> None:
         self.path = path
         self.sample_shape = check_sample_shape(sample_shape)
         self.rows = IndexRows()
         self._reserve_samples = reserve_samples
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
-        self._writing: deque[tuple[Call[None], NDArray[np.uint8]]] = deque()
-        self._write_thread = ThreadPool(1, "shardio-write")
+        self._writing: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
+        self._write_thread = ThreadPoolExecutor(1, "shardio-write")
         self._sync = BackgroundSync("shardio-sync")
         self._direct = False
-        self.num_written = 0
-        """Samples that are in the file, in order and from the first on."""
-        self._torn = False  # a write has failed, and what comes later would not be where it belongs
-        self._leave = left is not None
-        self._header = shard_header(reserve_samples, sample_shape)
-        # Right if all expected samples come, which is the usual case.
-        self._sha256 = hashlib.sha256(self._header)
-        self._file = AtomicFile(path) if left is None else left
+        header = shard_header(reserve_samples, sample_shape)
+        # Correct if all expected samples come, which is the usual case.
+        self._sha256 = hashlib.sha256(header)
+        self._file = AtomicFile(path)
         try:
-            if left is None:
-                self._begin()
+            self._begin(header)
         except BaseException:
             self._file.discard()
             raise
 
-    def _begin(self) -> None:
-        """Allocates what is not there yet, and goes to the end of the samples that are."""
+    def _begin(self, header: bytes) -> None:
         descriptor, nbytes = self._file.descriptor, shard_nbytes(self._reserve_samples, self.sample_shape)
         with naming(self.path):
             if self._reserve_samples:
                 reserve(descriptor, nbytes)
-            write_all(descriptor, self._header)
-            if self.num_written:
-                os.lseek(descriptor, shard_nbytes(self.num_written, self.sample_shape), os.SEEK_SET)
+            write_all(descriptor, header)
         # The clients of network filesystems have a pipeline of their own behind the page cache.
         if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(self.path.parent)):
             with contextlib.suppress(OSError):  # a filesystem that cannot
                 set_direct(descriptor)
                 self._direct = True
-
-    def recover(self, crc32s: Sequence[int], copy_from: int | None = None) -> Iterator[int]:
-        """Takes over the samples that an unfinished file has, as far as each has the crc32 that it should have.
-
-        They lie in `left`, or are copied from the descriptor of another file. Comes before anything is written. Yields
-        `num_written` after each block; at the end of the iteration, and not before, the part of `left` behind these
-        samples is cut off. The caller appends their rows.
-        """
-        descriptor, block = self._file.descriptor if copy_from is None else copy_from, _make_block(self.sample_shape)
-        sound = True
-        while sound and self.num_written < len(crc32s):
-            rows = block[: len(crc32s) - self.num_written]
-            count = _read_samples(descriptor, rows, shard_nbytes(self.num_written, self.sample_shape))
-            expected = crc32s[self.num_written : self.num_written + count]
-            whole = next((i for i in range(count) if crc32(rows[i]) != expected[i]), count)
-            sound = whole == len(rows)
-            if whole:
-                self._sha256.update(rows[:whole].data)
-                if copy_from is None:
-                    self.num_written += whole
-                else:
-                    self._write([rows[:whole]], None)
-            yield self.num_written
-        if copy_from is None:
-            with naming(self.path):
-                end = shard_nbytes(self.num_written, self.sample_shape) if self.num_written else 0
-                os.ftruncate(self._file.descriptor, end)
-                os.lseek(self._file.descriptor, 0, os.SEEK_SET)
-            self._begin()
-
-    @property
-    def temporary(self) -> Path:
-        """The name of the file until it is finished."""
-        return self._file.temporary
 
     def __enter__(self) -> ShardFileWriter:
         return self
@@ -227,25 +177,18 @@ class ShardFileWriter:
             return self._oldest_written()
         return _make_block(self.sample_shape)
 
-    def write_block(
-        self, block: NDArray[np.uint8], kept: Sequence[int], save: Callable[[int], bool] | None = None
-    ) -> None:
-        """Hashes the samples in the rows `kept`, in ascending order, and has them written behind those written before.
+    def write_block(self, block: NDArray[np.uint8], kept: Sequence[int]) -> None:
+        """Hashes the samples in the rows `kept`, in ascending order, and writes them in another thread.
 
-        The caller appends their rows of the index. The block is not the caller's any more. `save(n)` is called in
-        another thread once the first n samples, up to the end of this block, are durable; not at all if the disk is
-        still busy with what came before. If it returns True, the file is kept, too, if it is never finished.
+        The caller appends their rows of the index, and must not touch the block any more.
         """
         runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
         for run in runs:
             self._sha256.update(run.data)
-        self._writing.append((self._write_thread.submit(self._write, runs, save), block))
+        self._writing.append((self._write_thread.submit(self._write, runs), block))
 
-    def _write(self, runs: Sequence[NDArray[np.uint8]], save: Callable[[int], bool] | None) -> None:
+    def _write(self, runs: Sequence[NDArray[np.uint8]]) -> None:
         """Runs in the writing thread."""
-        if self._torn:
-            return
-        self._torn = True
         unsynced_nbytes = 0
         with naming(self.path):
             for run in runs:
@@ -262,16 +205,7 @@ class ShardFileWriter:
                         continue
                     view = view[written:]
                     unsynced_nbytes += 0 if self._direct else written
-                self.num_written += len(run)
-            self._torn = False
-            sync = partial(self._make_durable, self.num_written, save)
-            self._sync.wrote(unsynced_nbytes, sync, now=save is not None)
-
-    def _make_durable(self, num_samples: int, save: Callable[[int], bool] | None) -> None:
-        """Runs in the thread that syncs."""
-        os.fdatasync(self._file.descriptor)
-        if save is not None:
-            self._leave |= save(num_samples)
+            self._sync.wrote(unsynced_nbytes, partial(os.fdatasync, self._file.descriptor))
 
     def _use_page_cache(self) -> None:
         with contextlib.suppress(OSError):  # a filesystem that cannot pass it
@@ -280,8 +214,8 @@ class ShardFileWriter:
 
     def _oldest_written(self) -> NDArray[np.uint8]:
         """Waits until the next block is written, and returns it. Raises OSError if that failed."""
-        call, block = self._writing.popleft()
-        call.result()
+        written, block = self._writing.popleft()
+        written.result()
         return block
 
     def finish(self) -> ShardEntry:
@@ -318,43 +252,12 @@ class ShardFileWriter:
         """Makes the completed shard durable, and gives it its name."""
         self._file.commit()
 
-    def suspend(self, save: Callable[[int], bool]) -> None:
-        """Stops writing, and calls `save`, as `write_block` does, for all samples that are written.
-
-        It waits for two blocks at most. Nothing is synced, so that a Ctrl-C does not wait for a slow disk: `recover`
-        reads the samples anyway, and detects what a loss of power has taken.
-        """
-        self._end_threads(cancel=False)
-        self._leave |= save(self.num_written)
-
-    def discard(self) -> None:
-        """Removes the unfinished file, whatever was saved of it."""
-        self._end_threads(cancel=True)
-        self._file.discard()
-
-    def _end_threads(self, *, cancel: bool) -> None:
-        try:
-            self._write_thread.close(cancel=cancel)
-        finally:
-            self._sync.close()
-
     def __exit__(self, *_: object) -> None:
         try:
-            self._end_threads(cancel=True)  # before the descriptor is closed
+            self._write_thread.shutdown(cancel_futures=True)  # before the descriptor is closed
+            self._sync.close()
         finally:
-            if self._leave:
-                self._file.leave()
             self._file.discard()
-
-
-def _read_samples(descriptor: int, rows: NDArray[np.uint8], offset: int) -> int:
-    """Fills `rows` from there. Returns how many are whole: what the disk does not give counts as not being there."""
-    view = rows.data.cast("B")
-    done = 0
-    with contextlib.suppress(OSError):
-        while done < len(view) and (count := os.preadv(descriptor, [view[done:]], offset + done)):
-            done += count
-    return done * len(rows) // len(view)
 
 
 def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
