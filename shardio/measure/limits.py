@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from queue import SimpleQueue
@@ -23,7 +24,6 @@ from shardio.reading.shardset import ShardSet
 from shardio.system.direct import aligned_empty, set_direct
 from shardio.system.machine import filesystem_kind
 from shardio.system.opening import naming, open_regular
-from shardio.system.threads import ThreadPool
 
 Steps = Generator[int, None, None]
 
@@ -119,7 +119,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
 
     with (
         _opened_direct(paths[:_MOST_FILES]) as descriptors,
-        ThreadPool(DIRECT_THREADS, "shardio-limit") as pool,
+        ThreadPoolExecutor(DIRECT_THREADS, "shardio-limit") as pool,
     ):
         try:
             for thread in range(DIRECT_THREADS):

@@ -9,6 +9,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from shardio.format.opening import open_checked
 from shardio.reading.shardset import ShardSet
 from shardio.system.machine import memory_left
 from shardio.system.opening import naming
-from shardio.system.threads import ThreadPool
 
 # Long enough for the streaming rate of disks and servers, short enough for a progress bar.
 _PIECE_NBYTES = 8 << 20
@@ -73,14 +73,14 @@ def warm(
         if on_progress is not None:
             on_progress(nbytes, total)
 
-    with ThreadPool(workers, "shardio-warm") as pool:
-        pieces = [
-            pool.submit(_read_piece, folder / entry.file, entry, manifest.sample_shape, offset, progress)
-            for entry in files
-            for offset in range(0, entry.nbytes, _PIECE_NBYTES)
-        ]
-        for piece in pieces:
-            piece.result()
+    def read(piece: tuple[FileEntry, int]) -> None:
+        entry, offset = piece
+        _read_piece(folder / entry.file, entry, manifest.sample_shape, offset, progress)
+
+    pieces = [(entry, offset) for entry in files for offset in range(0, entry.nbytes, _PIECE_NBYTES)]
+    with ThreadPoolExecutor(workers, "shardio-warm") as pool:
+        for _ in pool.map(read, pieces):  # which cancels the rest after an error or Ctrl-C
+            pass
     seconds = time.perf_counter() - start
     return WarmReport(str(folder), names, len(files), total, before, _resident_share(sets), seconds)
 
