@@ -346,22 +346,6 @@ def test_under_a_sticky_bit_only_the_owner_of_a_copy_may_remove_it(cache: Cache)
     assert as_nobody(f"cache.may_remove('{A}')", cache) == "True"
 
 
-def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put_copy(cache, A)
-
-    def rmtree(path: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.shutil, "rmtree", rmtree)
-        report = cache.evict(keep=0)
-    assert ([copy.digest for copy in report.removed], report.kept) == ([A], ())
-    cache.sweep()
-    assert os.listdir(cache.folder) == [MARKER_NAME]
-
-
 def test_what_another_user_hides_is_listed_and_left_alone(cache: Cache) -> None:
     path = put_copy(cache, A)
     path.chmod(0o700)
@@ -415,14 +399,6 @@ def test_locks_of_a_copy_that_was_not_begun_stay_only_while_they_are_held(cache:
         with other.try_filling(""):  # type: ignore[union-attr]
             other.path.mkdir()
     assert set(os.listdir(cache.folder)) == {MARKER_NAME, A, f"{A}.lock", f"{A}.fill"}
-
-
-@pytest.mark.parametrize("suffix", [".lock", ".fill"])
-def test_a_lock_without_a_copy_is_swept(cache: Cache, suffix: str) -> None:
-    cache.lease(A).close()
-    (cache.folder / f"{A}{suffix}").touch()
-    cache.sweep()
-    assert os.listdir(cache.folder) == [MARKER_NAME]
 
 
 # --- what another user has put there ---------------------------------------------------------------------------------
@@ -673,30 +649,6 @@ def test_what_a_killed_evictor_left_is_swept_but_not_what_a_living_one_is_at(cac
     assert digests(cache) == {A}
 
 
-def test_an_evictor_that_fails_halfway_leaves_no_half_of_a_copy(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_copy(cache, A)
-
-    def rmtree(path: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.shutil, "rmtree", rmtree)
-        with pytest.raises(OSError, match=r"\.evicted"):
-            cache.evict(keep=0)
-    assert cache.copies() == []
-    cache.sweep()
-    assert os.listdir(cache.folder) == [MARKER_NAME]
-
-
-def test_locks_without_a_copy_are_swept_unless_they_are_held(cache: Cache) -> None:
-    cache.lease(A).close()
-    with cache.lease(B):
-        cache.sweep()
-        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{B}.lock"}
-    cache.sweep()
-    assert os.listdir(cache.folder) == [MARKER_NAME]
-
-
 def test_a_look_at_the_copies_does_not_keep_them(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     put_copy(cache, A)
     descriptor = os.open(cache.folder / f"{A}.lock", os.O_RDONLY)
@@ -711,4 +663,37 @@ def test_a_copy_that_another_process_has_just_evicted_is_gone(cache: Cache, monk
     cache.evict(keep=0)
     monkeypatch.setattr(Cache, "copies", lambda self: copies)
     assert [copy.digest for copy in cache.evict(keep=-1).removed] == [A]
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.parametrize("suffix", [".lock", ".fill"])
+def test_locks_without_a_copy_are_swept_unless_they_are_held(cache: Cache, suffix: str) -> None:
+    cache.lease(A).close()
+    (cache.folder / f"{A}{suffix}").touch()
+    with cache.lease(B):
+        cache.sweep()
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{B}.lock"}
+    cache.sweep()
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.parametrize(("code", "is_error"), [(errno.EACCES, False), (errno.EIO, True)])
+def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, code: int, is_error: bool
+) -> None:
+    put_copy(cache, A)
+
+    def rmtree(path: Path) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", rmtree)
+        if is_error:
+            with pytest.raises(OSError, match=r"\.evicted"):
+                cache.evict(keep=0)
+        else:
+            report = cache.evict(keep=0)
+            assert ([copy.digest for copy in report.removed], report.kept) == ([A], ())
+    assert cache.copies() == []
+    cache.sweep()
     assert os.listdir(cache.folder) == [MARKER_NAME]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from folders import flip
@@ -21,11 +22,13 @@ from pictures import sample_pixels
 
 from shardio.cache import stage as staging
 from shardio.cache import staged_set as stagedset
+from shardio.cache.cached_split import open_source
 from shardio.cache.folder import Cache
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
+from shardio.reading.source import SplitSource
 from shardio.sets import fill
 from shardio.sets.storage import FolderStorage
 
@@ -412,3 +415,52 @@ def _copied(cache: Path) -> object:
         return load_manifest(folder)
     except SetNotFoundError:
         return None
+
+
+# --- the contract of every source of a split --------------------------------------------------------------------------
+
+NUM_SOURCE = 23
+
+
+@pytest.fixture(params=["local", "empty cache", "full cache"])
+def source(request: pytest.FixtureRequest, make_set: Callable[..., Path], tmp_path: Path) -> Iterator[SplitSource]:
+    path = make_set(NUM_SOURCE)
+    if request.param == "full cache":
+        staging.stage(path, tmp_path / "cache")
+    source = open_source(path, "train", None if request.param == "local" else tmp_path / "cache", None)
+    yield source
+    source.close()
+
+
+def test_a_source_opens_its_split_and_reads_and_rereads_every_sample(source: SplitSource) -> None:
+    indices = np.arange(NUM_SOURCE)[::-1].copy()
+    assert source.num_samples == NUM_SOURCE
+    shards = source.open(iter([indices]))
+    assert len(shards) == NUM_SOURCE
+    out = np.zeros((2, NUM_SOURCE, *shards.sample_shape), np.uint8)
+    reader, second = source.make_reader("auto", NUM_SOURCE), source.make_second()
+    reader.read(indices, out[0])
+    second.read(indices, out[1])
+    for index, one, other in zip(indices.tolist(), *out, strict=True):
+        assert np.array_equal(one, sample_pixels(index))
+        assert np.array_equal(other, sample_pixels(index))
+    assert reader.counts().nbytes == second.counts().nbytes == out[0].nbytes
+    reader.close()
+    second.close()
+
+
+def test_a_source_tells_why_it_reads_so_and_may_be_stopped_and_closed_again(source: SplitSource) -> None:
+    source.open([])
+    source.make_reader("pread", NUM_SOURCE)
+    told = source.describe()
+    assert set(told) == {"io_reason", "staging"}
+    assert "io='pread'" in told["io_reason"]
+    for _ in range(2):
+        source.stop()
+        source.close()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_split_that_is_not_there_is_refused(cached: bool, make_set: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(SetNotFoundError, match="expected a split 'val', found train"):
+        open_source(make_set(NUM_SOURCE), "val", tmp_path / "cache" if cached else None, None)
