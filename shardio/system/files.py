@@ -1,8 +1,8 @@
-"""Files that are either whole or absent.
+"""Files that are either whole or absent, outputs of commands, links and clones.
 
 A file is written under a unique temporary name in the same folder, synced, and renamed; then its folder is synced.
 While it is written, the temporary file is held under an advisory lock that dies with its process, so that
-`sweep_temporaries` can tell the left-over of a killed process from the work of a living one. Its name says which
+`sweep_temporaries` can tell files of killed processes from files being written. Its name says which
 machine writes it, as some cluster filesystems keep locks to each machine.
 """
 
@@ -62,9 +62,9 @@ def _machine() -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, so that their names are durable. It may be there already.
+    """Makes a folder and its missing parents, and makes their names durable.
 
-    Then its name is synced all the same: the process that made it may have been killed before that.
+    The name of an existing folder is synced too: the process that made it may have been killed before that.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         what = f"expected a folder or nothing, found {kind_at(folder)}"
         raise FileExistsError(errno.EEXIST, what, str(folder)) from None
-    with contextlib.suppress(PermissionError):  # a folder above that may be passed but not read
+    with contextlib.suppress(PermissionError):  # the parent may be traversed but not read
         fsync_folder(folder.parent)
 
 
@@ -82,14 +82,14 @@ class AtomicFile:
     """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
 
     Leaving the `with` block without `commit` discards it. An existing `path` is replaced. OSError (ENOSPC, EIO, ...)
-    passes through, with the name of the file. In an open folder (FileAt), all happens in that very folder. Not thread
-    safe.
+    passes through, with the name of the file. In an open folder (FileAt), all happens in that very folder. Dropped
+    without `commit` or `discard`, it leaves the temporary file, as a killed process does. Not thread safe.
     """
 
     temporary: Path
-    """The name under which it is written. It belongs to this process alone, as long as it is there."""
+    """The name under which it is written. It belongs to this process alone."""
     _file: OpenFile | None = None
-    _is_temporary = False  # whether there may be a file of the temporary name
+    _is_temporary = False  # whether there may be a file with the temporary name
 
     def __init__(self, path: Path | FileAt) -> None:
         self.path = Path(str(path))
@@ -103,7 +103,7 @@ class AtomicFile:
             raise
 
     def _begin(self) -> bool:
-        """Makes the temporary file and locks it. Returns False if it was swept between the two."""
+        """Makes the temporary file and locks it. Returns False if it was swept in between."""
         tag = f"{_machine()}-{secrets.token_hex(8)}"
         self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
         self._is_temporary = True
@@ -117,7 +117,7 @@ class AtomicFile:
 
     @property
     def descriptor(self) -> int:
-        """The temporary file's descriptor. Raises ValueError once that is committed, left or discarded."""
+        """The temporary file's descriptor. Raises ValueError once the file is committed or discarded."""
         if self._file is None:
             raise ValueError(f"{self.path}: expected an open temporary file, found none")
         return self._file.fileno()
@@ -141,29 +141,24 @@ class AtomicFile:
                 self._file.close()
             fsync_folder(self.path.parent if self._folder is None else self._folder)
 
-    def leave(self) -> None:
-        """Closes the temporary file, if it was not committed, and keeps it. May be called again."""
-        self._is_temporary = False
-        if self._file is not None:
-            # An error here must not hide the one for which it is left.
-            with contextlib.suppress(OSError):
-                self._file.close()
-
     def discard(self) -> None:
-        """Removes the temporary file, if it was not committed. May be called again, also where it was interrupted."""
+        """Removes the temporary file, if it was not committed. May be called again, also after an interruption."""
         if self._is_temporary:
-            # An error here must not hide the one for which the file is discarded.
+            # Errors here must not hide the error for which the file is discarded.
             with contextlib.suppress(OSError):
                 name, folder = at(self._place(self.temporary))
                 os.unlink(name, dir_fd=folder)
-            self.leave()
+            self._is_temporary = False
+            with contextlib.suppress(OSError):
+                if self._file is not None:
+                    self._file.close()
 
     def __exit__(self, *_: object) -> None:
         self.discard()
 
 
 def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool = True) -> None:
-    """Publishes `parts`, one after the other, as all of `path`. `replace` is that of AtomicFile.commit."""
+    """Publishes `parts`, one after the other, as the content of `path`. `replace` is as for AtomicFile.commit."""
     with AtomicFile(path) as file, naming(path):
         for part in parts:
             write_all(file.descriptor, part)
@@ -172,10 +167,10 @@ def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool 
 
 @contextlib.contextmanager
 def open_output(path: Path) -> Iterator[int]:
-    """Gives a descriptor to write a file that a user has named, which appears whole when the block ends.
+    """Yields a descriptor to write a file that a user has named, which appears whole when the block ends.
 
-    Through a symbolic link, the file that it names is replaced. A device or a FIFO is written to as it is. Raises
-    ValueError for the standard output or error, unless it is a device: they have the command's own lines.
+    A symbolic link is followed, and its target replaced. A device or FIFO is written to directly. Raises ValueError for
+    the command's own output, unless it is a device.
     """
     try:
         status = os.stat(path)
@@ -199,7 +194,7 @@ def _check_apart(path: Path, status: os.stat_result) -> None:
     """Raises ValueError if the file is where this process prints to."""
     with contextlib.suppress(OSError):  # a closed one
         if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
-            raise ValueError(f"{path}: expected a file apart from the command's own output; give a file or a FIFO")
+            raise ValueError(f"{path}: expected a file other than the command's own output; name a file or a FIFO")
 
 
 def write_output(path: Path, *parts: bytes | memoryview) -> None:
@@ -210,7 +205,7 @@ def write_output(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def target_of(name: str) -> str:
-    """Returns the name that a file gets whose temporary name AtomicFile has chosen; "" if `name` is none of these."""
+    """Returns the final name of the file with this temporary name; "" if AtomicFile has not chosen `name`."""
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else ""
 
@@ -220,15 +215,15 @@ def is_temporary(name: str) -> bool:
 
 
 def _machine_of(name: str) -> str:
-    """Returns which machine writes the temporary file of this name; "" if it does not say."""
+    """Returns which machine writes the temporary file with this name; "" if the name does not say."""
     return name.split(".")[-2].rpartition("-")[0]
 
 
 def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
-    """Returns whether the temporary file `name` is of no use to any process, if this one could lock it.
+    """Returns whether no process is writing the temporary file `name`, which this process was able to lock.
 
-    `written` is when it was written to last, in seconds since the epoch. Another machine's lock need not be seen here:
-    then time must tell; so it must if not `locked`, since the filesystem has no locks.
+    `written` is the time of the last write, in seconds since the epoch. It decides if another machine writes the file,
+    whose lock need not be visible here, or if the filesystem has no locks (not `locked`).
     """
     if time.time() - written >= _ABANDONED_SECONDS:
         return True
@@ -236,7 +231,7 @@ def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns a time before which no process of this machine has begun: a minute is left for the clocks of servers."""
+    """Returns a time before any process of this machine began, with a minute for differing clocks of servers."""
     if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
         return 0.0
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
@@ -253,55 +248,44 @@ def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
     return True
 
 
-def _open_left_over(path: Path) -> tuple[OpenFile, bool] | None:
-    """Opens a temporary file that no process is writing. Returns it, and whether it is locked, as it is wherever there
-    are locks; None if there is no such file."""
-    try:
-        file = open_untrusted(path, os.O_RDWR)
-    except (OSError, FormatError):  # published or swept by another process in between, or another user's
-        return None
-    try:
+@contextlib.contextmanager
+def _locked_if_abandoned(path: Path) -> Iterator[bool]:
+    """Yields whether no process is writing the temporary file `path`. It is then locked, if the filesystem has locks.
+
+    Raises OSError or FormatError if another process publishes or sweeps it, or it is another user's.
+    """
+    with open_untrusted(path, os.O_RDWR) as file:
         locked = try_lock(file.fileno())
         status = os.fstat(file.fileno())
-        if (
+        yield (
             locked is not False
             and is_abandoned(path.name, status.st_mtime, locked=bool(locked))
             # The writer may have published the file, under its other name, before it was locked here.
             and os.path.samestat(status, os.lstat(path))
-        ):
-            return file, bool(locked)
-    except OSError:
-        pass
-    except BaseException:
-        file.close()
-        raise
-    with contextlib.suppress(OSError):  # it is not this process's to write
-        file.close()
-    return None
+        )
 
 
 def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name: False) -> int:
-    """Removes the temporary files in `folder` that no living process is writing, but those for whose names `is_kept`
-    returns True. Returns how many were removed.
+    """Removes the temporary files in `folder` that no living process is writing. Returns how many were removed.
 
-    BeeGFS, NFS with local_lock and Lustre with localflock do not show one machine's locks to another: a file of another
-    machine is left alone for a day after it was last written to, lock or none.
+    Files for whose names `is_kept` returns True are kept. Some network filesystems (BeeGFS, NFS with local_lock, Lustre
+    with localflock) do not show locks to other machines, so a file of another machine is kept for a day after the last
+    write to it.
     """
     swept = 0
     for path in map(folder.joinpath, _temporaries(folder)):
-        # OSError: another process has just published the file, or removed it.
-        with contextlib.suppress(OSError):
-            if not is_kept(path.name) and (found := _open_left_over(path)) is not None:
-                with found[0]:
-                    # Once more, under the lock: its process may have decided to keep it just before it left it.
-                    if not is_kept(path.name):
-                        path.unlink()
-                        swept += 1
+        if is_kept(path.name):
+            continue
+        # Another process has just published or removed the file, or it is another user's.
+        with contextlib.suppress(OSError, FormatError), _locked_if_abandoned(path) as is_left:
+            if is_left:
+                path.unlink()
+                swept += 1
     return swept
 
 
 def remove_temporaries(folder: Path | FolderHandle) -> None:
-    """Removes all temporary files in `folder`: a process that is still writing one cannot publish it any more."""
+    """Removes all temporary files in `folder`. A process that is still writing one can then not publish it."""
     for temporary in _temporaries(folder):
         name, opened = at(folder / temporary)
         with contextlib.suppress(OSError):
@@ -337,7 +321,7 @@ _NO_CLONE = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENO
 
 
 def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
-    """Gives the file `source`, no link itself, the name `target`, too. Returns False where no link can be made.
+    """Makes `target` a hard link to the file `source`. Returns False where no link can be made.
 
     Raises FileExistsError and all other errors of the system.
     """
@@ -352,8 +336,10 @@ def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
 
 
 def try_clone(source: OpenFile, descriptor: int) -> bool:
-    """Makes the open file `descriptor` the content of `source`, of which it shares the blocks until one of them is
-    written to. Returns False where the filesystem cannot."""
+    """Gives the open file `descriptor` the content of `source`, sharing its blocks until one of the two is written to.
+
+    Returns False where the filesystem cannot do this.
+    """
     try:
         fcntl.ioctl(descriptor, _FICLONE, source.fileno())
     except OSError as error:

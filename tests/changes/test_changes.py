@@ -224,7 +224,7 @@ def test_what_a_killed_call_has_left_is_swept_by_one_that_is_refused(out: Path, 
     ):
         lock = AtomicFile(new)
         folder_of(lock.temporary).mkdir()
-        lock.leave()
+        del lock
         with pytest.raises(ShardioError, match=told):
             call()
         assert left_beside(new.parent) == []

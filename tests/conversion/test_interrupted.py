@@ -84,7 +84,8 @@ def commit(self, *, replace=True):
     else:
         os.link(self.temporary, self.path)
         os.unlink(self.temporary)
-    self.leave()
+    self._is_temporary = False
+    self._file.close()
     files.fsync_folder(self.path.parent)
 files.AtomicFile.commit = commit
 """

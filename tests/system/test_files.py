@@ -261,15 +261,7 @@ def test_the_error_names_the_file_whatever_call_fails(tmp_path: Path, replace: b
     assert not unnamed, unnamed
 
 
-@contextlib.contextmanager
-def left_at_the_end(file: AtomicFile) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        file.leave()
-
-
-def test_a_failing_close_hides_no_error_for_which_a_file_is_left_or_discarded(
+def test_a_failing_close_hides_no_error_for_which_a_file_is_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def close(file: OpenFile) -> None:
@@ -279,10 +271,7 @@ def test_a_failing_close_hides_no_error_for_which_a_file_is_left_or_discarded(
     monkeypatch.setattr(OpenFile, "close", close)
     with pytest.raises(OSError, match="the disk is full"), AtomicFile(tmp_path / "discarded"):
         raise OSError(errno.ENOSPC, "the disk is full")
-    file = AtomicFile(tmp_path / "left")
-    with pytest.raises(OSError, match="the disk is full"), file, left_at_the_end(file):
-        raise OSError(errno.ENOSPC, "the disk is full")
-    assert list(tmp_path.iterdir()) == [file.temporary]
+    assert names(tmp_path) == []
 
 
 def test_a_failing_fstat_leaves_no_temporary_and_no_descriptor(tmp_path: Path) -> None:
@@ -435,12 +424,12 @@ def test_a_folder_and_the_own_standard_output_are_no_outputs(tmp_path: Path, mon
 
 def test_an_output_sweeps_what_killed_writers_of_the_same_file_have_left(tmp_path: Path) -> None:
     left = {name: AtomicFile(tmp_path / name) for name in ("x", "x.y", "other", "held")}
+    kept = [left[name].temporary.name for name in ("x.y", "other", "held")]
     for name in ("x", "x.y", "other"):
-        left[name].leave()
+        del left[name]
     (tmp_path / ".x.foreign.tmp").touch()
     write_output(tmp_path / "x", b"new")
     write_output(tmp_path / "held", b"new")
-    kept = [left[name].temporary.name for name in ("x.y", "other", "held")]
     assert names(tmp_path) == sorted(["x", "held", ".x.foreign.tmp", *kept])
     left["held"].discard()
 
@@ -467,13 +456,12 @@ def test_sweep_leaves_the_file_of_a_writer_in_this_process(tmp_path: Path) -> No
 
 def test_sweep_goes_on_when_another_process_publishes_a_file_meanwhile(tmp_path: Path) -> None:
     for name in ("one", "other"):
-        AtomicFile(tmp_path / name).leave()
+        AtomicFile(tmp_path / name)
     first, second = sorted(tmp_path.iterdir())
 
     def is_kept(name: str) -> bool:
-        if (tmp_path / name) == first:
-            first.unlink(missing_ok=True)
-            return bool(first.stat().st_size)
+        if name == first.name:
+            first.unlink()
         return False
 
     assert sweep_temporaries(tmp_path, is_kept) == 1
@@ -528,7 +516,7 @@ def of_another_machine(folder: Path, silent_seconds: float) -> Path:
         patch.setattr("shardio.system.files._machine", lambda: "another0")
         file = AtomicFile(folder / "x")
     (path,) = folder.glob(".x.another0-*")
-    file.leave()  # and with it the lock
+    del file  # and with it the lock
     os.utime(path, (time.time() - silent_seconds,) * 2)
     return path
 

@@ -59,7 +59,7 @@ def test_what_a_killed_call_has_left_is_swept_and_files_of_others_are_not(
     folder = tmp_path / "some"
     folder.mkdir()
     for name in ("05-5.png", "05-5.mask.png", "labels.csv", "train-00000.npy"):
-        AtomicFile(folder / name).leave()
+        AtomicFile(folder / name)
     (folder / ".05-5.png.tmp").touch()
     assert call(make_set(20), "--indices", "17,5", "-o", folder).exit_code == 0
     hidden = sorted(name for name in os.listdir(folder) if name.startswith("."))
