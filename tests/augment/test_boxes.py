@@ -128,13 +128,6 @@ def test_each_picture_may_have_its_own_size() -> None:
         assert np.array_equal(as_rows(alone)[0], together[i])
 
 
-def test_a_sample_has_its_numbers_in_any_batch_and_order() -> None:
-    whole = as_rows(drawn(256, 256, 4096))
-    some = np.random.default_rng(5).permutation(4096)[:500]
-    sizes = np.full(500, 256), np.full(500, 256)
-    assert np.array_equal(as_rows(random_resized_boxes(Draws(1, 2, some), "crop", *sizes, SCALE, RATIO)), whole[some])
-
-
 def test_seeds_epochs_views_and_purposes_are_independent() -> None:
     indices = np.arange(200_000)
     numbers = [
@@ -148,15 +141,6 @@ def test_seeds_epochs_views_and_purposes_are_independent() -> None:
     found = np.corrcoef(np.concatenate(numbers))
     assert np.abs(found - np.eye(len(numbers))).max() < 0.01
     assert np.array_equal(Draws(1, 2, indices).uniform("crop", 2)[:1], numbers[0])
-
-
-def test_draws_that_do_not_exist_are_refused() -> None:
-    draws = Draws(0, 0, np.arange(3))
-    for count in (0, 33):
-        with pytest.raises(ValueError, match="count must be from 1 to 32"):
-            draws.uniform("crop", count)
-    with pytest.raises(ValueError, match="view must be"):
-        Draws(0, 0, np.arange(3), view=-1).uniform("crop", 1)
 
 
 def test_a_golden_table_of_boxes() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drawn import assert_apart, assert_independent, assert_share, assert_shares, noted
+from drawn import assert_independent, assert_share, assert_shares, noted
 from numpy.typing import NDArray
 from pictures import as_batch, random_picture
 
@@ -38,7 +37,6 @@ from shardio.augment import (
     ToDtype,
     TrivialAugmentWide,
     VerticalFlip,
-    Views,
 )
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
@@ -198,33 +196,6 @@ def test_a_choice_is_independent_of_what_is_chosen() -> None:
     assert_independent(factors, second.codes[applied])
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        RandomApply([RandomInvert(1.0)]),
-        RandomChoice([RandomInvert(1.0), VerticalFlip(1.0)]),
-        RandomOrder([RandomInvert(1.0), VerticalFlip(1.0)]),
-    ],
-)
-def test_samples_views_epochs_seeds_and_places_in_a_chain_draw_numbers_of_their_own(transform: Transform) -> None:
-    assert_apart(transform, 50_000)
-
-
-def test_what_changes_a_sample_does_not_depend_on_other_samples_choices() -> None:
-    images = pictures(50)
-    chain = RandomChoice(
-        [
-            RandomApply([GaussianBlur(5), RandomResizedCrop(16)]),
-            RandomOrder([TrivialAugmentWide(), ColorJitter(0.5, 0.5), RandomErasing(1.0)]),
-            Compose([RandomRotation(30), RandomChoice([RandomCrop(16, padding=2), RandomInvert(1.0)])]),
-        ],
-        p=[1, 1, 2],
-    )
-    whole = changed(chain, images)
-    for some in ([3], [7, 7, 1], slice(10, 40, 3)):
-        assert torch.equal(changed(chain, images[some], indices=np.arange(50)[some]), whole[some])
-
-
 def test_mixing_is_chosen_for_the_batch_by_its_first_sample() -> None:
     images, labels = pictures(6), torch.arange(6)
     transform = Compose([ToDtype(torch.float32), RandomChoice([Mixup(6, p=0.0), CutMix(6)], p=[1, 2])])
@@ -263,65 +234,3 @@ def test_normalised_pictures_may_be_chosen_among_too() -> None:
     plain = changed(Normalize(), images)
     untouched = (found == plain).flatten(1).all(dim=1)
     assert 8 < untouched.sum() < 32
-
-
-@pytest.mark.parametrize("make", [RandomApply, RandomChoice, RandomOrder])
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_an_empty_batch_has_the_size_of_others(make: Callable[[Any], Transform], chain: list[Transform]) -> None:
-    transform = make([Compose(chain), Compose(chain)])
-    assert changed(transform, pictures()[:0]).shape == (0, *changed(transform, pictures()).shape[1:])
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: RandomApply([]), "RandomApply takes one or more transforms; found none"),
-        (lambda: RandomOrder([]), "RandomOrder takes one or more transforms; found none"),
-        (lambda: RandomApply([CenterCrop(3)], 1.5), "p must be from 0 to 1; found 1.5"),
-        (lambda: RandomApply([CenterCrop(3)], math.nan), "p must be from 0 to 1; found nan"),
-        (lambda: RandomApply([CutMix(3)]), "Mixup and CutMix have a `p` of their own"),
-        (lambda: RandomApply([Compose([CutMix(3)])]), "Mixup and CutMix have a `p` of their own"),
-        (lambda: RandomOrder([CutMix(3)]), "Mixup and CutMix come last"),
-        (lambda: RandomOrder([VerticalFlip()] * 33), "RandomOrder takes at most 32 transforms; found 33"),
-        (lambda: RandomApply([Views([CenterCrop(3)])]), "expected a Transform"),
-        (lambda: RandomChoice([abs]), "expected a Transform"),  # type: ignore[list-item]
-        (lambda: RandomChoice([CenterCrop(3)], 0.5), "p must be 1 probabilities; found 0.5"),  # type: ignore[arg-type]
-        (lambda: RandomChoice([CenterCrop(3)], "a"), "p must be 1 probabilities; found 'a'"),  # type: ignore[arg-type]
-        (lambda: RandomChoice([CenterCrop(3)], [math.nan]), r"p must be 1 probabilities; found \(nan,\)"),
-        (lambda: RandomChoice([CenterCrop(3)], [math.inf]), r"p must be 1 probabilities; found \(inf,\)"),
-        (lambda: RandomChoice([CenterCrop(3)] * 2, [0, 0]), r"p must be 2 probabilities; found \(0, 0\)"),
-        (lambda: RandomChoice([CenterCrop(3)] * 2, [1]), r"p must be 2 probabilities; found \(1,\)"),
-        (lambda: RandomChoice([CenterCrop(3)] * 2, [2, -1]), r"p must be 2 probabilities; found \(2, -1\)"),
-    ],
-)
-def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: RandomApply(CenterCrop(3)), "transforms must be a list of them; found CenterCrop"),  # type: ignore[arg-type]
-        (lambda: RandomOrder(None), "transforms must be a list of them; found None"),  # type: ignore[arg-type]
-        (lambda: RandomApply([CenterCrop(3)], "x"), "p must be a number; found 'x'"),  # type: ignore[arg-type]
-        (lambda: RandomChoice([CenterCrop(3)], ["x"]), "p must be a number; found 'x'"),  # type: ignore[list-item]
-    ],
-)
-def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(TypeError, match=match):
-        make()
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [RandomApply([CenterCrop(8)]), RandomChoice([CenterCrop(8), CenterCrop(9)]), RandomApply([Normalize()])],
-)
-def test_pictures_to_choose_from_have_one_size_and_dtype(transform: Transform) -> None:
-    with pytest.raises(ValueError, match=r"pictures of (one size and dtype; found|a batch must have one size)"):
-        transform(pictures())
-
-
-def test_labels_are_needed_to_mix() -> None:
-    with pytest.raises(ValueError, match="found none: give them too"):
-        RandomChoice([CutMix(3)])(pictures())

@@ -19,23 +19,15 @@ import numpy as np
 import pytest
 import torch
 from pictures import sample_images
-from transforms import needs_export
 
 from shardio import ShardDataset, ShardLoader, open_shards
 from shardio.augment import (
-    CenterCrop,
     Compose,
     HorizontalFlip,
-    Mixup,
     Normalize,
-    RandomChoice,
-    RandomCrop,
     RandomResizedCrop,
-    Resize,
     ToDtype,
-    Views,
 )
-from shardio.augment.chain import Transform
 from shardio.system.eager import eager
 
 SHAPE = (12, 10, 3)
@@ -152,43 +144,6 @@ def test_a_loader_calls_a_compiled_function_of_the_users_with_images(compiled: C
     with loader_of(path) as plain, loader_of(path, transform=compiled(lambda batch: batch.float() / 255)) as loader:
         for (batch, _), (scaled, _) in zip(plain, loader, strict=True):
             assert torch.equal(scaled, batch.float() / 255)
-
-
-DETERMINISTIC = [
-    Compose([Resize(8), CenterCrop(6), Normalize("imagenet")]),
-    Compose([Resize((7, 9), "bicubic"), ToDtype(torch.float32, scale=True)]),
-    Compose([CenterCrop(8), ToDtype(torch.float32)]),
-]
-
-
-def exported(transform: Transform) -> Callable[[torch.Tensor], torch.Tensor]:
-    class Model(torch.nn.Module):
-        def forward(self, batch: torch.Tensor) -> Any:
-            return transform(batch)
-
-    return torch.export.export(Model(), (sample_images(6, SHAPE),), strict=False).module()  # type: ignore[return-value]
-
-
-@needs_export
-@pytest.mark.parametrize("transform", DETERMINISTIC)
-def test_an_exported_transform_gives_the_same_pixels(transform: Transform) -> None:
-    program = exported(transform)
-    other = sample_images(20, SHAPE)[14:]  # not those that it was exported with
-    expected, found = transform(other), program(other)
-    assert isinstance(expected, torch.Tensor)
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype
-    grey_level = 1 / 255 / 0.224 if isinstance(transform.transforms[-1], Normalize) else 1  # type: ignore[attr-defined]
-    assert (found - expected).abs().max() <= grey_level + 1e-6
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [RandomResizedCrop(8), HorizontalFlip(), RandomCrop(4), RANDOM, Views([RANDOM, RANDOM]), RandomChoice([Mixup(7)])],
-)
-def test_a_random_transform_is_not_exported(transform: Transform) -> None:
-    with pytest.raises(ValueError, match=r"torch.export: expected transforms without random numbers, found .*; export"):
-        exported(transform)
 
 
 def test_transforms_are_not_disturbed_by_what_another_thread_compiles(

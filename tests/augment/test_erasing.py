@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
@@ -125,16 +124,6 @@ def test_the_number_of_rectangles_is_uniform(monkeypatch: pytest.MonkeyPatch) ->
     assert_independent(*(boxes[0][some] for boxes in found), *(boxes[1][some] for boxes in found))
 
 
-def test_what_is_drawn_is_independent_of_other_samples_views_epochs_and_seeds() -> None:
-    transform, indices = RandomErasing(), np.arange(100_000)
-    draws = [Draws(1, 1, indices), Draws(2, 1, indices), Draws(1, 2, indices), Draws(1, 1, indices, view=1)]
-    rows = [transform._boxes(some, "RandomErasing", (500, 500), np.ones(100_000, int))[0] for some in draws]
-    other = transform._boxes(draws[0], "RandomErasing 1", (500, 500), np.ones(100_000, int))[0]
-    assert_independent(*rows, other)
-    keys = [some.keys("RandomErasing/0 noise").astype(float) for some in draws]
-    assert_independent(*keys, *rows)
-
-
 # --- what is erased by -----------------------------------------------------------------------------------------------
 
 
@@ -247,67 +236,6 @@ def test_devices_erase_what_the_cpu_erases(value: Any, dtype: torch.dtype, monke
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: RandomErasing(1.1), "p must be from 0 to 1; found 1.1"),
-        (lambda: RandomErasing(math.nan), "p must be from 0 to 1; found nan"),
-        (lambda: RandomErasing(scale=0.1), r"scale must be \(least, most\); found 0.1"),  # type: ignore[arg-type]
-        (
-            lambda: RandomErasing(scale=(0, 0.5)),
-            r"scale must be \(least, most\), above 0 and at most 1; found \(0, 0.5\)",
-        ),
-        (lambda: RandomErasing(scale=(0.5, 1.5)), "scale must be"),
-        (lambda: RandomErasing(scale=(0.5, 0.2)), "scale must be"),
-        (lambda: RandomErasing(scale=(0.5, math.nan)), "scale must be"),
-        (lambda: RandomErasing(ratio=(0, 1)), r"ratio must be \(least, most\), above 0; found \(0, 1\)"),
-        (lambda: RandomErasing(ratio=(1, math.inf)), "ratio must be"),
-        (lambda: RandomErasing(ratio=(1, 2, 3)), r"ratio must be \(least, most\); found \(1, 2, 3\)"),  # type: ignore[arg-type]
-        (lambda: RandomErasing(value="rand"), 'value must be a number, one for each channel, "random" or "color"'),
-        (lambda: RandomErasing(value=math.nan), "value must be finite; found nan"),
-        (lambda: RandomErasing(value=(0, math.inf, 0)), r"value must be finite; found \(0, inf, 0\)"),
-        (lambda: RandomErasing(value=()), r"value must be a number, or one for each channel; found \(\)"),
-        (lambda: RandomErasing(count=0), "count must be an integer, 1 or more; found 0"),
-        (lambda: RandomErasing(count=2.0), "count must be an integer"),  # type: ignore[arg-type]
-        (lambda: RandomErasing(count=(3, 2)), "count must be an integer, 3 or more; found 2"),
-        (lambda: RandomErasing(count=(1, 2, 3)), r"count must be a number of rectangles, or \(least, most\); found"),  # type: ignore[arg-type]
-        (lambda: RandomErasing(count="2"), "count must be an integer, 1 or more; found '2'"),  # type: ignore[arg-type]
-    ],
-)
-def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: RandomErasing("x"), "p must be a number; found 'x'"),  # type: ignore[arg-type]
-        (lambda: RandomErasing(value=None), "value must be a number; found None"),  # type: ignore[arg-type]
-        (lambda: RandomErasing(value=(0, "a")), "value must be a number; found 'a'"),  # type: ignore[arg-type]
-        (lambda: RandomErasing(scale=("a", 1)), "scale must be a number; found 'a'"),  # type: ignore[arg-type]
-    ],
-)
-def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(TypeError, match=match):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("transform", "match"),
-    [
-        (RandomErasing(0.0, value="random"), 'value "random" is for normalised pictures: let RandomErasing follow'),
-        (RandomErasing(0.0, value="color"), 'value "color" is for normalised pictures'),
-        (RandomErasing(0.0, value=256), "value must be from 0 to 255; found 256"),
-        (RandomErasing(0.0, value=(0, -1, 0)), r"value must be from 0 to 255; found \(0, -1, 0\)"),
-        (RandomErasing(0.0, value=(1, 2)), r"value must be a number, or one for each of 3 channels; found \(1, 2\)"),
-    ],
-)
-def test_what_does_not_fit_the_pictures_is_refused_whatever_is_drawn(transform: Transform, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        transform(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
 
 
 def test_normalised_pictures_may_be_erased_by_any_number() -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from transforms import by_numpy, by_python, by_torch
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, RandomCrop, Views
-from shardio.augment.chain import Transform
 
 COUNT, HEIGHT, WIDTH = 24, 12, 10
 IMAGES = torch.randint(0, 256, (COUNT, 3, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -162,9 +161,3 @@ def test_what_cannot_be_one_batch_is_an_error(
 ) -> None:
     with pytest.raises(kind, match=match):
         PerSample(transform)(IMAGES, **arrays)
-
-
-@pytest.mark.parametrize("transform", [HorizontalFlip(), 3])
-def test_what_is_no_function_of_a_picture_is_refused(transform: Transform | int) -> None:
-    with pytest.raises(TypeError, match="transform"):
-        PerSample(transform)  # type: ignore[arg-type]

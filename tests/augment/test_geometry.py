@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drawn import assert_apart, assert_independent, assert_share, assert_shares, assert_uniform, noted
+from drawn import assert_independent, assert_share, assert_shares, assert_uniform, noted
 from numpy.typing import NDArray
 
-from shardio.augment import Compose, Normalize, RandomAffine, RandomPerspective, RandomRotation, VerticalFlip
+from shardio.augment import RandomAffine, RandomPerspective, RandomRotation, VerticalFlip
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 from shardio.augment.geometry import Affine, perspective
@@ -43,12 +41,9 @@ def numbers_of(batch: Batch) -> NDArray[np.float64]:
 # --- what is drawn ---------------------------------------------------------------------------------------------------
 
 
-def test_top_and_bottom_are_exchanged_with_their_probability() -> None:
-    for p in (0.0, 0.3, 1.0):
-        (step,) = noted(VerticalFlip(p), 1_000_000, (1, 2, 2)).steps
-        assert set(np.unique(step.codes)) <= {Op.NOTHING, Op.FLIP}
-        assert_share(step.codes == Op.FLIP, p)
+def test_top_and_bottom_are_exchanged() -> None:
     images = pictures()
+    assert torch.equal(changed(VerticalFlip(0.0), images), images)
     assert torch.equal(changed(VerticalFlip(1.0), images), images.flip(2))
 
 
@@ -122,20 +117,6 @@ def test_corners_of_a_perspective_move_inwards_by_whole_pixels() -> None:
         assert np.allclose(way, np.rint(way), atol=1e-5)
         assert_shares(np.rint(way).astype(int), [1 / (most + 1)] * (most + 1))
     assert_independent(*ways, step.codes)
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        VerticalFlip(),
-        RandomRotation(40),
-        RandomAffine(0, scale=(0.5, 2.0)),
-        RandomPerspective(),
-        RandomAffine(0, (1, 1)),
-    ],
-)
-def test_samples_views_epochs_seeds_and_places_in_a_chain_draw_numbers_of_their_own(transform: Transform) -> None:
-    assert_apart(transform, 50_000, shape=(1, 40, 60))
 
 
 # --- what is done ----------------------------------------------------------------------------------------------------
@@ -259,76 +240,3 @@ def test_what_lies_outside_has_the_fill() -> None:
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: VerticalFlip(2), "p must be from 0 to 1; found 2"),
-        (lambda: VerticalFlip(math.nan), "p must be from 0 to 1; found nan"),
-        (lambda: RandomRotation(-1), r"degrees must be a number of at least 0, or \(least, most\); found -1"),
-        (lambda: RandomRotation(math.inf), "degrees must be"),
-        (lambda: RandomRotation((1, 2, 3)), r"degrees must be \(least, most\); found \(1, 2, 3\)"),  # type: ignore[arg-type]
-        (lambda: RandomRotation((2, 1)), r"degrees must be \(least, most\), finite; found \(2, 1\)"),
-        (lambda: RandomRotation((1, math.nan)), "degrees must be"),
-        (lambda: RandomRotation(1, "bicubic"), "interpolation must be one of nearest, bilinear; found 'bicubic'"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, fill=256), "fill must be from 0 to 255; found 256"),
-        (lambda: RandomRotation(1, fill=(0, math.nan, 0)), "fill must be from 0 to 255"),
-        (lambda: RandomRotation(1, fill=()), r"fill must be a grey level, or one for each channel; found \(\)"),
-        (lambda: RandomRotation(1, fill="red"), "fill must be a grey level, or one for each channel; found 'red'"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, center=3), r"center must be \(x, y\) in pixels; found 3"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, center=0), r"center must be \(x, y\) in pixels; found 0"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, center="ab"), r"center must be \(x, y\) in pixels; found 'ab'"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, center=(1, 2, 3)), r"center must be \(x, y\)"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, center=(1, math.inf)), r"center must be \(x, y\)"),
-        (lambda: RandomAffine(1, 0.1), "translate must be the greatest shares of width and height; found 0.1"),  # type: ignore[arg-type]
-        (lambda: RandomAffine(1, (0.1,)), "translate must be the greatest shares"),  # type: ignore[arg-type]
-        (lambda: RandomAffine(1, "ab"), "translate must be the greatest shares"),  # type: ignore[arg-type]
-        (lambda: RandomAffine(1, (0.1, 1.1)), "translate must be from 0 to 1; found 1.1"),
-        (lambda: RandomAffine(1, (math.nan, 0)), "translate must be from 0 to 1; found nan"),
-        (lambda: RandomAffine(1, scale=(0, 1)), r"scale must be \(least, most\), above 0; found \(0, 1\)"),
-        (lambda: RandomAffine(1, scale=2), r"scale must be \(least, most\); found 2"),  # type: ignore[arg-type]
-        (lambda: RandomAffine(1, shear=(1, 2, 3)), r"shear must be one number, or \(least, most\) along x, or along x"),
-        (lambda: RandomAffine(1, shear=(2, 1)), r"shear must be \(least, most\)"),
-        (lambda: RandomAffine(1, shear=(0, 1, 2, math.inf)), r"shear must be \(least, most\)"),
-        (lambda: RandomAffine(1, shear=-3), "shear must be a number of at least 0"),
-        (lambda: RandomPerspective(1.1), "distortion_scale must be from 0 to 1; found 1.1"),
-        (lambda: RandomPerspective(p=math.nan), "p must be from 0 to 1; found nan"),
-        (lambda: RandomPerspective(interpolation="x"), "interpolation must be one of nearest, bilinear"),  # type: ignore[arg-type]
-    ],
-)
-def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: RandomRotation("x"), "degrees must be a number; found 'x'"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(None), "degrees must be a number; found None"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, fill=(0, "a", 0)), "fill must be a number; found 'a'"),  # type: ignore[arg-type]
-        (lambda: RandomRotation(1, center=("a", 1)), "center must be a number; found 'a'"),  # type: ignore[arg-type]
-        (lambda: RandomAffine(1, ("a", 0)), "translate must be a number; found 'a'"),  # type: ignore[arg-type]
-        (lambda: RandomAffine(1, shear="x"), "shear must be a number; found 'x'"),  # type: ignore[arg-type]
-        (lambda: RandomPerspective("x"), "distortion_scale must be a number; found 'x'"),  # type: ignore[arg-type]
-    ],
-)
-def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(TypeError, match=match):
-        make()
-
-
-@pytest.mark.parametrize("make", [lambda **o: RandomRotation(5, **o), lambda **o: RandomPerspective(p=0.0, **o)])
-def test_a_fill_has_as_many_numbers_as_there_are_channels(make: Callable[..., Transform]) -> None:
-    with pytest.raises(ValueError, match=r"fill must be a number, or one for each of 1 channels; found \(1, 2, 3\)"):
-        make(fill=(1, 2, 3))(pictures(channels=1))
-    assert changed(make(fill=(1, 2, 3, 4, 5)), pictures(channels=5)).shape[1] == 5
-
-
-def test_shapes_come_before_normalize() -> None:
-    for transform in (VerticalFlip(), RandomRotation(3), RandomAffine(3), RandomPerspective()):
-        with pytest.raises(
-            ValueError, match="warps and changes of colour take uint8 images: they come before Normalize"
-        ):
-            Compose([Normalize(), transform])(pictures())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardio.augment import CenterCrop, Compose, CutMix, Mixup, RandomChoice, ToDtype, Views
+from shardio.augment import Compose, CutMix, Mixup, ToDtype
 from shardio.augment.chain import Transform
 from shardio.augment.mix import beta_quantiles
 
@@ -156,67 +156,7 @@ def test_the_same_batch_is_mixed_alike_and_another_epoch_otherwise(make: type[Mi
     assert not torch.equal(one, third)
 
 
-def test_one_of_several_is_chosen_for_each_batch() -> None:
-    images, labels = batch(4, 8, 8)
-    choice = RandomChoice([Mixup(CLASSES), CutMix(CLASSES)], p=[3, 1])
-    transform = Compose([AS_FLOATS, choice])
-    whole = sum(
-        bool((found == found.round()).all())  # CutMix leaves whole grey levels
-        for epoch in range(400)
-        for found in [mixed(transform, images, labels, epoch=epoch)[0]]
-    )
-    assert abs(whole - 100) < 5 * math.sqrt(400 * 0.25 * 0.75)
-
-
 def test_an_empty_batch_has_empty_targets() -> None:
     images, labels = batch(0)
     _, targets = mixed(CutMix(CLASSES), images, labels)
     assert targets.shape == (0, CLASSES)
-
-
-@pytest.mark.parametrize(
-    ("transform", "match"),
-    [
-        (Mixup(CLASSES), "floating point type, found torch.uint8: let it follow a cast"),
-        (Compose([CutMix(CLASSES), CutMix(CLASSES)]), "mix once"),
-    ],
-)
-def test_what_cannot_be_mixed_is_refused(transform: Transform, match: str) -> None:
-    images, labels = batch()
-    with pytest.raises(ValueError, match=match):
-        transform(images, labels)
-
-
-def test_mixing_takes_labels() -> None:
-    images, _ = batch()
-    with pytest.raises(ValueError, match="found none: give them too"):
-        CutMix(CLASSES)(images)
-    with pytest.raises(ValueError, match=r"labels must be of shape \(12,\)"):
-        CutMix(CLASSES)(images, torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(RuntimeError, match=r"index 11 is out of bounds|out of bounds"):
-        CutMix(CLASSES)(images, torch.full((12,), 11))
-    with pytest.raises(ValueError, match=r"found torch\.float32"):
-        CutMix(CLASSES)(images, torch.zeros(12))
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"num_classes": 0}, "num_classes and alpha must be above 0"),
-        ({"alpha": 0.0}, "alpha"),
-        ({"p": 2.0}, "p must be"),
-        ({"label_smoothing": 1.0}, "label_smoothing"),
-        ({"partner": "next"}, "partner must be one of roll, flip"),
-    ],
-)
-def test_options_are_checked(options: dict[str, Any], match: str) -> None:
-    for make in (Mixup, CutMix):
-        with pytest.raises(ValueError, match=match):
-            make(**{"num_classes": CLASSES, **options})
-
-
-def test_a_choice_is_checked() -> None:
-    crop = CenterCrop(3)
-    for transforms, p in (([], None), ([crop], [1, 2]), ([crop], [-1]), ([Views([crop])], None)):
-        with pytest.raises(ValueError, match=r"RandomChoice takes|p must be|expected a Transform"):
-            RandomChoice(transforms, p)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -83,21 +82,3 @@ def test_a_recipe_can_be_copied_and_changed() -> None:
     assert isinstance(view, Compose)
     first = view.transforms[0]  # type: ignore[index]
     assert first == RandomResizedCrop(224, scale=(0.2, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (("resnet",), "name must be one of torchvision-v2, timm-rsb-a1, .*; found 'resnet'"),
-        ((["dino"],), r"name must be one of .*; found \['dino'\]"),
-        ((None,), "name must be one of"),
-        (("dino", 0), "size must be an integer, 1 or more; found 0"),
-        (("dino", -8), "size must be an integer, 1 or more; found -8"),
-        (("dino", "224"), "size must be an integer, 1 or more; found '224'"),
-        (("dino", 224.0), "size must be an integer"),
-        (("timm-rsb-a1", 224, 0), "num_classes and alpha must be above 0; found 0"),
-    ],
-)
-def test_what_is_no_recipe_is_refused(arguments: Any, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        recipe(*arguments)

@@ -211,18 +211,6 @@ def test_the_environment_chooses_the_kernel(name: str) -> None:
     assert (result.stdout, result.stderr) == (f"{name}\n", "")
 
 
-def test_a_kernel_that_does_not_run_here_is_refused() -> None:
-    result = python("import shardio.kernels.rowcopy", SHARDIO_KERNEL="sse9")
-    assert result.returncode == 1
-    assert f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found 'sse9'" in result.stderr
-
-
-def test_without_the_native_kernels_numpy_copies() -> None:
-    block = "import sys; sys.modules['shardio.kernels._rowcopy'] = None; "
-    code = "import shardio.kernels.rowcopy, shardio.kernels.built as r; print(r.KERNELS, r.DEFAULT_KERNEL)"
-    assert python(block + code, SHARDIO_KERNEL="").stdout == "('numpy',) numpy\n"
-
-
 @pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")
 @pytest.mark.parametrize(
     ("change", "error"),

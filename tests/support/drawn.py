@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from shardio.augment.batch import Batch
@@ -70,25 +70,3 @@ def assert_independent(*rows: ArrayLike) -> None:
         assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < most
     for row in table:
         assert abs(np.corrcoef(row[1:], row[:-1])[0, 1]) < most
-
-
-def assert_apart(transform: Transform, count: int = 100_000, **shape: Any) -> None:
-    """Asserts that what is drawn first of a transform's is independent of that of other samples, views, epochs, seeds,
-    and of the same transform once more in a chain."""
-    others: list[dict[str, int]] = [{}, {"view": 1}, {"epoch": 3}, {"seed": 2}]
-    rows = [signature(noted(transform, count, **shape, **names)) for names in others]
-    once = noted(transform, count, **shape)
-    twice = transform.apply(Batch(once.images, once.draws, once.sizes), f"{type(transform).__name__} 1")
-    assert_independent(*rows, signature(twice))
-
-
-def signature(batch: Batch) -> NDArray[np.float64]:
-    """Returns a number for each sample that depends on what was drawn for it: the ranks of all that is noted."""
-    columns = [column for step in batch.steps for column in (step.codes, *step.values.T)]
-    if batch.boxes is not None:
-        columns += [batch.boxes.tops, batch.boxes.lefts]
-    if batch.flips is not None:
-        columns.append(batch.flips)
-    varied = [column.astype(np.float64) for column in columns if np.nanmin(column) < np.nanmax(column)]
-    assert varied, "nothing was drawn"
-    return varied[0]
