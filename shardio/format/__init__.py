@@ -1,4 +1,4 @@
 """A set on disk: the bytes of shards and indexes, the manifest, checksums, and the checked opening of files.
 
-docs/format.md is the text that this room follows.
+docs/format.md is the normative text.
 """

@@ -1,4 +1,4 @@
-"""What a manifest says of each file and split: frozen values that check what they can alone."""
+"""The entries of a manifest for each file, array and split, as frozen values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from shardio.format.layout import (
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One published file: its name inside the set's folder, its size, and what `sha256sum` says of it."""
+    """One published file: its name in the set's folder, its size, and its sha256 as `sha256sum` prints it."""
 
     file: str
     nbytes: int
     sha256: str
 
     def header(self, sample_shape: SampleShape) -> bytes:
-        """Returns the bytes with which the file of a set of such samples begins; empty if it may begin with any."""
+        """Returns the first bytes of the file in a set of such samples; empty if any bytes are allowed."""
         return b""
 
     def content(self) -> dict[str, Any]:
-        """Returns the JSON object that stands for it in a manifest."""
+        """Returns the JSON object for a manifest."""
         return dict(vars(self))
 
 
@@ -63,13 +63,15 @@ class ArrayShard(ShardEntry):
 
 @dataclass(frozen=True)
 class TableEntry(FileEntry):
-    """A file that is small next to the pixels, and says what belongs to which sample: its bytes are compared with the
-    sha256 whenever it is opened. No sample has a checksum of its label or of its place in an order."""
+    """A file that is small next to the pixels. Whoever opens it compares its bytes with its sha256.
+
+    It says what belongs to which sample, and no sample has a checksum of its label or of its place in an order.
+    """
 
 
 @dataclass(frozen=True)
 class RowsEntry(TableEntry):
-    """A file of numbers, one for each of so many rows as its size says."""
+    """A file of numbers, one per row; its size gives the number of rows."""
 
     row: ClassVar[RowType]
 
@@ -83,14 +85,14 @@ class RowsEntry(TableEntry):
 
 @dataclass(frozen=True)
 class OrderEntry(RowsEntry):
-    """For each sample of a split, its stored row: an int64."""
+    """The stored row of each sample of a split: an int64."""
 
     row = ORDER_ROW
 
 
 @dataclass(frozen=True)
 class Crc32Entry(RowsEntry):
-    """For each stored row of an array, the crc32 of its bytes."""
+    """The crc32 of each stored row of an array."""
 
     row = CRC32_ROW
 
@@ -99,7 +101,7 @@ class Crc32Entry(RowsEntry):
 class IndexEntry(TableEntry):
     key_nbytes: int
     columns: IndexColumns = ()
-    """Fields of its rows beyond those of every index."""
+    """Fields of its rows in addition to those of every index."""
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -113,7 +115,7 @@ class IndexEntry(TableEntry):
     def content(self) -> dict[str, Any]:
         content = {**vars(self), "columns": [list(column) for column in self.columns]}
         if not self.columns:
-            del content["columns"]  # one text for one content: the key is there only where it says something
+            del content["columns"]  # one text for one content: keys that would say nothing are left out
         return content
 
 
@@ -131,7 +133,7 @@ class ArrayEntry:
     shards: tuple[ArrayShard, ...]
     crc32: Crc32Entry
     order: int | None = None
-    """The number of its order among those of the split; None where stored row i is sample i's."""
+    """The number of its order among the orders of the split; None if sample i is in stored row i."""
 
     @property
     def num_rows(self) -> int:
@@ -156,7 +158,7 @@ class ArrayEntry:
 class SplitEntry:
     """The samples of one split: their pixels in shards, an index of one row per sample, and arrays.
 
-    Sample i is row i of the shards, counted over all of them; with an order, it is row `order[i]`.
+    Sample i is row i of the shards, counted over all shards; with an order, it is row `order[i]`.
     """
 
     num_samples: int
@@ -167,17 +169,17 @@ class SplitEntry:
     """The number of the pixels' order among `orders`."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
     squashed: bool = False
-    """Whether pictures were resized to the sample's shape without regard to their aspect ratios."""
+    """Whether pictures were resized to the sample's shape regardless of their aspect ratios."""
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """All files of the split: first those that opening looks at, then shards."""
+        """All files of the split: first those that opening reads, then shards."""
         arrays = self.arrays.values()
         return (self.index, *self.orders, *self.shards, *chain.from_iterable(array.files for array in arrays))
 
     @property
     def num_rows(self) -> int:
-        """The number of stored rows of pixels; without an order that of the samples."""
+        """The number of stored rows of pixels; without an order, the number of samples."""
         return sum(shard.num_samples for shard in self.shards)
 
     @property
@@ -185,7 +187,7 @@ class SplitEntry:
         return (self.index, *self.orders, *(array.crc32 for array in self.arrays.values()))
 
     def content(self) -> dict[str, Any]:
-        """Returns the JSON object that stands for it in a manifest."""
+        """Returns the JSON object for a manifest."""
         content: dict[str, Any] = {
             "num_samples": self.num_samples,
             "index": self.index.content(),

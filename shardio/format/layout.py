@@ -5,7 +5,7 @@ The one idea: every sample has the same size, so a sample's address is arithmeti
     offset = HEADER_NBYTES + position * sample_nbytes
 
 Both kinds of file are standard NPY 1.0 files whose header is fully determined by the manifest. A reader therefore
-never parses a header: it writes down the one that must be there and compares bytes.
+never parses a header: it computes the expected header and compares bytes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ MAX_ARRAYS = 50
 MAX_ARRAY_SIDES = 8
 ARRAY_TYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 ArrayKind = Literal["array", "mask", "boxes", "image"]
-"""How an array goes with the pictures: not at all; as a picture of the same height and width, in which every element is
-a class or a measure of its pixel; as boxes in it; or as the picture itself in another size."""
+"""The relation of an array to the pictures: none; a class or measure for each pixel; boxes in the picture; or the
+picture itself in another size."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -66,9 +66,9 @@ SampleShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class RowType:
-    """The type of one row of a file: `dtype` as NumPy writes it in an NPY header, and the shape of the row's elements.
+    """The type of one row of a file: `dtype` as in an NPY header, and the shape of the row.
 
-    Raises ValueError unless an array may have it.
+    Raises ValueError if an array must not have it.
     """
 
     dtype: str
@@ -90,7 +90,7 @@ class RowType:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def file_header(self, num_rows: int) -> bytes:
-        """Returns the first HEADER_NBYTES bytes of a file of so many rows."""
+        """Returns the first HEADER_NBYTES bytes of a file with this number of rows."""
         return _rows_header(self, num_rows)
 
     def file_nbytes(self, num_rows: int) -> int:
@@ -104,7 +104,7 @@ CRC32_ROW = RowType("<u4", ())
 
 
 def check_kind(kind: object, row: RowType, sample_shape: SampleShape) -> ArrayKind:
-    """Returns `kind` if an array of such rows may have it, beside such samples. Raises ValueError otherwise."""
+    """Returns `kind` if an array of such rows may have it in a set of such samples. Raises ValueError otherwise."""
     if kind not in get_args(ArrayKind):
         raise ValueError(f"an array's kind must be one of {', '.join(get_args(ArrayKind))}; found {show(kind)}")
     if kind == "mask" and (len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]):
@@ -126,7 +126,7 @@ def check_kind(kind: object, row: RowType, sample_shape: SampleShape) -> ArrayKi
 
 
 def find_wrong_box(boxes: NDArray[np.float32]) -> tuple[int, str] | None:
-    """Returns which of these rows, (..., 5), is neither a box nor stands for none, and what is wrong with it."""
+    """Returns the first of the rows, (..., 5), that is no valid box, and the reason; None if all are valid."""
     rows = boxes.reshape(-1, 5)
     left, top, right, bottom, label = rows.T
     wrong = ~np.isfinite(rows).all(axis=1) | ((label >= 0) & ((left > right) | (top > bottom)))
@@ -137,7 +137,7 @@ def find_wrong_box(boxes: NDArray[np.float32]) -> tuple[int, str] | None:
 
 
 IndexColumns = tuple[tuple[str, str], ...]
-"""(name, type) of the fields of an index that follow those of every index; type is one of COLUMN_TYPES."""
+"""(name, type) of the additional fields of an index; type is one of COLUMN_TYPES."""
 
 
 def check_array_name(name: object) -> str:
@@ -151,7 +151,7 @@ def check_array_name(name: object) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether `name` can stand in a manifest: no folder, no hidden file, nothing a shell or a URL must quote."""
+    """Whether a manifest may contain `name`: no folder, no hidden file, nothing a shell or a URL must quote."""
     return _SAFE_NAME.fullmatch(name) is not None
 
 
@@ -172,12 +172,12 @@ def order_name(split: str, number: int) -> str:
 
 
 def is_split_name(name: str) -> bool:
-    """Whether the files of a split have safe names, too, however many shards it gets."""
+    """Whether the files of a split with this name have safe names, however many shards it gets."""
     return is_safe_name(shard_name(name, 999_999))
 
 
 def check_split_name(name: object) -> None:
-    """Raises ValueError if no split may have the name."""
+    """Raises ValueError unless a split may have this name."""
     if not isinstance(name, str) or not is_split_name(name):
         raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {show(name)}")
 
@@ -226,9 +226,9 @@ def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
 
 
 def key_field_nbytes(longest_key_nbytes: int) -> int:
-    """Returns the width of the key field for keys of up to so many bytes: the next number that leaves 4 modulo 8.
+    """Returns the width of the key field for keys up to this length: the next number that is 4 modulo 8.
 
-    With it every field of a row is naturally aligned and the row is a multiple of 8 bytes, without padding fields.
+    It aligns every field of a row naturally and makes the row a multiple of 8 bytes, without padding fields.
     """
     return longest_key_nbytes + (4 - longest_key_nbytes) % 8
 
@@ -249,7 +249,7 @@ _FIELD_NAMES = tuple(name for name, _ in _index_fields(4, ()))
 
 
 RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "labels", "index", "indices", "pixels", "order"})
-"""Names that no array may have: batches and samples have other things by these names."""
+"""Names that no array may have: batches and samples use them for something else."""
 
 
 def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
@@ -273,10 +273,9 @@ def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
 
 
 def index_dtype(key_nbytes: int, columns: IndexColumns = ()) -> np.dtype[np.void]:
-    """Returns the type of a row: `label`, `key` (source path relative to SRC), source size in pixels, `crc32` of the
-    pixels; `columns`.
+    """Returns the type of a row: label, key (source path relative to SRC), source size, crc32 of the pixels, `columns`.
 
-    Columns take 8 bytes each and follow a multiple of 8 bytes, so that they are naturally aligned as all else is.
+    Columns take 8 bytes each and follow a multiple of 8 bytes, so they are naturally aligned like all other fields.
     """
     if key_nbytes <= 0 or key_nbytes % 8 != 4:
         raise ValueError(f"key field must be 4 bytes more than a multiple of 8; found {key_nbytes}")

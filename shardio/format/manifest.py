@@ -1,8 +1,8 @@
 """manifest.json as frozen values that check themselves, and back.
 
-The manifest is the commit record of a shard set: it is written last, and a folder without one holds no set. Its
-`digest` names the content: sha256 over the canonical JSON of everything but `digest` itself and `provenance`.
-`parse` checks the JSON and each single value; here it is checked that they belong together.
+The manifest is the commit record of a shard set: it is written last, and a folder without a manifest holds no set. Its
+`digest` names the content: sha256 over the canonical JSON of everything except `digest` and `provenance`.
+`parse` checks the JSON and each single value; this module checks that the values fit together.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Manifest:
     rejects: RejectsEntry
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    """Names of the classes for people, in their order; empty if the set has none. Two may be equal, as cranes are."""
+    """Readable names of the classes, in their order; empty if the set has none. Two may be equal, as cranes are."""
 
     def __post_init__(self) -> None:
         check_sample_shape(self.sample_shape)
@@ -82,7 +82,7 @@ class Manifest:
 
     @property
     def files(self) -> list[FileEntry]:
-        """All files of the set but the manifest itself."""
+        """All files of the set except the manifest."""
         return [self.rejects, *chain.from_iterable(split.files for split in self.splits.values())]
 
     def _check_split(self, name: str, split: SplitEntry) -> None:
@@ -106,16 +106,17 @@ class Manifest:
             self._check_array(f"splits.{name}.arrays.{array_name}", array_name, array, split)
 
     def _check_orders(self, name: str, split: SplitEntry) -> None:
-        """Checks that every order is used, and that every number of one is that of an order."""
+        """Checks that every order is used, and that every number names an order."""
         for order in split.orders:
             _check_nbytes(f"splits.{name}", order, ORDER_ROW.file_nbytes(split.num_samples))
         used = {split.order, *(array.order for array in split.arrays.values())} - {None}
         if used != set(range(len(split.orders))):
             raise FormatError(
-                f"splits.{name}.orders: expected the numbers of orders to be 0 to {len(split.orders) - 1}, each in "
-                f"use, found {sorted(used, key=str)} in use"
+                f"splits.{name}.orders: expected the orders 0 to {len(split.orders) - 1}, each in use, found "
+                f"{sorted(used, key=str)} in use"
                 if split.orders
-                else f"splits.{name}: expected no numbers of orders, as there are none, found {sorted(used, key=str)}"
+                else f"splits.{name}: expected no number of an order, since there are none, found "
+                f"{sorted(used, key=str)}"
             )
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:
@@ -124,7 +125,7 @@ class Manifest:
         except ValueError as error:
             raise FormatError(f"{where}: {error}") from None
         if name in (column for column, _ in split.index.columns):
-            raise FormatError(f"{where}: expected another name than a column of the index has, found the same")
+            raise FormatError(f"{where}: expected a name that no column of the index has, found the same")
         if array.order is None and array.num_rows != split.num_samples:
             raise FormatError(f"{where}: expected values for {split.num_samples} samples, found {array.num_rows}")
         for shard in array.shards:
@@ -133,7 +134,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of the set's content: sets of one digest have the same pixels, labels, keys and order."""
+        """sha256 (hex) of the set's content: equal digests mean equal pixels, labels, keys and order."""
         content = self._content()
         return hashlib.sha256(
             json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
@@ -153,13 +154,13 @@ class Manifest:
         return content
 
     def dumps(self) -> bytes:
-        """The bytes of manifest.json: keys sorted, one entry a line as far as `json` does it, a newline at the end."""
+        """Returns the bytes of manifest.json: keys sorted, indented by `json`, a newline at the end."""
         document = {**self._content(), "provenance": dict(self.provenance), "digest": self.digest}
         return (json.dumps(document, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
     @property
     def nbytes(self) -> int:
-        """Size of all files but the manifest itself."""
+        """The size of all files except the manifest."""
         return sum(entry.nbytes for entry in self.files)
 
 
@@ -253,7 +254,7 @@ def _array(value: object, where: str) -> ArrayEntry:
     crc32 = Crc32Entry(**_file(parse.fields(fields["crc32"], f"{where}.crc32", _FILE_KEYS), f"{where}.crc32"))
     shards = parse.filled(fields["shards"], f"{where}.shards")
     return ArrayEntry(
-        kind=fields["kind"],  # the manifest checks it, which knows the samples' shape
+        kind=fields["kind"],  # checked by the manifest, which knows the samples' shape
         row=row,
         shards=tuple(
             ArrayShard(**vars(_shard(shard, f"{where}.shards[{i}]")), row=row) for i, shard in enumerate(shards)
@@ -278,7 +279,7 @@ def _sample_shape(value: object, where: str) -> SampleShape:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Returns the manifest in these bytes, whatever they are. FormatError says what was expected and what was found."""
+    """Returns the manifest in these bytes. Raises FormatError with what was expected and found if they hold none."""
     document = parse.document(data)
     # Name and version come first: a set of a later version may have any other keys.
     if type(document) is not dict or document.get("format") != FORMAT_NAME:

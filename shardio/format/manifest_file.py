@@ -15,10 +15,10 @@ from shardio.format.manifest import Manifest, parse_manifest
 from shardio.system.files import write_atomic
 from shardio.system.opening import FileAt, FolderHandle, naming, open_regular
 
-# Bytes that a shard takes in manifest.json beside its name.
+# Bytes of a shard in manifest.json in addition to its name.
 _SHARD_TEXT_NBYTES = 176
 
-# 48 bits: no site has so many sets that two of them would begin alike.
+# 48 bits: no site has so many sets that two digests would begin alike.
 _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 
 
@@ -29,9 +29,9 @@ def check_manifest_nbytes(path: str | Path | FileAt, nbytes: int) -> None:
 
 
 def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> Manifest:
-    """Returns the manifest of the set in `folder`. `digest` is what `check_digest` takes.
+    """Returns the manifest of the set in `folder`. `digest` is for `check_digest`.
 
-    Raises SetNotFoundError if there is none, and FormatError if it is not sound.
+    Raises SetNotFoundError if there is none, and FormatError if it is invalid.
     """
     path = Path(folder) / MANIFEST_NAME
     if not os.path.lexists(path):
@@ -40,17 +40,16 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
 
 
 def read_manifest(path: Path | FileAt, digest: str | None = None) -> Manifest:
-    """Returns the manifest in the file `path`. Raises FormatError if there is none that is sound."""
+    """Returns the manifest in the file `path`. Raises FormatError if it is invalid."""
     opened, nbytes = open_regular(path)
     with naming(path), io.BufferedReader(opened) as file:
         check_manifest_nbytes(path, nbytes)
-        # One byte more than allowed is asked for: the file may have grown since.
+        # One byte more than allowed: the file may have grown since.
         return manifest_of(path, file.read(MAX_MANIFEST_NBYTES + 1), digest)
 
 
 def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> Manifest:
-    """Returns the manifest in these bytes of the file `path`, which a FormatError names. `digest` is what
-    `check_digest` takes."""
+    """Returns the manifest in these bytes of the file `path`, for errors. `digest` is for `check_digest`."""
     try:
         manifest = parse_manifest(data)
         check_digest(manifest, digest)
@@ -60,8 +59,10 @@ def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> M
 
 
 def check_digest(manifest: Manifest, digest: str | None) -> None:
-    """Raises FormatError unless the manifest has the digest that the caller pinned, whole or by its first 12 digits or
-    more; None pins nothing. Raises ValueError if `digest` is no such thing."""
+    """Raises FormatError unless the manifest has the pinned digest, or its first 12 digits or more; None pins nothing.
+
+    Raises ValueError if `digest` is no digest.
+    """
     if digest is None:
         return
     if not isinstance(digest, str) or not _PINNED.fullmatch(digest):
@@ -72,12 +73,12 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
     if not manifest.digest.startswith(digest):
         raise FormatError(
             f"digest: expected {digest}, found {manifest.digest}: this is another set than the one that was pinned; "
-            "open the folder that holds that one, or pin the digest that `shardio info` prints of this one"
+            "open the folder of the pinned set, or pin the digest that `shardio info` prints for this set"
         )
 
 
 def check_split(place: object, manifest: Manifest, split: str) -> None:
-    """Raises SetNotFoundError, which names the set's `place`, if it has no such split."""
+    """Raises SetNotFoundError, which names the set's `place`, if the set has no such split."""
     if split not in manifest.splits:
         found = ", ".join(sorted(manifest.splits))
         hint = did_you_mean(split, manifest.splits)
@@ -90,15 +91,15 @@ def _what_is_there(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder"
     if (folder / WORK_FOLDER).exists():
-        return "a conversion into this folder was not finished; the same `shardio convert` command goes on with it"
+        return "a conversion into this folder was not finished; the same `shardio convert` command resumes it"
     return "this folder holds no shard set; `shardio convert SRC OUT` makes one"
 
 
 def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
-    """Publishes the set: it exists after this rename, and not before. Every file that it names must be durable already.
+    """Publishes the set: it exists from this rename on. Every file that the manifest names must be durable already.
 
-    Raises FormatError if no reader would open it, and ConvertError if it is too large for them; then nothing is
-    published.
+    Raises FormatError if no reader would open the manifest, and ConvertError if it is too large for readers; then
+    nothing is published.
     """
     path, data = folder / MANIFEST_NAME, manifest.dumps()
     _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
@@ -110,7 +111,7 @@ def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
 
 
 def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:
-    """Raises ConvertError if a set of these classes and shards would have a larger manifest than readers take."""
+    """Raises ConvertError if the manifest of a set with these classes and shards would be too large for readers."""
     names = len(json.dumps([*classes, *class_names])) + 2 * (len(classes) + len(class_names))  # an indent for each
     _check_room(names + sum(map(len, shards)) + _SHARD_TEXT_NBYTES * len(shards), len(classes), len(shards))
 
@@ -119,6 +120,6 @@ def _check_room(nbytes: int, num_classes: int, num_shards: int) -> None:
     if nbytes > MAX_MANIFEST_NBYTES:
         raise ConvertError(
             f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,} for {num_classes:,} "
-            f"classes and {num_shards:,} shards: shorten the names of the classes, or make fewer shards by a larger "
-            "`--shard-size`, from Python `shard_size=`"
+            f"classes and {num_shards:,} shards: shorten the names of the classes, or make fewer shards with a "
+            "larger `--shard-size`, from Python `shard_size=`"
         )

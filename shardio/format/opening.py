@@ -12,11 +12,11 @@ from shardio.system.opening import FileAt, OpenFile, naming, open_regular
 from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
 SoundFiles = dict[str, tuple[int, ...]]
-"""Files whose bytes were found right: their paths, and what tells each from another file and from a later state."""
+"""Files whose bytes were found right: path -> what distinguishes the file from others and from later states."""
 
 
 def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
-    """Opens a file of a set. Raises FormatError unless it is a regular file of the size that the manifest says."""
+    """Opens a file of a set. Raises FormatError unless it is a regular file of the size in the manifest."""
     file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
         file.close()
@@ -28,7 +28,7 @@ def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
 
 
 def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape) -> OpenFile:
-    """Opens a file of a set of such samples as `open_sized` does, and checks its header, byte for byte."""
+    """Opens a file of a set of such samples as `open_sized` does, and compares its header byte for byte."""
     file = open_sized(path, entry)
     header = entry.header(sample_shape)
     try:
@@ -50,8 +50,8 @@ def open_sound(
 ) -> OpenFile:
     """Opens as `open_checked` does, and compares the bytes of a table with its sha256.
 
-    A file in `known` is not read again; one that was found right is added. Raises OSError, after some attempts, if
-    storage does not give the table's bytes.
+    Does not read files in `known` again, and adds a file that is right. Raises OSError if the table's bytes cannot be
+    read, after some attempts.
     """
     file = open_checked(path, entry, sample_shape)
     if not isinstance(entry, TableEntry):
@@ -85,16 +85,16 @@ def _sha256(file: OpenFile, path: str | Path | FileAt, entry: FileEntry) -> str:
 
 
 def check_sha256(path: str | Path | FileAt, entry: FileEntry, found: str) -> None:
-    """Raises FormatError unless `found`, the sha256 of the file's bytes, is what the manifest says."""
+    """Raises FormatError unless `found`, the sha256 of the file's bytes, equals the sha256 in the manifest."""
     if found != entry.sha256:
         raise FormatError(
-            f"{path}: sha256: expected {entry.sha256}, found {found}; `shardio verify` says what else is "
+            f"{path}: sha256: expected {entry.sha256}, found {found}; `shardio verify` lists what else is "
             "damaged, and how to repair it"
         )
 
 
 def check_not_cut(path: str | Path | FileAt, entry: FileEntry, nbytes: int) -> None:
-    """Raises FormatError if a file that was opened has fewer bytes by now."""
+    """Raises FormatError if an opened file has fewer bytes now."""
     if nbytes < entry.nbytes:
         raise FormatError(
             f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: another process cut it or "

@@ -1,7 +1,7 @@
-"""JSON that another program may have written, taken apart strictly: a manifest's values, each checked where it stands.
+"""Strict parsing of JSON that another program may have written: each value of a manifest is checked in its place.
 
-Every fault is a FormatError with the place in the document, what was expected and what was found. The functions take a
-value and `where` it stands, and return it with its type.
+Every error is a FormatError with the place in the document, what was expected and what was found. The functions take a
+value and its place, and return the value with its type.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardio.errors import FormatError, show
 from shardio.format.layout import MAX_COUNT, is_safe_name
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-# os.fsdecode makes others of the bytes of names that are not UTF-8. These stand for nothing.
+# os.fsdecode uses other surrogates for bytes of names that are not UTF-8. These stand for nothing.
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-# As many as Python turns into an integer, and as deep as it writes JSON, however it is set and called.
+# The most that Python turns into an integer, and that it writes as JSON, whatever its settings.
 _MAX_DIGITS = 4300
 _MAX_DEPTH = 100
 
@@ -37,7 +37,7 @@ def document(data: bytes) -> Any:
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"expected a JSON document in ASCII, found a fault: {error}") from None
+        raise FormatError(f"expected a JSON document in ASCII, found: {error}") from None
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -103,14 +103,14 @@ def sequence(value: object, where: str) -> list[Any]:
 
 
 def filled(value: object, where: str) -> list[Any]:
-    """Returns the list of a key that is left out rather than empty, so that equal sets have equal manifests."""
+    """Returns a list that must not be empty: its key would be left out, so that equal sets have equal manifests."""
     if not sequence(value, where):
         raise fault(where, "at least one, or no such key", value)
     return sequence(value, where)
 
 
 def filled_mapping(value: object, where: str) -> dict[str, Any]:
-    """Returns the object of a key that is left out rather than empty."""
+    """Returns an object that must not be empty."""
     if not mapping(value, where):
         raise fault(where, "at least one, or no such key", value)
     return mapping(value, where)
@@ -128,7 +128,7 @@ def count(value: object, where: str, minimum: int = 0) -> int:
 
 
 def flag(value: object, where: str) -> bool:
-    """Returns True, the one value of a key that is left out rather than false."""
+    """Returns True: a key that would be false is left out."""
     if value is not True:
         raise fault(where, "true, or no such key", value)
     return True
@@ -155,7 +155,7 @@ def sha256(value: object, where: str) -> str:
 
 
 def anything(value: object, where: str, depth: int = 0) -> None:
-    """Checks what may be anything that can be shown, and written as JSON again."""
+    """Checks a value that may be anything that can be shown and written as JSON again."""
     if isinstance(value, str):
         string(value, where)
     if isinstance(value, (dict, list)):
@@ -166,12 +166,12 @@ def anything(value: object, where: str, depth: int = 0) -> None:
 
 
 def is_digest(text: str) -> bool:
-    """Whether this is the digest of a set, whole."""
+    """Whether this is the complete digest of a set."""
     return _SHA256.fullmatch(text) is not None
 
 
 def check_text(names: Sequence[object], where: str) -> None:
-    """Raises TypeError or ValueError unless all are strings that a manifest may hold."""
+    """Raises TypeError or ValueError unless all names are strings that a manifest may hold."""
     for one in names:
         if not isinstance(one, str):
             raise TypeError(f"{where} must be strings, found {show(one)}")

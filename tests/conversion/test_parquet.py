@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command import assert_one_clear_error, shardio
+from command import shardio
 from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
@@ -29,8 +29,6 @@ from storages import keys
 
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.options import ConvertOptions
-from shardio.conversion.plan import make_plan
 from shardio.conversion.repair import repair
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection, spool
@@ -126,17 +124,6 @@ def test_the_order_of_rows_and_their_files_matter_to_the_provenance_alone(
     found, expected = hashes(tmp_path / "out"), hashes(tmp_path / "reference")
     assert {name for name in expected if found[name] != expected[name]} == {"manifest.json"}
     assert open_shards(tmp_path / "out").digest == open_shards(tmp_path / "reference").digest
-
-
-def test_the_imagenet_sample_gives_the_set_of_its_files(imagenet_sample: Path, tmp_path: Path) -> None:
-    files = sorted(path for path in imagenet_sample.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:40]
-    tree = tmp_path / "tree"
-    for number, path in enumerate(files):
-        (tree / "train" / f"n{number % 3 + 1:02}").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, tree / "train" / f"n{number % 3 + 1:02}" / path.name)
-    convert(tree, tmp_path / "reference", size=64, workers=2)
-    convert(parquet_of(tree, tmp_path / "hub"), tmp_path / "out", size=64, workers=2)
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
 
 
 def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: bytes) -> None:
@@ -261,11 +248,6 @@ def test_links_to_files_are_followed_as_downloads_are_cached_so(tmp_path: Path) 
     assert collection.ignored == {"not a parquet file": 2}
 
 
-def test_sources_that_are_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="expected a parquet file, or a folder of them, found nothing"):
-        scan_parquet(tmp_path / "gone.parquet")
-
-
 def test_rows_without_a_label_are_ignored_and_counted_and_a_split_of_them_is_none(tmp_path: Path) -> None:
     """ImageNet's test split is like that: its labels are not public."""
     put(tmp_path / "src" / "train.parquet", table([b"x"] * 4, [2, -1, None, 1]))
@@ -297,14 +279,13 @@ def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
     paths = [path for path, _ in ODD_PATHS]
     put(tmp_path / "a.parquet", table([b"x"] * len(paths), [0] * len(paths), paths), row_group_size=2)
     assert keys(scan_parquet(tmp_path)) == {"train": [b"n01/" + name for _, name in ODD_PATHS]}
-
-
-def test_an_empty_name_in_every_row_and_no_path_at_all_are_the_same(tmp_path: Path) -> None:
-    put(tmp_path / "one" / "a.parquet", table([b"x"] * 3, [0, 1, 2], [None] * 3))
     images = pa.array([{"bytes": b"x"}] * 3, pa.struct([("bytes", pa.large_binary())]))
     bare = pa.table({"image": images, "label": [0, 1, 2]}).replace_schema_metadata(metadata(CLASSES))
-    put(tmp_path / "two" / "a.parquet", bare)
-    assert keys(scan_parquet(tmp_path / "one")) == keys(scan_parquet(tmp_path / "two"))
+    put(tmp_path / "a.parquet", bare)
+    numbers = [b"n01/00000000", b"n02/00000001", b"n03/00000002"]
+    assert keys(scan_parquet(tmp_path / "a.parquet")) == {"train": numbers}
+    with pytest.raises(SourceError, match="expected a parquet file, or a folder of them, found nothing"):
+        scan_parquet(tmp_path / "gone.parquet")
 
 
 def test_scanning_reads_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,8 +345,6 @@ BAD_TABLES: dict[str, tuple[Any, str]] = {
     "an image of numbers": (pa.table({"image": [[1, 2]], "label": [1]}), "column of images"),
     "a struct without bytes": (pa.table({"image": [{"path": "a"}], "label": [1]}), "column of images"),
     "labels of text": (pa.table({"image": [b"x"], "label": ["cat"]}), "column of labels"),
-    "labels of fractions": (pa.table({"image": [b"x"], "label": [0.5]}), "column of labels"),
-    "lists of labels": (pa.table({"image": [b"x"], "label": [[1]]}), "column of labels"),
     "columns of one name": (
         pa.Table.from_arrays([pa.array([b"x"]), pa.array([1]), pa.array([1])], ["image", "label", "label"]),
         "expected distinct columns, found 'label' twice",
@@ -518,16 +497,20 @@ def copies(out: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob(".convert/*.images")}
 
 
-def test_nothing_of_the_spool_is_left_when_the_set_is_published(src: Path, tmp_path: Path) -> None:
-    seen: list[set[str]] = []
-    convert(src, tmp_path / "out", **OPTIONS, on_progress=lambda _: seen.append(set(copies(tmp_path / "out"))))
-    assert len(seen[-1]) == 4
-    assert not (tmp_path / "out" / ".convert").exists()
-
-
-def test_progress_tells_of_the_copies_first(src: Path, tmp_path: Path) -> None:
+def test_progress_tells_of_the_copies_first_and_none_are_left_in_the_end(src: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    convert(src, tmp_path / "out", **OPTIONS, on_progress=seen.append)
+    there: list[set[str]] = []
+
+    def note(progress: Progress) -> None:
+        seen.append(progress)
+        there.append(set(copies(tmp_path / "out")))
+
+    convert(src, tmp_path / "out", **OPTIONS, on_progress=note)
+    assert len(there[-1]) == 4
+    published = everything(tmp_path / "out")
+    assert ".convert" not in os.listdir(tmp_path / "out")
+    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
+    assert everything(tmp_path / "out") == published
     spooling = [progress for progress in seen if progress.done == 0]
     assert [progress.spooled for progress in spooling] == sorted(progress.spooled for progress in spooling)
     assert spooling[-1] == Progress(0, 0, 18, spooled=18)
@@ -621,13 +604,6 @@ def test_a_file_that_changed_is_copied_and_its_shards_are_made_again(
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert hashes(out) == hashes(tmp_path / "reference")
     assert len(before) == 4
-
-
-def test_a_finished_set_is_finished_without_copying_anything(src: Path, tmp_path: Path) -> None:
-    convert(src, tmp_path / "out", **OPTIONS)
-    before = everything(tmp_path / "out")
-    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
-    assert everything(tmp_path / "out") == before
 
 
 def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, src: Path, tmp_path: Path) -> None:
@@ -767,22 +743,6 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
     most: list[int] = []
     replace(collection.origin, spool=tmp_path).prepare(lambda count: most.append(pool.bytes_allocated() - before))
     assert max(most) < 6 * 20 * 50_000 < 600 * 50_000
-
-
-def test_a_plan_of_parquet_is_that_of_the_tree(image_tree: Path, src: Path) -> None:
-    tree, hub = scan_tree(image_tree), scan_parquet(src)
-    one, other = (make_plan(Path("/out"), collection, ConvertOptions()) for collection in (tree, hub))
-    assert one.describe() == other.describe()
-
-
-def test_the_command_converts_parquet(src: Path, tmp_path: Path, picture: bytes) -> None:
-    result = shardio("convert", src, tmp_path / "out", "--size", "16")
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert "12 samples" in result.stdout
-    put(tmp_path / "bad.parquet", table([picture], [7]))
-    result = shardio("convert", tmp_path / "bad.parquet", tmp_path / "other")
-    assert_one_clear_error(result, 1, "bad.parquet: row 0: label: expected 0 to 2")
 
 
 # --- with everything else that a conversion can do ------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import random
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,29 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from manifests import (
-    BAD_NAMES,
-    NO_COUNT,
-    NO_LIST,
-    NO_OBJECT,
-    NO_SHA256,
-    NO_STRING,
-    Document,
-    JsonPath,
-    at,
-    dump,
-    mutate_bytes,
-    mutate_value,
-    name_of,
-    paths,
-    put,
-    refused,
-    seal,
-)
+from manifests import Document, dump, refused, seal
 from places import DATA
 
 from shardio.conversion.writing.set_writer import ShardWriter
-from shardio.errors import LONGEST_LINE, FormatError
+from shardio.errors import FormatError
 from shardio.format.layout import ARRAY_TYPES, HEADER_NBYTES, RESERVED_NAMES, ArrayKind, RowType
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
@@ -189,137 +170,11 @@ def test_golden_manifests_come_back_byte_for_byte(name: str) -> None:
 
 # --- the manifest ----------------------------------------------------------------------------------------------------
 
-TRAIN = ("splits", "train")
-ARRAYS = (*TRAIN, "arrays")
-
 
 def document() -> Document:
     parsed: Document = json.loads((GOLDEN / "manifest.json").read_bytes())
     parsed["provenance"] = {"by": "x"}
     return parsed
-
-
-def test_a_manifest_comes_back_as_it_was() -> None:
-    manifest = parse_manifest(dump(document()))
-    assert parse_manifest(manifest.dumps()) == manifest
-    assert document() == seal(document())
-
-
-def shuffled(rng: random.Random, value: Any) -> Any:
-    """Returns the same JSON with the keys of all objects in another order."""
-    if isinstance(value, dict):
-        items = list(value.items())
-        rng.shuffle(items)
-        return {key: shuffled(rng, child) for key, child in items}
-    return [shuffled(rng, child) for child in value] if isinstance(value, list) else value
-
-
-def test_the_order_of_keys_means_nothing() -> None:
-    for seed in range(20):
-        manifest = parse_manifest(dump(shuffled(random.Random(seed), document())))
-        assert manifest.digest == GOLDEN_DIGEST
-        assert manifest == parse_manifest(dump(document()))
-        assert manifest.dumps() == parse_manifest(dump(document())).dumps()
-
-
-def test_the_digest_names_each_value() -> None:
-    places = [path for path in paths(document()) if path and path[0] not in ("provenance", "digest")]
-    digests = {GOLDEN_DIGEST}
-    values = [path for path in places if isinstance(at(document(), path), (str, int))]
-    for path in values:
-        changed = document()
-        value = at(changed, path)
-        put(changed, path, value + 1 if isinstance(value, int) else value + "x")
-        digests.add(seal(changed)["digest"])
-    assert len(digests) == 1 + len(values)
-
-
-_RECORDS: list[JsonPath] = [
-    TRAIN,
-    (*TRAIN, "orders", 0),
-    *((*ARRAYS, name) for name in ("mask", "clip")),
-    (*ARRAYS, "mask", "crc32"),
-    (*ARRAYS, "mask", "shards", 1),
-]
-
-
-@pytest.mark.parametrize("path", _RECORDS, ids=name_of)
-def test_every_key_is_needed(path: JsonPath) -> None:
-    for key in set(at(document(), path)) - {"orders", "order", "arrays"}:
-        changed = document()
-        del at(changed, path)[key]
-        message = refused(dump(seal(changed)))
-        assert "without" in message, message
-        assert key in message, message
-
-
-@pytest.mark.parametrize("path", _RECORDS, ids=name_of)
-@pytest.mark.parametrize("key", ["extra", "", "File", "row", "Order", "\ud800"])
-def test_no_other_key_is_taken(path: JsonPath, key: str) -> None:
-    changed = document()
-    at(changed, path)[key] = "x"
-    message = refused(dump(seal(changed)))
-    assert "with unknown" in message, message
-    assert repr(key) in message, message
-
-
-_WRONG: dict[str, list[object]] = {
-    "nbytes": NO_COUNT,
-    "num_samples": [*NO_COUNT, 0],
-    "file": BAD_NAMES,
-    "sha256": NO_SHA256,
-    "shards": [*NO_LIST, []],
-    "orders": [*NO_LIST, []],
-    "order": NO_COUNT,
-    "arrays": [*NO_OBJECT, {}],
-    "crc32": NO_OBJECT,
-    "mask": NO_OBJECT,
-    "kind": [*NO_STRING, "", "Mask", "mask ", "box", "keypoints"],
-    "dtype": [
-        *NO_STRING,
-        "",
-        "u1",
-        "<u1",
-        "|O",
-        "|O8",
-        ">f4",
-        ">i8",
-        "<f16",
-        "<c8",
-        "|S4",
-        "<U4",
-        "|V4",
-        "<M8[s]",
-        "f4",
-    ],
-    "shape": [*NO_LIST, [0], [-1], [1.0], [True], ["2"], [None], [[2]], [65537], [1] * 9, [10**30], [65536] * 8],
-}
-
-
-def _places() -> list[JsonPath]:
-    places = [path for path in paths(document()) if path[:2] == TRAIN and path[-1] in _WRONG]
-    return [path for path in places if path != (*TRAIN, "shards")]  # another message: it has no samples
-
-
-@pytest.mark.parametrize("path", _places(), ids=name_of)
-def test_wrong_values_are_refused_by_field(path: JsonPath) -> None:
-    for value in _WRONG[str(path[-1])]:
-        changed = document()
-        put(changed, path, copy.deepcopy(value))
-        message = refused(dump(seal(changed)))
-        field = path[:-1] if path[-1] in ("kind", "dtype", "shape") else path
-        assert message.startswith(name_of(field)), f"{value!r}: {message}"
-
-
-@pytest.mark.parametrize("path", [path for path in paths(document()) if path], ids=name_of)
-def test_messages_stay_short_whatever_was_found(path: JsonPath) -> None:
-    for value in ("x" * 100_000, ["x" * 100_000] * 2, ["x"] * 100_000, {"x" * 100_000: 0}, int("1" * 4000)):
-        changed = document()
-        put(changed, path, value)
-        try:  # some values are any text
-            parse_manifest(dump(seal(changed)))
-        except FormatError as error:
-            assert len(str(error)) <= LONGEST_LINE  # noqa: PT017
 
 
 def expect(change: Callable[[Document], object], text: str) -> None:
@@ -365,7 +220,7 @@ def test_orders_are_used_and_exist() -> None:
     expect(without, "each in use, found [] in use")
     expect(lambda train: train.update(order=1), "found [0, 1] in use")
     expect(lambda train: train["arrays"]["mask"].update(order=7), "found [0, 7] in use")
-    expect(lambda train: train.pop("orders"), "expected no numbers of orders, as there are none, found [0]")
+    expect(lambda train: train.pop("orders"), "expected no number of an order, since there are none, found [0]")
     again = {"file": "again.npy", "nbytes": 4096 + 24, "sha256": "0" * 64}
     expect(lambda train: train["orders"].append(again), "0 to 1, each in use, found [0] in use")
     expect(lambda train: train["orders"][0].update(nbytes=4096 + 32), "train-order-0.npy: nbytes: expected 4120")
@@ -400,7 +255,7 @@ def test_an_array_is_not_called_as_a_column_is() -> None:
     def change(train: Document) -> None:
         train["index"].update(columns=[["mask", "<i8"]], nbytes=train["index"]["nbytes"] + 3 * 8)
 
-    expect(change, "splits.train.arrays.mask: expected another name than a column of the index has")
+    expect(change, "splits.train.arrays.mask: expected a name that no column of the index has")
 
 
 def test_there_are_at_most_fifty_arrays() -> None:
@@ -412,16 +267,6 @@ def test_there_are_at_most_fifty_arrays() -> None:
             train["arrays"][f"a{number}"] = array
 
     expect(change, "splits.train.arrays: expected at most 50, found")
-
-
-def test_no_two_files_have_one_name() -> None:
-    places = [path for path in paths(document()) if path and path[-1] == "file"]
-    for path in places:
-        for other in places:
-            if path != other:
-                changed = document()
-                put(changed, path, at(changed, other).upper())
-                assert "expected distinct names" in refused(dump(seal(changed)))
 
 
 def test_manifests_made_in_memory_are_checked_too() -> None:
@@ -436,20 +281,3 @@ def test_manifests_made_in_memory_are_checked_too() -> None:
     for text, changes in arrays:
         with pytest.raises(FormatError, match=text):
             replace(manifest, splits={"train": replace(train, **changes)})
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_mutated_manifests_give_the_same_content_or_a_format_error(seed: int) -> None:
-    rng = random.Random(seed)
-    for number in range(60):
-        data = mutate_bytes(rng, dump(document()))
-        changed = mutate_value(rng, document())
-        for attempt, digest in ((data, GOLDEN_DIGEST), (dump(seal(changed)), seal(changed)["digest"])):
-            try:
-                parsed = parse_manifest(attempt)
-            except FormatError:
-                continue
-            except Exception as error:
-                raise AssertionError(f"seed {seed}, mutation {number}: {error!r} for {attempt!r}") from error
-            assert parsed.digest == digest, f"seed {seed}, mutation {number}: {attempt!r}"
-            assert parse_manifest(parsed.dumps()) == parsed, f"seed {seed}, mutation {number}: {attempt!r}"

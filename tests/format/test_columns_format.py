@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from places import DATA
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
-from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
     MAX_COLUMNS,
     check_columns,
@@ -30,7 +28,6 @@ from shardio.format.layout import (
     index_nbytes,
     key_field_nbytes,
 )
-from shardio.format.manifest import Manifest, parse_manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
@@ -156,98 +153,6 @@ def test_other_columns_are_refused_with_what_was_found(name: str) -> None:
     with pytest.raises(ValueError, match=r"must be .*; found") as caught:
         check_columns(BAD_COLUMNS[name])
     assert len(str(caught.value)) < 300
-
-
-def full_manifest(columns: tuple[tuple[str, str], ...] = (("a", "<i8"), ("b_2", "<f8"))) -> Manifest:
-    """Samples of (2, 3, 3) = 18 bytes; rows of 8 + 12 + 12 bytes and 8 for each column."""
-    index = IndexEntry("train-index.npy", index_nbytes(3, 12, columns), "1" * 64, 12, columns)
-    split = SplitEntry(3, index, (ShardEntry("train-00000.npy", 4096 + 3 * 18, "0" * 64, 3),))
-    names = ("crane", "crane")  # both a bird and a machine
-    return Manifest(
-        (2, 3, 3), ("n02012849", "n03126707"), {"train": split}, RejectsEntry("r", 0, "2" * 64, 0), {}, names
-    )
-
-
-def sealed(document: dict[str, Any]) -> bytes:
-    """Gives the document the digest of its own content, so that nothing but the change itself can be refused."""
-    content = {key: value for key, value in document.items() if key not in ("digest", "provenance")}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**document, "digest": hashlib.sha256(text.encode()).hexdigest()}).encode()
-
-
-def document() -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(full_manifest().dumps())
-    return parsed
-
-
-def refused(data: bytes) -> str:
-    with pytest.raises(FormatError) as caught:
-        parse_manifest(data)
-    return str(caught.value)
-
-
-def test_a_manifest_with_both_comes_back_as_it_was() -> None:
-    again = parse_manifest(full_manifest().dumps())
-    assert again == full_manifest()
-    assert again.dumps() == full_manifest().dumps()
-    assert again.splits["train"].index.columns == (("a", "<i8"), ("b_2", "<f8"))
-    assert again.class_names == ("crane", "crane")
-
-
-def test_class_names_and_columns_are_part_of_the_digest() -> None:
-    manifest = full_manifest()
-    digests = {
-        manifest.digest,
-        replace(manifest, class_names=()).digest,
-        replace(manifest, class_names=("crane", "Crane")).digest,
-        full_manifest((("a", "<i8"), ("b_3", "<f8"))).digest,
-        full_manifest((("a", "<f8"), ("b_2", "<f8"))).digest,
-        full_manifest((("b_2", "<f8"), ("a", "<i8"))).digest,
-        full_manifest(()).digest,
-    }
-    assert len(digests) == 7
-
-
-@pytest.mark.parametrize("wrong", [None, True, 1, "crane", {}, {"0": "crane"}, [], ["crane"], ["a", "b", "c"]])
-def test_class_names_are_as_many_as_the_classes(wrong: Any) -> None:
-    message = refused(sealed({**document(), "class_names": wrong}))
-    assert message.startswith("class_names: expected "), message
-    assert ", found " in message
-
-
-@pytest.mark.parametrize("wrong", [None, 1, True, ["x"], {}])
-def test_class_names_are_strings(wrong: Any) -> None:
-    message = refused(sealed({**document(), "class_names": ["crane", wrong]}))
-    assert message.startswith(f"class_names[1]: expected a string, found {wrong!r}")
-
-
-def test_class_names_need_classes() -> None:
-    message = refused(sealed({**document(), "classes": []}))
-    assert message == "class_names: expected one for each of the 0 classes, found 2"
-
-
-@pytest.mark.parametrize("name", BAD_COLUMNS)
-def test_a_manifest_with_other_columns_is_refused(name: str) -> None:
-    changed = document()
-    changed["splits"]["train"]["index"]["columns"] = BAD_COLUMNS[name]
-    message = refused(sealed(changed))
-    assert message.startswith("splits.train.index.columns"), message
-    assert "; found " in message
-
-
-@pytest.mark.parametrize("wrong", [None, True, 1, "a", {}, {"a": "<f8"}, [], ["a"], [None], [{"a": "<f8"}], [[]]])
-def test_columns_are_a_list_of_pairs_and_not_empty(wrong: Any) -> None:
-    changed = document()
-    changed["splits"]["train"]["index"]["columns"] = wrong
-    message = refused(sealed(changed))
-    assert message.startswith("splits.train.index.columns"), message
-    assert "found" in message
-
-
-def test_the_size_of_an_index_follows_from_its_columns() -> None:
-    changed = document()
-    del changed["splits"]["train"]["index"]["columns"]
-    assert refused(sealed(changed)).startswith("splits.train, train-index.npy: nbytes: expected 4192, found 4240")
 
 
 # --- sets that have them ---------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""manifest.json: any bytes in it give a sound manifest or one clear FormatError."""
+"""manifest.json: any bytes in it give a sound manifest or one clear FormatError.
+
+The document that is changed here has everything that a manifest may have: class names, columns, arrays and an order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import random
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,10 @@ from manifests import (
     seal,
     sha,
 )
+from places import DATA
 
-from shardio.errors import ConvertError, FormatError, SetNotFoundError
-from shardio.format.entries import FileEntry, IndexEntry, RejectsEntry, ShardEntry, SplitEntry
+from shardio.errors import LONGEST_LINE, ConvertError, FormatError, SetNotFoundError
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.format.manifest_file import check_names_fit, commit_manifest, load_manifest
 
@@ -66,22 +70,39 @@ def small_manifest() -> Manifest:
 
 
 def document() -> Document:
-    parsed: Document = json.loads(small_manifest().dumps())
-    return parsed
+    full: Document = json.loads((DATA / "golden-arrays" / "manifest.json").read_bytes())
+    train = full["splits"]["train"]
+    train["index"] |= {"columns": [["year", "<i8"], ["score", "<f8"]], "nbytes": train["index"]["nbytes"] + 3 * 16}
+    train["squashed"] = True
+    full["splits"]["val"] = json.loads(small_manifest().dumps())["splits"]["val"]
+    return seal({**full, "class_names": ["crane", "crane"], "provenance": small_manifest().provenance})
+
+
+DIGEST = document()["digest"]
+
+
+def sealed_refused(path: JsonPath, value: object) -> str:
+    """How the document is refused with another value there, and the right digest."""
+    changed = document()
+    put(changed, path, value)
+    return refused(dump(seal(changed)))
 
 
 # --- values and bytes ------------------------------------------------------------------------------------------------
 
 
 def test_a_manifest_comes_back_as_it_was() -> None:
-    manifest = small_manifest()
-    data = manifest.dumps()
-    again = parse_manifest(data)
-    assert again == manifest
-    assert again.digest == manifest.digest
-    assert again.dumps() == data
-    assert data.isascii()
-    assert data.endswith(b"}\n")
+    for manifest in (small_manifest(), parse_manifest(dump(document()))):
+        data = manifest.dumps()
+        again = parse_manifest(data)
+        assert again == manifest
+        assert again.digest == manifest.digest
+        assert again.dumps() == data
+        assert data.isascii()
+        assert data.endswith(b"}\n")
+    assert manifest.digest == DIGEST
+    assert manifest.splits["train"].index.columns == (("year", "<i8"), ("score", "<f8"))
+    assert manifest.class_names == ("crane", "crane")
 
 
 def test_commit_publishes_what_load_reads(tmp_path: Path) -> None:
@@ -93,41 +114,46 @@ def test_commit_publishes_what_load_reads(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_sha256_of_the_canonical_content() -> None:
-    assert document() == seal(document())
+    small = json.loads(small_manifest().dumps())
+    assert small == seal(small)
     assert small_manifest().digest == "bf7ec64952b424889f72655e123c7d55a9bab8f6760080adab068df381b86624"
 
 
-def test_the_digest_names_content_and_neither_provenance_nor_layout() -> None:
-    manifest = small_manifest()
-    assert replace(manifest, provenance={"by": "somebody else"}).digest == manifest.digest
-    backwards = dict(reversed(list(manifest.splits.items())))
-    assert replace(manifest, splits=backwards).digest == manifest.digest
-    assert parse_manifest(dump(document())).digest == manifest.digest
-    digests = {manifest.digest}
-    for path in paths(document()):
-        value = at(document(), path)
-        if path and path[0] in ("provenance", "digest"):
-            continue
-        if isinstance(value, (str, int)):
-            changed = document()
-            put(changed, path, value + 1 if isinstance(value, int) else value + "x")
-            digests.add(seal(changed)["digest"])
-    assert len(digests) == 1 + sum(
-        isinstance(at(document(), path), (str, int)) and path[0] not in ("provenance", "digest")
-        for path in paths(document())
-    )
+def shuffled(rng: random.Random, value: Any) -> Any:
+    """Returns the same JSON with the keys of all objects in another order."""
+    if isinstance(value, dict):
+        items = list(value.items())
+        rng.shuffle(items)
+        return {key: shuffled(rng, child) for key, child in items}
+    return [shuffled(rng, child) for child in value] if isinstance(value, list) else value
 
 
-def test_squashed_is_part_of_the_content_and_is_true_or_left_out() -> None:
-    manifest = small_manifest()
-    squashed = replace(manifest, splits={name: replace(one, squashed=True) for name, one in manifest.splits.items()})
-    assert squashed.digest != manifest.digest
-    assert parse_manifest(squashed.dumps()) == squashed
-    assert b"squashed" not in manifest.dumps()
-    for wrong in (False, None, 1, "true", []):
+def test_the_digest_names_content_and_neither_provenance_nor_the_order_of_keys() -> None:
+    manifest = parse_manifest(dump(document()))
+    assert replace(manifest, provenance={"by": "somebody else"}).digest == DIGEST
+    for seed in range(20):
+        again = parse_manifest(dump(shuffled(random.Random(seed), document())))
+        assert (again, again.digest, again.dumps()) == (manifest, DIGEST, manifest.dumps())
+    content = [path for path in paths(document()) if path and path[0] not in ("provenance", "digest")]
+    values = [path for path in content if isinstance(at(document(), path), (str, int))]
+    digests = {DIGEST}
+    for path in values:
         changed = document()
-        changed["splits"]["train"]["squashed"] = wrong
-        assert refused(dump(seal(changed))).startswith("splits.train.squashed: ")
+        value = at(changed, path)
+        put(changed, path, value + 1 if isinstance(value, int) else value + "x")
+        digests.add(seal(changed)["digest"])
+    for key, reordered in (("class_names", []), ("classes", ["dog", "cat"])):
+        digests.add(seal({**document(), key: reordered})["digest"])
+    assert len(digests) == 1 + len(values) + 2
+
+
+def test_keys_that_would_say_nothing_are_left_out() -> None:
+    small = json.loads(small_manifest().dumps())
+    assert set(small["splits"]["train"]) == {"num_samples", "index", "shards"}
+    assert set(small["splits"]["train"]["index"]) == {"file", "nbytes", "sha256", "key_nbytes"}
+    assert "class_names" not in small
+    for wrong in (False, None, 1, "true", []):
+        assert sealed_refused(("splits", "train", "squashed"), wrong).startswith("splits.train.squashed: ")
 
 
 def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,19 +196,6 @@ def test_nbytes_is_the_size_of_all_files_but_the_manifest() -> None:
     assert small_manifest().nbytes == (4096 + 96) + (4096 + 36) + (4096 + 18) + (4096 + 24) + (4096 + 18) + 77
 
 
-def test_manifests_are_frozen() -> None:
-    manifest = small_manifest()
-    with pytest.raises(FrozenInstanceError, match="sample_shape"):
-        manifest.sample_shape = (1, 1, 1)  # type: ignore[misc]
-    with pytest.raises(FrozenInstanceError, match="nbytes"):
-        manifest.rejects.nbytes = 0  # type: ignore[misc]
-
-
-def test_entries_say_what_sha256sum_says() -> None:
-    entry = FileEntry("x", 3, sha("abc"))
-    assert entry.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 _RECORDS: list[JsonPath] = [
@@ -193,12 +206,18 @@ _RECORDS: list[JsonPath] = [
     ("splits", "train", "index"),
     ("splits", "train", "shards", 0),
     ("splits", "train", "shards", 1),
+    ("splits", "train", "orders", 0),
+    ("splits", "train", "arrays", "mask"),
+    ("splits", "train", "arrays", "clip"),
+    ("splits", "train", "arrays", "mask", "crc32"),
+    ("splits", "train", "arrays", "mask", "shards", 1),
 ]
+_OPTIONAL = {"class_names", "columns", "squashed", "orders", "order", "arrays"}
 
 
 @pytest.mark.parametrize("path", _RECORDS, ids=lambda path: ".".join(map(str, path)) or "top")
 def test_every_key_is_needed(path: JsonPath) -> None:
-    for key in at(document(), path):
+    for key in set(at(document(), path)) - _OPTIONAL:
         changed = document()
         del at(changed, path)[key]
         message = refused(dump(changed if path == () else seal(changed)))
@@ -217,12 +236,6 @@ def test_no_other_key_is_taken(path: JsonPath, key: str) -> None:
     assert repr(key) in message, message
 
 
-def test_a_set_needs_a_split() -> None:
-    changed = document()
-    changed["splits"] = {}
-    assert refused(dump(seal(changed))) == "splits: expected at least one, found none"
-
-
 @pytest.mark.parametrize("path", [*_RECORDS, ("splits",), ("provenance",)], ids=lambda path: ".".join(map(str, path)))
 def test_repeated_keys_are_refused_by_name(path: JsonPath) -> None:
     inner = json.dumps(at(document(), path))
@@ -234,15 +247,23 @@ def test_repeated_keys_are_refused_by_name(path: JsonPath) -> None:
     assert key in message, message
 
 
-def test_a_repeated_key_is_named_among_many() -> None:
-    keys = ", ".join(f'"k{i:02}": 0' for i in range(50))
-    text = dump(document()).decode().replace('"provenance": {', f'"provenance": {{{keys}, "k33": 1, ')
-    assert "k33" in refused(text.encode())
-
-
 # --- types -----------------------------------------------------------------------------------------------------------
 
 _WRONG: dict[str, list[object]] = {
+    "class_names": [*NO_LIST, [], ["crane"], ["a", "b", "c"]],
+    "columns": [*NO_LIST, [], ["a"], [None], [{"a": "<f8"}], [[]], [["year", "<i4"]], [["crc32", "<i8"]]],
+    "orders": [*NO_LIST, []],
+    "order": NO_COUNT,
+    "arrays": [*NO_OBJECT, {}],
+    "crc32": NO_OBJECT,
+    **dict.fromkeys(("mask", "boxes", "clip"), NO_OBJECT),
+    "kind": [*NO_STRING, "", "Mask", "mask ", "box", "keypoints"],
+    "dtype": [
+        *(*NO_STRING, "", "u1", "<u1", "|O", "|O8", ">f4", ">i8", "<f16", "<c8"),
+        *("|S4", "<U4", "|V4", "<M8[s]", "f4"),
+    ],
+    "shape": [*NO_LIST, [0], [-1], [1.0], [True], ["2"], [None], [[2]], [65537], [1] * 9, [10**30], [65536] * 8],
+    "squashed": [False, None, 1, "true", []],
     "nbytes": NO_COUNT,
     "num_rejects": NO_COUNT,
     "num_samples": [*NO_COUNT, 0],
@@ -266,31 +287,30 @@ _WRONG: dict[str, list[object]] = {
 def _typed_places() -> list[tuple[JsonPath, list[object]]]:
     places: list[tuple[JsonPath, list[object]]] = []
     for path in paths(document()):
-        if path[:1] == ("classes",) and len(path) == 2:
+        if path[:1] in (("classes",), ("class_names",)) and len(path) == 2:
             places.append((path, NO_STRING))
         elif path[:1] == ("sample_shape",) and len(path) == 2:
             places.append((path, [*NO_COUNT, 0, 65537]))
         elif path and (path[0] != "provenance" or len(path) == 1) and path[-1] in _WRONG:
             places.append((path, _WRONG[str(path[-1])]))
-        elif path[:1] == ("splits",) and isinstance(path[-1], int):
+        elif path[-2:-1] in (("shards",), ("orders",)):
             places.append((path, NO_OBJECT))
     return places
 
 
 def test_every_field_is_among_the_typed_places() -> None:
     untyped = set(paths(document())) - {path for path, _ in _typed_places()}
-    assert {path for path in untyped if path[:1] != ("provenance",)} == {(), ("digest",)}
+    untyped = {path for path in untyped if not {"provenance", "columns", "shape"} & set(path)}
+    assert untyped == {(), ("digest",)}
 
 
 @pytest.mark.parametrize(("path", "wrong"), _typed_places(), ids=[name_of(path) for path, _ in _typed_places()])
 def test_wrong_values_are_refused_by_field(path: JsonPath, wrong: list[object]) -> None:
     for value in wrong:
-        changed = document()
-        put(changed, path, copy.deepcopy(value))
-        # The digest is right, so that only the check of this field can refuse it.
-        message = refused(dump(seal(changed)))
+        message = sealed_refused(path, copy.deepcopy(value))
         field = "sample_shape" if path[0] == "sample_shape" else name_of(path)
-        assert message.startswith(f"{field}: "), f"{value!r}: {message}"
+        field = name_of(path[:-1]) if path[-1] in ("kind", "dtype", "shape") else field
+        assert message.startswith(field), f"{value!r}: {message}"
         found = repr(value) if isinstance(value, (str, int, float, type(None))) else ""
         assert found[:70] in message, f"{value!r}: {message}"
 
@@ -298,37 +318,33 @@ def test_wrong_values_are_refused_by_field(path: JsonPath, wrong: list[object]) 
 @pytest.mark.parametrize("value", [None, True, 1, "", "0" * 64, "A" * 64, [], {}, ["x"]])
 def test_a_wrong_digest_is_refused(value: object) -> None:
     message = refused(dump({**document(), "digest": value}))
-    assert message.startswith(f"digest: expected {small_manifest().digest}"), message
+    assert message.startswith(f"digest: expected {DIGEST}"), message
     assert repr(value) in message
 
 
-@pytest.mark.parametrize("name", [name for name in BAD_NAMES if isinstance(name, str)])
-def test_bad_split_names_are_refused(name: str) -> None:
-    changed = document()
-    changed["splits"][name] = changed["splits"].pop("train")
-    message = refused(dump(seal(changed)))
-    assert message.startswith("splits: expected a safe name"), message
-    assert repr(name)[:70] in message
-
-
-def test_any_class_name_is_a_class_name() -> None:
-    for name in ("", "a/b", "../x", "a\0b", "\udc80", "\udcff", "x" * 10_000, "n01440764", "\u00fc"):
+def test_bad_split_names_are_refused() -> None:
+    for name in (name for name in BAD_NAMES if isinstance(name, str)):
         changed = document()
-        changed["classes"] = [name]
-        assert parse_manifest(dump(seal(changed))).classes == (name,)
-    changed["classes"] = []
+        changed["splits"][name] = changed["splits"].pop("train")
+        message = refused(dump(seal(changed)))
+        assert message.startswith("splits: expected a safe name"), message
+        assert repr(name)[:70] in message
+
+
+def test_any_text_is_a_class_name() -> None:
+    for name in ("", "a/b", "../x", "a\0b", "\udc80", "\udcff", "x" * 10_000, "n01440764", "\u00fc"):
+        changed = seal({**document(), "classes": ["x", name]})
+        assert parse_manifest(dump(changed)).classes == ("x", name)
+    for key in ("classes", "class_names"):
+        for name in ("\ud800", "a\udc7fb", "\udfff"):
+            assert sealed_refused((key,), [name, "x"]).startswith(f"{key}[0]: expected text")
+    changed = seal({**document(), "classes": []})
+    assert "class_names: expected one for each of the 0 classes, found 2" in refused(dump(changed))
+    del changed["class_names"]
     assert parse_manifest(dump(seal(changed))).classes == ()
 
 
 # --- parts that contradict each other --------------------------------------------------------------------------------
-
-
-def test_repeated_classes_are_refused_by_name() -> None:
-    changed = document()
-    changed["classes"] = ["cat", "dog", "mouse", "dog"]
-    message = refused(dump(seal(changed)))
-    assert message.startswith("classes: expected distinct names, found"), message
-    assert "dog" in message, message
 
 
 def _file_places() -> list[JsonPath]:
@@ -337,55 +353,40 @@ def _file_places() -> list[JsonPath]:
 
 @pytest.mark.parametrize("change", [str, str.upper, str.title])
 def test_no_two_files_have_one_name_even_in_another_case(change: Callable[[str], str]) -> None:
-    for path in _file_places():
-        for other in _file_places():
-            if path == other:
-                continue
-            changed = document()
-            name = change(at(changed, other))
-            put(changed, path, name)
-            message = refused(dump(seal(changed)))
+    names = {path: at(document(), path) for path in _file_places()}
+    for path in names:
+        for name in {*names.values(), "manifest.json"} - {names[path]}:
+            message = sealed_refused(path, change(name))
             assert "expected distinct names" in message, message
             assert name.lower() in message.lower(), message
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "Manifest.json", "MANIFEST.JSON"])
-def test_no_file_is_the_manifest(name: str) -> None:
-    for path in _file_places():
-        changed = document()
-        put(changed, path, name)
-        message = refused(dump(seal(changed)))
-        assert f"{name!r}: expected distinct names" in message, message
-
-
-def test_a_split_counts_what_its_shards_count() -> None:
-    changed = document()
-    changed["splits"]["train"]["num_samples"] = 4
-    assert refused(dump(seal(changed))) == "splits.train.num_samples: expected the shards' sum 3, found 4"
-    changed = document()
-    changed["splits"]["train"]["shards"] = []
-    assert refused(dump(seal(changed))) == "splits.train.num_samples: expected the shards' sum 0, found 3"
-
-
-@pytest.mark.parametrize("delta", [-4096, -18, -1, 1, 18])
-def test_shard_sizes_follow_from_their_samples(delta: int) -> None:
-    changed = document()
-    changed["splits"]["train"]["shards"][1]["nbytes"] += delta
-    message = refused(dump(seal(changed)))
-    assert message == (
-        f"splits.train, train-00001.npy: nbytes: expected 4114 for 1 samples of (2, 3, 3), found {4114 + delta}"
-    )
-
-
-def test_index_sizes_follow_from_their_samples() -> None:
-    changed = document()
-    changed["splits"]["val"]["index"]["nbytes"] += 1
-    message = refused(dump(seal(changed)))
-    assert message == "splits.val, val-index.npy: nbytes: expected 4120, found 4121"
-    changed = document()
-    changed["splits"]["val"]["index"]["key_nbytes"] = 12
-    message = refused(dump(seal(changed)))
-    assert message == "splits.val, val-index.npy: nbytes: expected 4128, found 4120"
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("splits",), {}, "splits: expected at least one, found none"),
+        (("classes",), ["dog", "dog"], "classes: expected distinct names, found 'dog' twice"),
+        (("splits", "val", "num_samples"), 4, "splits.val.num_samples: expected the shards' sum 1, found 4"),
+        (("splits", "val", "shards"), [], "splits.val.num_samples: expected the shards' sum 0, found 1"),
+        *(
+            (
+                ("splits", "val", "shards", 0, "nbytes"),
+                4114 + delta,
+                f"splits.val, val-00000.npy: nbytes: expected 4114 for 1 samples of (2, 3, 3), found {4114 + delta}",
+            )
+            for delta in (-4096, -18, -1, 1, 18)
+        ),
+        (("splits", "val", "index", "nbytes"), 4121, "splits.val, val-index.npy: nbytes: expected 4120, found 4121"),
+        (("splits", "val", "index", "key_nbytes"), 12, "splits.val, val-index.npy: nbytes: expected 4128, found 4120"),
+        (
+            ("splits", "train", "index", "columns"),
+            [["year", "<i8"]],
+            "splits.train, train-index.npy: nbytes: expected 4240, found 4264",
+        ),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(path: JsonPath, value: object, message: str) -> None:
+    assert sealed_refused(path, value) == message
 
 
 def test_manifests_made_in_memory_are_checked_too() -> None:
@@ -398,10 +399,9 @@ def test_manifests_made_in_memory_are_checked_too() -> None:
         replace(manifest, rejects=replace(manifest.rejects, file="train-index.npy"))
 
 
-@pytest.mark.parametrize("version", [2, 3, 1000])
-def test_a_newer_version_is_named_whatever_else_it_has(version: int) -> None:
-    newer = {"format": "shardio", "format_version": version, "pages": [{}]}
-    assert refused(dump(newer)) == (f"format_version: expected 1 (a newer set needs a newer shardio), found {version}")
+def test_a_newer_version_is_named_whatever_else_it_has() -> None:
+    newer = {"format": "shardio", "format_version": 2, "pages": [{}]}
+    assert refused(dump(newer)) == "format_version: expected 1 (a newer set needs a newer shardio), found 2"
 
 
 # --- bytes that are no manifest --------------------------------------------------------------------------------------
@@ -442,16 +442,8 @@ def test_other_bytes_are_refused(data: bytes) -> None:
     refused(data)
 
 
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-@pytest.mark.parametrize("path", [("splits", "train", "num_samples"), ("rejects", "nbytes"), ("provenance", "x")])
-def test_constants_that_json_does_not_have_are_refused(path: JsonPath, constant: str) -> None:
-    changed = document()
-    put(changed, path, "HERE")
-    message = refused(dump(changed).replace(b'"HERE"', constant.encode()))
-    assert not message.startswith("digest"), message
-
-
 _BEYOND = {
+    **dict.fromkeys(("NaN", "Infinity", "-Infinity"), "expected numbers that JSON has, found "),
     "1e999": "numbers that float64 holds, found '1e999'",
     "-1e999": "numbers that float64 holds, found '-1e999'",
     "1" * 4301: "integers of at most 4300 digits, found '1111",
@@ -489,15 +481,6 @@ def test_a_provenance_that_is_taken_comes_back_from_what_is_written_of_it(value:
     assert parse_manifest(manifest.dumps()) == manifest
 
 
-def test_a_class_name_that_stands_for_no_text_and_no_bytes_is_refused() -> None:
-    for name in ("\ud800", "a\udc7fb", "\udfff"):
-        for key in ("classes", "class_names"):
-            changed = document()
-            changed["classes"] = ["x"]
-            changed[key] = [name]
-            assert f"{key}[0]: expected text" in refused(dump(seal(changed)))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -512,13 +495,6 @@ def test_a_class_name_that_stands_for_no_text_and_no_bytes_is_refused() -> None:
 def test_what_no_reader_could_open_is_not_published(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=r"manifest\.json: .*expected .*; nothing is published$"):
         commit_manifest(tmp_path, replace(small_manifest(), **changes))
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_manifest_that_would_be_too_large_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.format.manifest_file.MAX_MANIFEST_NBYTES", 100)
-    with pytest.raises(ConvertError, match=r"manifest\.json: expected at most 100 bytes, found"):
-        commit_manifest(tmp_path, small_manifest())
     assert os.listdir(tmp_path) == []
 
 
@@ -561,34 +537,26 @@ def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
         try:
             parsed = parse_manifest(data)
         except FormatError:
-            assert re.search("found a fault|at most 100 deep, found deeper ones", refused(data))
+            assert re.search("document in ASCII, found|at most 100 deep, found deeper ones", refused(data))
         else:
             taken += 1
-            assert parsed.digest == small_manifest().digest
+            assert parsed.digest == DIGEST
     assert taken == 19
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("sample_shape",), [1] * 100_000),
-        (("sample_shape", 1), "x" * 100_000),
-        (("classes",), ["x" * 100_000] * 2),
-        (("rejects",), {f"key{i}": 0 for i in range(100_000)}),
-        (("rejects",), {"x" * 100_000: 0}),
-        (("digest",), "x" * 100_000),
-        (("splits",), {"x" * 100_000: 0}),
-        (("splits", "train", "num_samples"), int("1" * 4000)),
-    ],
-    ids=["long shape", "long side", "long classes", "many keys", "long key", "digest", "split", "integer"],
-)
-def test_messages_stay_short_whatever_was_found(path: JsonPath, value: object) -> None:
-    changed = document()
-    put(changed, path, value)
-    refused(dump(changed))
+@pytest.mark.parametrize("path", [path for path in paths(document()) if path], ids=name_of)
+def test_messages_stay_short_whatever_was_found(path: JsonPath) -> None:
+    for value in ("x" * 100_000, ["x" * 100_000] * 2, [1] * 100_000, {"x" * 100_000: 0}, int("1" * 4000)):
+        changed = document()
+        put(changed, path, value)
+        try:  # some values are any text
+            parse_manifest(dump(seal(changed)))
+        except FormatError as error:
+            assert len(str(error)) <= LONGEST_LINE  # noqa: PT017
 
 
-def test_the_message_about_a_long_repeated_key_is_short() -> None:
+def test_the_message_about_many_or_long_keys_is_short() -> None:
+    refused(dump({**document(), "rejects": {f"key{i}": 0 for i in range(100_000)}}))
     keys = ", ".join(f'"{"x" * 10_000}{i}": 0' for i in range(20))
     refused(dump(document()).replace(b"{", b"{" + f'{keys}, "digest": 0, '.encode(), 1))
 
@@ -597,41 +565,27 @@ def test_the_message_about_a_long_repeated_key_is_short() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_mutated_bytes_give_the_same_content_or_a_format_error(seed: int) -> None:
+def test_mutated_manifests_give_the_same_content_or_a_format_error(seed: int) -> None:
     rng = random.Random(seed)
-    manifest = small_manifest()
     accepted = 0
     for number in range(100):
-        data = mutate_bytes(rng, manifest.dumps())
-        try:
-            parsed = parse_manifest(data)
-        except FormatError:
-            continue
-        except Exception as error:
-            raise AssertionError(f"seed {seed}, mutation {number}: {error!r} for {data!r}") from error
-        accepted += 1
-        assert parsed.digest == manifest.digest, f"seed {seed}, mutation {number}: {data!r}"
-        assert parse_manifest(parsed.dumps()) == parsed, f"seed {seed}, mutation {number}: {data!r}"
-    assert accepted < 60, "the mutations hardly change anything"
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_mutated_values_give_the_same_content_or_a_format_error(seed: int) -> None:
-    rng = random.Random(seed)
-    manifest = small_manifest()
-    for number in range(100):
+        data = mutate_bytes(rng, dump(document()))
         changed = mutate_value(rng, document())
-        for sealed in (False, True):
-            data = dump(seal(changed) if sealed else changed)
+        for attempt, digest in (
+            (data, DIGEST),
+            (dump(changed), DIGEST),
+            (dump(seal(changed)), seal(changed)["digest"]),
+        ):
             try:
-                parsed = parse_manifest(data)
+                parsed = parse_manifest(attempt)
             except FormatError:
                 continue
             except Exception as error:
-                raise AssertionError(f"seed {seed}, mutation {number}: {error!r} for {data!r}") from error
-            wanted = seal(changed)["digest"] if sealed else manifest.digest
-            assert parsed.digest == wanted, f"seed {seed}, mutation {number}: {data!r}"
-            assert parse_manifest(parsed.dumps()) == parsed, f"seed {seed}, mutation {number}: {data!r}"
+                raise AssertionError(f"seed {seed}, mutation {number}: {error!r} for {attempt!r}") from error
+            accepted += attempt is data
+            assert parsed.digest == digest, f"seed {seed}, mutation {number}: {attempt!r}"
+            assert parse_manifest(parsed.dumps()) == parsed, f"seed {seed}, mutation {number}: {attempt!r}"
+    assert accepted < 60, "the mutations hardly change anything"
 
 
 # --- the file --------------------------------------------------------------------------------------------------------

@@ -592,7 +592,7 @@ def test_an_unfinished_conversion_is_called_one(make_set: Callable[..., Path]) -
         open_shards(out)
     message = str(caught.value)
     assert message.startswith(f"{out / 'manifest.json'}: not found: a conversion into this folder was not finished")
-    assert "the same `shardio convert` command goes on with it" in message
+    assert "the same `shardio convert` command resumes it" in message
 
 
 # --- files that are not what the manifest says -----------------------------------------------------------------------
