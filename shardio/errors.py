@@ -1,30 +1,30 @@
-"""The few exceptions of shardio. Each is also a builtin, so that code that knows nothing of shardio can catch it.
+"""The exceptions of shardio. Each is also a builtin, so code that knows nothing of shardio can catch it.
 
-Names, keys and what a server says come from others, and messages end up in terminals and logs: `printable` escapes what
-would be more than text there.
+A caller's own mistakes (a wrong type, an index out of range) raise plain builtins. A ShardioError is about files: it
+names the file, what was expected, what was found, and the way out.
 
-A caller's own mistakes (a wrong type, an index out of range) raise plain builtins. A ShardioError speaks of files:
-it names the file, what was expected, what was found, and the way out.
+Names, keys and answers of servers come from others, and messages end up in terminals and logs: `printable` escapes
+everything that is not plain text.
 """
 
 from collections.abc import Iterable
 from itertools import islice
 from typing import Literal
 
-# Of a message. What is longer repeats a value that another program has written, or a list of thousands of names.
+# The longest line of a message. Longer lines repeat another program's value, or a list of thousands of names.
 LONGEST_LINE = 1000
-# Comparing a name with more than these would take seconds.
+# Comparing a name with more names would take seconds.
 _MOST_COMPARED = 20_000
 
 Reason = Literal["damaged", "empty", "incomplete", "too large", "unreadable", "unsupported"]
-"""Why an image is refused, as rejects.jsonl tells it; docs/format.md says what each means."""
+"""Why an image is refused, as in rejects.jsonl; docs/format.md explains each reason."""
 
 
 def printable(text: str) -> str:
-    """One line of a text that another program or user may have written, as it may go to a terminal or a log.
+    """Returns text of another program or user as one line that is safe in a terminal or a log.
 
-    Whatever is no visible character (newlines and other control characters, marks that turn the direction of writing,
-    bytes that are no text) becomes an escape as in a literal of Python. Backslashes stay, so that it may be done again.
+    Every invisible character (newlines and other control characters, marks that change the direction of writing, bytes
+    that are not text) becomes an escape as in a Python literal. Backslashes stay, so it may be applied again.
     """
     if text.isprintable():
         return text
@@ -32,14 +32,14 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """Returns a text that a person can read at once: visible characters, and dots for the middle of a long one."""
+    """Returns text with only visible characters, and dots in place of the middle if it is long."""
     text = printable(text if len(text) <= 8 * most else text[: 4 * most] + text[-4 * most :])
     kept = most - 5
     return text if len(text) <= most else f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
 
 
 def show(value: object) -> str:
-    """Returns a value as it may stand in a message, however long it is."""
+    """Returns the repr of a value for a message, truncated if it is long."""
     try:
         text = repr(value)
     except RecursionError:
@@ -48,7 +48,7 @@ def show(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns ": did you mean a, b?" with the known names that are most like `name`; "" if none is."""
+    """Returns ": did you mean a, b?" with the known names most similar to `name`; "" if there are none."""
     import difflib
 
     close = difflib.get_close_matches(name, list(dict.fromkeys(islice(known, _MOST_COMPARED))), 3)
@@ -58,8 +58,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 class ShardioError(Exception):
     """Base of every error that shardio raises about the world outside the program.
 
-    Its arguments are the lines of its message. None of them can become two, whatever name is in it, nor longer than
-    `LONGEST_LINE`.
+    Its arguments are the lines of its message. Each stays one line, of at most `LONGEST_LINE` characters.
     """
 
     def __str__(self) -> str:
@@ -67,19 +66,19 @@ class ShardioError(Exception):
 
 
 class FormatError(ShardioError, ValueError):
-    """A file of a shard set is not what docs/format.md says it must be."""
+    """A file of a shard set does not follow docs/format.md."""
 
 
 class SetNotFoundError(ShardioError, FileNotFoundError):
-    """There is no published shard set (no manifest.json), or not the split that was asked for."""
+    """There is no published shard set (no manifest.json), or it lacks the requested split."""
 
 
 class SourceError(ShardioError, ValueError):
-    """The image collection is not laid out as a converter can read it."""
+    """The image collection has no layout that a converter can read."""
 
 
 class DecodeError(ShardioError, ValueError):
-    """One image was refused. `reason` is the class of causes, the message is the detail."""
+    """One image was refused. `reason` is the kind of cause, the message gives the detail."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
@@ -91,15 +90,15 @@ class DecodeError(ShardioError, ValueError):
 
 
 class ConvertError(ShardioError, RuntimeError):
-    """A conversion cannot go on, or nothing may be published. What is done is kept."""
+    """A conversion cannot continue, or must not be published. Finished shards are kept."""
 
 
 class SpaceError(ShardioError, OSError):
-    """The filesystem has too little room for what is to be written, or the memory for what is to be read into it."""
+    """There is too little space on the filesystem, or too little memory."""
 
 
 class CacheError(ShardioError, ValueError):
-    """A folder cannot be used as a cache of shard sets: it holds something else, or is not on this machine."""
+    """A folder cannot be used as a cache of shard sets: it holds something else, or is on a shared filesystem."""
 
 
 class LaunchError(ShardioError, ValueError):

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     callback=parsed(parse_nbytes),
     metavar="SIZE",
     required=True,
-    help="Most bytes of copies that may stay, such as 500GB; 0 for none.",
+    help="Maximum total size of the remaining copies, such as 500GB; 0 for none.",
 )
 @json_option
 def evict(cache: Path, keep: int, as_json: bool) -> None:
-    """Remove copies from CACHE, those not used for longest first, until they have SIZE together.
+    """Remove copies from CACHE, least recently used first, until the remaining copies take at most SIZE.
 
     A copy that a job uses is never removed, nor is anything that `shardio stage` has not put there.
     """

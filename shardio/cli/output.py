@@ -14,17 +14,14 @@ import click
 from shardio.errors import printable
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from shardio.sets.levels import Levels
 
-# A server that answers sooner needs no word.
+# Nothing is printed about servers that answer sooner.
 _TELL_SECONDS = 5.0
 
 
 def say(line: str, err: bool = False) -> None:
-    """Prints one line, which remains one whatever is in it."""
+    """Prints one line, whatever characters are in it."""
     click.echo(printable(line), err=err)
 
 
@@ -38,12 +35,12 @@ def show(result: Mapping[str, Any] | Iterable[str]) -> None:
 
 
 def next_step(*words: object) -> str:
-    """Returns the last line of a command's text: what to type next, as `shardio` takes these words."""
+    """Returns the last line of a command's output: the command to type next."""
     return "next: " + shlex.join(["shardio", *map(str, words)])
 
 
 class Column(NamedTuple):
-    """One column of a table. `above` is a first line of its header, and `right` aligns it as numbers are."""
+    """One column of a table. `above` is the first line of its header; `right` aligns it like numbers."""
 
     title: str
     cells: Sequence[str]
@@ -52,7 +49,7 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
-    """Yields lines with two spaces between the columns, or with one if they would be longer than `width`."""
+    """Yields lines with two spaces between columns, or one if they would be wider than `width`."""
     has_above = any(column.above for column in columns)
     padded = []
     for column in columns:
@@ -65,7 +62,7 @@ def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
 
 
 def levels_text(levels: Levels) -> str:
-    """Returns mean and standard deviation of each channel as far as they are of use."""
+    """Returns mean and standard deviation of each channel, to three decimals."""
     mean, std = (", ".join(f"{number:.3f}" for number in numbers) for numbers in (levels.mean, levels.std))
     return f"mean {mean}; std {std} ({levels.num_samples:,} of {levels.split})"
 
@@ -81,7 +78,7 @@ def some(numbers: Sequence[int], most: int = 16) -> str:
 
 @contextlib.contextmanager
 def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
-    """Says after some seconds which servers the command waits for, and for how long that can be."""
+    """Prints after some seconds which servers the command waits for, and for how long at most."""
     from shardio.sets.names import is_url, without_credentials
     from shardio.sets.remote import SMALL_FILE_SECONDS
 

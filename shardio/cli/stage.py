@@ -18,15 +18,15 @@ from shardio.errors import printable
 @click.command(short_help="Copy a set to a node's own disk.")
 @click.argument("src")
 @click.argument("cache", type=folder)
-@click.option("--digest", metavar="HEX", help="Digest that the set in SRC must have, or its first 12 digits or more.")
-@workers_option("Files to copy at a time.", default=4)
-@click.option("--verify", is_flag=True, help="Read all of a copy that is there, and copy again what is damaged.")
+@click.option("--digest", metavar="HEX", help="Expected digest of the set at SRC, or at least its first 12 digits.")
+@workers_option("Number of files to copy at a time.", default=4)
+@click.option("--verify", is_flag=True, help="Read all of an existing copy, and copy damaged files again.")
 @json_option
 def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
-    """Have a verified copy of the set in SRC, a folder or URL, in the folder CACHE, and print its path.
+    """Copy the set at SRC, a folder or URL, into the folder CACHE, verify the copy, and print its path.
 
     However many processes of a node ask at once, one copies, and the others wait for it. After an interruption or a
-    kill, any of them continues with the files that are finished. Unused copies make room, those not used for longest
+    kill, any of them continues with the finished files. Unused copies are evicted to make room, least recently used
     first. The copy may be evicted once the command has ended, unless a job holds it.
     """
     import shardio.cache.stage as staging
@@ -38,18 +38,18 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
         source = without_credentials(src) if is_url(src) else src
         say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
-    # The delay keeps the bar away until something is copied, and for ever where another process copies.
+    # The delay hides the bar until something is copied, and for ever if another process copies.
     with BytesBar(delay=1e-3) as bar:
         try:
             report = staging.stage(src, cache, on_progress=bar.add, on_wait=tell_wait, **options)
         except KeyboardInterrupt:
             bar.close()
-            say(f"shardio: finished files are kept in {cache}: the same command goes on with them", err=True)
+            say(f"shardio: finished files are kept in {cache}: the same command continues with them", err=True)
             raise
     if as_json:
         show(dataclasses.asdict(report))
         return
     for digest in report.evicted:
         say(f"shardio: removed {digest[:16]} from {cache}, to make room", err=True)
-    # A script gets the path as it is. It may have any bytes.
+    # A script gets the path unchanged. It may have any bytes.
     click.echo(printable(report.path) if sys.stdout.isatty() else os.fsencode(report.path))
