@@ -292,7 +292,7 @@ class CachedSplit:
         """Returns the reader that reads damaged samples again, from the storage.
 
         If they are sound there, a thread verifies the whole copy, once, and copies damaged files again. Each file is
-        replaced by a rename, so other processes keep what they have mapped, or find the new file.
+        replaced by a rename, so other processes keep the old file mapped, or find the new one.
         """
         not_begun = [None]  # the gather thread that pops it begins
 
@@ -323,7 +323,7 @@ class CachedSplit:
         self._staging.stop()
 
     def close(self) -> None:
-        """Ends the copying and the lease. The opened set keeps what is there, and what it has mapped."""
+        """Ends the copying and the lease. The opened set keeps the shards that it has mapped."""
         if hasattr(self, "_staging"):  # else its making was interrupted
             self._staging.close()
 

@@ -1,7 +1,7 @@
 """A folder on a node's own disk that holds copies of sets for all jobs of the node, and is kept to a size.
 
 CACHE/
-  shardio-cache.txt    says that the folder is a cache, so that what lies in it may be removed
+  shardio-cache.txt    marks the folder as a cache: its content may be removed
   <digest>/            a copy: a published set like any other once its manifest is there
   <digest>.lock        locked shared by each process that uses or fills the copy (a lease), exclusively while it is
                        evicted
@@ -61,12 +61,12 @@ class CachedCopy:
     """The size of the files that are there, including unfinished ones. Copies may share files: see `nbytes_alone`."""
     complete: bool
     last_used: float
-    """When a lease last began or ended, as time.time() tells it."""
+    """When a lease last began or ended, in seconds since the epoch."""
     source: str
     """Where it was last copied from; empty if unknown."""
     in_use: bool
     processes: tuple[int, ...]
-    """The processes that hold a lease, as far as /proc/locks says: it does not show those of other containers."""
+    """The processes that hold a lease, as far as /proc/locks shows them: other containers are missing."""
     nbytes_alone: int = 0
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
@@ -154,7 +154,7 @@ class Cache:
         return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
 
     def make_room(self, digest: str, nbytes: int) -> tuple[CachedCopy, ...]:
-        """Evicts copies until `nbytes` more can be written for the copy with this digest. Returns what was evicted.
+        """Evicts copies until `nbytes` more can be written for the copy with this digest. Returns the evicted copies.
 
         Raises SpaceError, and evicts nothing, if eviction cannot free enough.
         """
@@ -274,7 +274,7 @@ class Cache:
             found = f"{min(names)!r} in it and no {MARKER_NAME}" if names else "an empty one"
             raise CacheError(
                 f"{self.folder}: expected a cache that `shardio stage` has made, found {found}; choose another folder: "
-                "eviction may remove whatever is in a cache"
+                "eviction may remove everything in a cache"
             )
 
 

@@ -69,7 +69,7 @@ def stage(
     on_progress: Callable[[int, int], None] | None = None,
     on_wait: Callable[[int | None], None] | None = None,
 ) -> StageReport:
-    """Makes a verified copy of the set `src`, a folder or URL, in the folder `cache`, and reports what it did.
+    """Makes a verified copy of the set `src`, a folder or URL, in the folder `cache`.
 
     An existing copy is checked as `shardio verify --quick` does, or read completely with `verify`; damaged files are
     copied again. Unused copies are evicted to make room, least recently used first. The copy itself may be evicted
