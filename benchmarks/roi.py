@@ -23,7 +23,7 @@ from common import bytes_from_disk, cgroup, describe_machine, generated_set, lea
 
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, recipe
 from shardio.augment.chain import Transform
-from shardio.conversion.amounts import parse_nbytes
+from shardio.cli.options import parse_nbytes
 from shardio.loading.loader import ShardLoader
 
 CHAINS: dict[str, Transform] = {

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import columns_option, folder, image_options, json_option, max_bad_option, parsed
+from shardio.cli.options import columns_option, folder, image_options, json_option, max_bad_option, parse_part, parsed
 from shardio.cli.output import counts_text, next_step, say, show, some
-from shardio.conversion.amounts import parse_part
 from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:

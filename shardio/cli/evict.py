@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardio.cli.options import folder, json_option, parsed
+from shardio.cli.options import folder, json_option, parse_nbytes, parsed
 from shardio.cli.output import show, some
-from shardio.conversion.amounts import parse_nbytes
 from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:

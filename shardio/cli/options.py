@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 import click
 
-from shardio.conversion.amounts import parse_max_bad, parse_nbytes, parse_size
-
 # More are better kept in a file.
 _MOST_NUMBERS = 10_000
 
@@ -34,6 +32,39 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
             raise click.BadParameter(f"expected {error}; found {value!r}") from None
 
     return callback
+
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
+
+
+def parse_nbytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("a size such as 4GiB, 500MB or 1000000")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match:
+        raise ValueError("pixels such as 256, or HEIGHTxWIDTH such as 224x320")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def parse_max_bad(text: str) -> int | float:
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
+    if not match or (match[2] and float(match[2]) > 100):
+        raise ValueError("a number of images such as 10, or a share such as 1%")
+    return int(match[1]) if match[1] else float(match[2]) / 100
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError("K/N with K from 1 to N, such as 3/16")
+    return int(match[1]), int(match[2])
 
 
 def parse_count(text: str, least: int = 1) -> int:

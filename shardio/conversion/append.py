@@ -11,9 +11,8 @@ from pathlib import Path
 from shardio.changes.carry import Carrying, ChangeReport, Room, check_target
 from shardio.changes.merge import MergeOptions, SameImages, SameKeys, carry_out_merge
 from shardio.changes.parents import Parent, open_parent
-from shardio.conversion.amounts import DEFAULT_MAX_BAD
 from shardio.conversion.convert import convert
-from shardio.conversion.options import ConvertOptions, Src, read_options
+from shardio.conversion.options import DEFAULT_MAX_BAD, ConvertOptions, Src, read_options
 from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.errors import ConvertError, ShardioError
@@ -32,7 +31,7 @@ def append(
     empty_classes: EmptyClasses = "refuse",
     columns: str | os.PathLike[str] | None = None,
     workers: int | None = None,
-    max_bad: int | float | str = DEFAULT_MAX_BAD,
+    max_bad: int | float = DEFAULT_MAX_BAD,
     only_common: bool = False,
     same_keys: SameKeys = "refuse",
     same_images: SameImages = "refuse",

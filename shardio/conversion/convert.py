@@ -19,14 +19,23 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.amounts import DEFAULT_MAX_BAD, check_max_bad, given, most_bad, parse_part
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec
 from shardio.conversion.claim import claimed, copy_again, leave, published
 from shardio.conversion.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.images.decode import Colour
 from shardio.conversion.images.fit import FitMode, Resample
-from shardio.conversion.options import ConvertOptions, Order, Quality, Size, SourceOptions, Src, make_options
+from shardio.conversion.options import (
+    DEFAULT_MAX_BAD,
+    ConvertOptions,
+    Order,
+    Quality,
+    Size,
+    SourceOptions,
+    Src,
+    check_max_bad,
+    make_options,
+)
 from shardio.conversion.plan import Part, Plan, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (
     ShardRecord,
@@ -70,17 +79,17 @@ def convert(
     source: SourceKind = "auto",
     accept_layout: bool = False,
     empty_classes: EmptyClasses = "refuse",
-    size: int | tuple[int, int] | str = 256,
+    size: Size = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
     quality: Quality = "exact",
-    shard_size: int | str = DEFAULT_SHARD_NBYTES,
+    shard_size: int = DEFAULT_SHARD_NBYTES,
     order: Order = "shuffled",
     seed: int = 0,
     exif_rotate: bool = False,
     background: Colour | str = "white",
     workers: int | None = None,
-    max_bad: int | float | str = DEFAULT_MAX_BAD,
+    max_bad: int | float = DEFAULT_MAX_BAD,
     report_duplicates: bool = False,
     columns: str | os.PathLike[str] | None = None,
     masks: str | os.PathLike[str] | None = None,
@@ -88,7 +97,7 @@ def convert(
     arrays: Mapping[str, ArrayDeclaration] | None = None,
     executor: Executor | None = None,
     scheduler: str | None = None,
-    part: tuple[int, int] | str | None = None,
+    part: tuple[int, int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     progress: bool = False,
 ) -> ConvertReport:
@@ -100,7 +109,6 @@ def convert(
     `scheduler` do. `max_bad` is how many sources may be refused, as a count (int) or a share (float). With
     `report_duplicates` the report tells which sources have the same bytes. `part=(k, n)` makes every n-th shard, from
     the k-th on: see `Part`. `on_progress` is called in this thread, and `progress` shows a bar, also in a notebook.
-    `size`, `also`, `shard_size`, `max_bad` and `part` may be text, too: "224x320", "4GiB", "1%", "3/16".
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     Raises SourceError, ConvertError, SpaceError or OSError if nothing is published. Whatever ends the call, finished
@@ -110,13 +118,13 @@ def convert(
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     options = make_options(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
     sources = SourceOptions(source, accept_layout, empty_classes, columns, masks, arrays or {})
-    max_bad = check_max_bad(max_bad)
+    check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
-    chosen = Part(1, 1) if part is None else Part(*given("part", part, parse_part))
+    chosen = Part(1, 1) if part is None else Part(*part)
 
     def run(tell: Callable[[Progress], None] | None) -> ConvertReport:
         plan = _plan(src, Path(os.path.abspath(out)), sources, options, engine, report_duplicates)
-        return Conversion(plan, chosen, engine, most_bad(max_bad, plan.collection.num_sources), tell).run(start)
+        return Conversion(plan, chosen, engine, check_max_bad(max_bad, plan.collection.num_sources), tell).run(start)
 
     if not progress:
         return run(on_progress)

@@ -18,13 +18,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.amounts import DEFAULT_MAX_BAD, check_max_bad, count_workers, most_bad
 from shardio.conversion.array_files import check_values, make_value
 from shardio.conversion.engines.engine import THREADS_PER_PROCESS
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.options import Quality, Size, SourceOptions, make_options
+from shardio.conversion.options import (
+    DEFAULT_MAX_BAD,
+    Quality,
+    Size,
+    SourceOptions,
+    check_max_bad,
+    count_workers,
+    make_options,
+)
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
@@ -87,7 +94,7 @@ class Estimate:
     @property
     def most_bad(self) -> int:
         """The number of all sources that may be refused."""
-        return most_bad(self.max_bad, self.num_sources)
+        return check_max_bad(self.max_bad, self.num_sources)
 
     @property
     def expected_bad(self) -> int:
@@ -107,12 +114,12 @@ def estimate(
     accept_layout: bool = False,
     empty_classes: EmptyClasses = "refuse",
     columns: str | os.PathLike[str] | None = None,
-    size: int | tuple[int, int] | str = 256,
+    size: Size = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
     quality: Quality = "exact",
-    shard_size: int | str = DEFAULT_SHARD_NBYTES,
-    max_bad: int | float | str = DEFAULT_MAX_BAD,
+    shard_size: int = DEFAULT_SHARD_NBYTES,
+    max_bad: int | float = DEFAULT_MAX_BAD,
     masks: str | os.PathLike[str] | None = None,
     also: Sequence[Size] = (),
     workers: int | None = None,
@@ -125,7 +132,7 @@ def estimate(
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
     options = make_options(size, fit, resample, quality, shard_size, order="source", also=also)
     workers = count_workers(workers)
-    max_bad = check_max_bad(max_bad)
+    check_max_bad(max_bad)
     if out is not None:
         check_local(out, ConvertError, "a conversion needs a folder here")
         out = Path(os.path.abspath(out))

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from shardio.conversion.amounts import given, parse_nbytes, parse_size
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
 from shardio.conversion.images.fit import Fit, FitMode, Resample
@@ -26,11 +26,15 @@ from shardio.errors import SourceError, show
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, RowType, SampleShape, pixels_row
 from shardio.format.parse import first_repeated
 from shardio.sets.local import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
+from shardio.system.machine import usable_cores
 
 Order = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
-Size = int | tuple[int, int] | str
+Size = int | tuple[int, int]
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
+
+DEFAULT_MAX_BAD = 0.01
+"""The share of the images of a conversion that may be refused."""
 
 MASK = "mask"
 """The name of the array that the files of a folder of masks become."""
@@ -208,30 +212,53 @@ def make_options(
     fit: FitMode,
     resample: Resample,
     quality: Quality,
-    shard_size: int | str,
+    shard_size: int,
     order: Order = "shuffled",
     seed: int = 0,
     exif_rotate: bool = False,
     background: Colour | str = "white",
     also: Sequence[Size] = (),
 ) -> ConvertOptions:
-    """Returns the options that a caller has given, as text or not. Raises ValueError if one is wrong."""
+    """Returns the options that a caller of `convert` gives. Raises ValueError if one is wrong."""
     if isinstance(also, (str, int)):
         raise ValueError(f"also must be several sizes, such as (128,); found {also!r}")
     return ConvertOptions(
-        Fit(_sides("size", size), fit, resample),
-        given("shard_size", shard_size, parse_nbytes),
+        Fit(_sides(size), fit, resample),
+        shard_size,
         order,
         seed,
         DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
         quality,
-        tuple((height, width) for height, width in (_sides("also", one) for one in also)),
+        tuple(map(_sides, also)),
     )
 
 
-def _sides(what: str, size: Size) -> tuple[int, int]:
-    sides = size if isinstance(size, int) else given(what, size, parse_size)
-    return (sides, sides) if isinstance(sides, int) else sides
+def _sides(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list) else size
+
+
+def check_max_bad(max_bad: int | float, num_sources: int = 0) -> int:
+    """Returns how many of the sources may be refused. Raises ValueError unless `max_bad` is a count or a share."""
+    if isinstance(max_bad, bool) or not isinstance(max_bad, Real):
+        raise ValueError(f"max_bad must be a count such as 10, or a share such as 0.01; found {max_bad!r}")
+    if isinstance(max_bad, Integral):
+        if max_bad < 0:
+            raise ValueError(f"max_bad must not be negative; found {max_bad}")
+        return int(max_bad)
+    if not 0 <= max_bad <= 1:
+        raise ValueError(f"max_bad as a share must be from 0.0 to 1.0; found {max_bad}")
+    return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29
+
+
+def count_workers(workers: int | None) -> int:
+    """Returns the number of workers, by default one for each core. Raises ValueError if it is none."""
+    if workers is None:
+        return usable_cores()
+    if not isinstance(workers, Integral):
+        raise ValueError(f"workers must be an integer, or None for all cores; found {workers!r}")
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1; found {workers}")
+    return workers
 
 
 def read_options(values: Mapping[str, Any]) -> ConvertOptions:

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.amounts import count_workers
 from shardio.conversion.claim import copy_again
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.options import MASK, SourceOptions, read_options
+from shardio.conversion.options import MASK, SourceOptions, count_workers, read_options
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection

@@ -90,6 +90,7 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["convert", "a", "b", "--size", "16x"], "found '16x'"),
         (["convert", "a", "b", "--shard-size", "4 parsecs"], "found '4 parsecs'"),
         (["convert", "a", "b", "--max-bad", "200%"], "found '200%'"),
+        (["convert", "a", "b", "--part", "3/2"], "found '3/2'"),
         (["convert", "a", "b", "--fit", "stretch"], "'stretch' is not one of"),
         (["convert", "a", "b", "--workers", "0"], "0 is not in the range"),
         (["bench", "a", "--threads", "1,0"], "expected numbers from 1 on, such as 1,2,4; found '1,0'"),

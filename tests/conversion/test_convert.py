@@ -451,15 +451,14 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         ({"max_bad": 1.5}, r"max_bad as a share must be from 0.0 to 1.0; found 1.5"),
         ({"max_bad": -0.1}, r"max_bad as a share must be from 0.0 to 1.0; found -0.1"),
         ({"max_bad": float("nan")}, r"max_bad as a share must be from 0.0 to 1.0; found nan"),
-        ({"max_bad": "one"}, "max_bad: expected a number of images such as 10, or a share such as 1%; found 'one'"),
-        ({"max_bad": "101%"}, "max_bad: expected .*; found '101%'"),
-        ({"max_bad": None}, "max_bad must be a count such as 10, or a share such as 0.01 or '1%'; found None"),
-        ({"size": "a"}, "size: expected pixels such as 256, or HEIGHTxWIDTH such as 224x320; found 'a'"),
+        ({"max_bad": "1%"}, "max_bad must be a count such as 10, or a share such as 0.01; found '1%'"),
+        ({"max_bad": None}, "max_bad must be a count such as 10, or a share such as 0.01; found None"),
+        ({"size": "256"}, "size must be .*; found '256'"),
         ({"size": None}, "size must be .*; found None"),
-        ({"shard_size": "4 gigs"}, "shard_size: expected a size such as 4GiB, 500MB or 1000000; found '4 gigs'"),
+        ({"shard_size": "4GiB"}, "shard size must be positive, an integer of bytes; found '4GiB'"),
         ({"shard_size": 4e9}, "shard size must be positive, an integer of bytes; found 4000000000.0"),
         ({"seed": "1"}, "seed must be an integer from 0 to .*; found '1'"),
-        ({"part": "3/2"}, "part: expected K/N with K from 1 to N, such as 3/16; found '3/2'"),
+        ({"part": (3, 2)}, r"part must be \(K, N\) with K from 1 to N; found \(3, 2\)"),
         ({"workers": "2"}, "workers must be an integer, or None for all cores; found '2'"),
         ({"workers": 1.5}, "workers must be an integer, or None for all cores; found 1.5"),
         ({"workers": 0}, "workers must be at least 1; found 0"),
@@ -483,14 +482,6 @@ def test_options_that_make_no_sense_are_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=f"^{message}$"):
         convert(image_tree, out, **{**OPTIONS, **options})
     assert not out.exists()
-
-
-def test_amounts_may_be_text_as_on_the_command_line(image_tree: Path, tmp_path: Path) -> None:
-    damage(image_tree, "train/n01/n01_0.JPEG")
-    texts = convert(image_tree, tmp_path / "a", size="16x24", shard_size=" 20kB", max_bad="100%", part="1/1")
-    numbers = convert(image_tree, tmp_path / "b", size=(16, 24), shard_size=20_000, max_bad=1.0, part=(1, 1))
-    assert texts.digest == numbers.digest
-    assert convert(image_tree, tmp_path / "c", size="16", max_bad="1").digest != texts.digest
 
 
 def bad_in_two_shards(image_tree: Path) -> tuple[list[str], Path]:
@@ -1150,7 +1141,7 @@ def test_a_worker_process_that_is_killed_ends_the_conversion_and_nothing_is_lost
     with pytest.raises(ConvertError, match="a worker process died") as caught:
         convert(larger_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=kill)
     assert killed
-    assert "Run the same command again, which goes on with what is kept" in str(caught.value)
+    assert "Run the same command again: finished shards are kept" in str(caught.value)
     visible = {name: digest for name, digest in hashes(out).items() if not name.startswith(".")}
     assert visible.items() <= finished.items()
     assert len(visible) > 0

@@ -60,13 +60,13 @@ def test_the_pixels_and_the_index_are_those_of_a_set_without_arrays(image_tree: 
     ("also", "message"),
     [
         (([16, 16],), "also must be smaller"),
-        (((8, 8, 8),), "values to unpack"),
+        (((8, 8, 8),), "size must be"),
         ((16,), r"also must be smaller than size \(16, 16\); found \(16, 16\)"),
         (((8, 17),), "also must be smaller"),
-        ((8, "8x8"), "each size once"),
+        ((8, (8, 8)), "each size once"),
         ("8", "also must be several sizes"),
         ((0,), "size must be"),
-        (("big",), "also"),
+        (("8x8",), "size must be"),
     ],
 )
 def test_sizes_that_are_not_smaller_are_refused(image_tree: Path, also: Any, message: str) -> None:

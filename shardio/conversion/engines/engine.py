@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.amounts import check_workers
 from shardio.conversion.engines.dask_cluster import connect, open_cluster
 from shardio.conversion.engines.pool import Pool, run_on_pool
+from shardio.conversion.options import count_workers
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.task import Control, Report, do_task
-from shardio.system.machine import usable_cores
 
 # Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. The rest, a tenth of
 # the time that an image takes, would have more threads wait for each other.
@@ -42,7 +41,7 @@ class Engine:
     """One thread per worker; a single worker is the calling thread. For datasets of Python."""
 
     def __post_init__(self) -> None:
-        check_workers(self.workers)
+        count_workers(self.workers)  # which checks it
         if self.executor is not None and self.scheduler is not None:
             raise ValueError("expected an executor or a scheduler, found both")
         if self.serial and self._is_elsewhere and (self.workers or 1) > 1:
@@ -86,7 +85,7 @@ class Engine:
 
     def _split_workers(self, num_tasks: int) -> tuple[int, int]:
         """Returns (threads per process, processes) of this machine."""
-        workers = self.workers or (1 if self.serial else usable_cores())
+        workers = 1 if self.serial and self.workers is None else count_workers(self.workers)
         processes = min(-(-workers // (1 if self.serial else THREADS_PER_PROCESS)), num_tasks)
         # Rather an idle core than one more than was asked for.
         return 1 if self.serial else max(1, workers // processes), processes
