@@ -17,7 +17,7 @@ from shardio.cli.pictures import read_chain
 from shardio.system.amounts import counted
 
 if TYPE_CHECKING:
-    from shardio.measure.report import LimitKind, LimitResult, Report, Speed
+    from shardio.measure.result import LimitKind, LimitResult, Report, Speed
 
 T = TypeVar("T")
 

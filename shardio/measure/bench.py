@@ -37,7 +37,7 @@ from shardio.loading.loader import ShardLoader
 from shardio.loading.transform import Function
 from shardio.measure import limits
 from shardio.measure.limits import Steps
-from shardio.measure.report import Combination, LimitResult, LoaderResult, Report, Speed
+from shardio.measure.result import Combination, LimitResult, LoaderResult, Report, Speed
 from shardio.reading.choose import Io, choose, fits_in_memory, look_at
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.machine import filesystem_kind, usable_cores

@@ -25,7 +25,7 @@ from shardio.cli.main import cli
 from shardio.loading.loader import ShardLoader
 from shardio.measure.bench import Sweep, bench, candidates
 from shardio.measure.limits import Steps
-from shardio.measure.report import Combination, LimitResult, LoaderResult, Report, Speed
+from shardio.measure.result import Combination, LimitResult, LoaderResult, Report, Speed
 from shardio.reading.choose import Facts, choose
 from shardio.reading.shardset import open_shards
 
