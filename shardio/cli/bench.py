@@ -1,4 +1,4 @@
-"""`shardio bench`. Its text names, above the table of loaders, the options that have one value only."""
+"""`shardio bench`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,12 +17,9 @@ from shardio.cli.pictures import read_chain
 from shardio.system.amounts import counted
 
 if TYPE_CHECKING:
-    from shardio.measure.result import LimitKind, LimitResult, Report, Speed
+    from shardio.measure.result import BenchResult, LimitKind, LimitSpeed, LoaderSpeed, Speed
 
-T = TypeVar("T")
-
-# Columns of ratios. There is none for one buffer: that limit shows what the alignment of slots is worth.
-_RATIOS: dict[LimitKind, str] = {"memcpy": "memcpy", "take": "take", "direct": "direct", "pinned_copy": "pinned"}
+_LIMITS: dict[LimitKind, str] = {"memcpy": "memcpy", "take": "take", "direct": "direct", "pinned_copy": "pinned"}
 _WIDTH = 100
 
 
@@ -35,14 +32,14 @@ _WIDTH = 100
     callback=each(parse_count, "auto"),
     metavar="N|auto,...",
     default="auto",
-    help="Samples of a batch; auto: 256, or all if they are fewer.",
+    help="Samples per batch. auto: 256, or all samples if there are fewer.",
 )
 @click.option(
     "--threads",
     "num_threads",
     callback=each(parse_count, "auto"),
     metavar="N|auto,...",
-    help="Gather threads; auto: as many as the loader chooses.  [default: 1,auto]",
+    help="Gather threads. auto: the loader's choice.  [default: 1,auto]",
 )
 @click.option(
     "--io",
@@ -64,7 +61,7 @@ _WIDTH = 100
     callback=each(str),
     metavar="cpu|cuda|cuda:N,...",
     default="cpu",
-    help="Where batches go.",
+    help="Device of the batches.",
 )
 @click.option(
     "--tune", "tuned", is_flag=True, help="Try many values of --threads, --prefetch and --io, and print the fastest."
@@ -73,14 +70,11 @@ _WIDTH = 100
     "--transform",
     "chain",
     metavar="CHAIN",
-    help="The training's transform: a recipe, or a JSON file of to_dict(). On the CPU it competes with gather threads.",
+    help="The training's transform, if it runs on the CPU: a recipe, or a JSON file of to_dict().",
 )
-@click.option("--rounds", type=click.IntRange(1), default=7, help="Rounds, of which figures are medians.")
+@click.option("--rounds", type=click.IntRange(1), default=7, help="Figures are medians over these rounds.")
 @click.option(
-    "--seconds",
-    type=click.FloatRange(0.01),
-    default=0.5,
-    help="Seconds for each way and round, after as long a warm-up.",
+    "--seconds", type=click.FloatRange(0.01), default=0.5, help="Duration of a measurement, and of its warm-up."
 )
 @json_option
 def bench(
@@ -93,27 +87,22 @@ def bench(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Read the set in OUT with every combination of the values given, beside the limits of this machine.
+    """Read the set in OUT with every combination of the given values, next to the limits of this machine.
 
-    All of them take turns in one run, and each ratio is of GB/s over those of a limit in the same round:
+    Loaders and limits take turns in one run. Each ratio is to a limit in the same round:
 
     \b
-    memcpy   one large block, copied from memory to memory by one thread
-    take     np.take(out=, mode="clip") of random samples into as many aligned
-             buffers as the loader has in turn, by one thread
-    direct   random samples from the disk past the page cache (O_DIRECT), whatever
-             is in there, by 8 threads
-    pinned   such batches from pinned memory to the GPU, and nothing else
+    memcpy   one large block, copied in memory by one thread
+    take     np.take(out=, mode="clip") of random samples into slots like the
+             loader's, by one thread
+    direct   random samples from the disk past the page cache (O_DIRECT), by
+             8 threads
+    pinned   a bare copy of such batches from pinned memory to the GPU
 
-    With mmap and pread, each turn reads its samples twice and the second time counts: they come from the page cache,
-    as in every epoch but the first if the set fits there, so that memcpy and take are the limits. With direct they
-    come from the disk, and direct is the limit. On the way to a GPU, pinned is one more.
+    mmap and pread read their samples twice, and the second time counts: they come from the page cache, as in every
+    epoch but the first if the set fits there. direct reads from the disk.
 
-    Nothing leaves the page cache for this command: benchmarks/cold.py in the repository measures how fast a first epoch
-    is.
-
-    With --tune, run it where the training will run and while nothing else does. A set that fits in memory is read from
-    the page cache, a larger one from storage. The last line is the Python to paste.
+    Use --tune on the machine that will train, while it is idle. The last line is the Python to paste.
     """
     import shardio.measure.bench as benchmark
     from shardio.reading.shardset import open_shards
@@ -124,69 +113,62 @@ def bench(
         transform = None if chain is None else read_chain(chain, len(shards.classes))
         sweep = benchmark.candidates(shards) if tuned else benchmark.Sweep()
         sweep = replace(sweep, **{name: value for name, value in values.items() if value is not None})
-        report = benchmark.bench(
+        result = benchmark.bench(
             out, sweep, split=split, transform=transform, rounds=rounds, seconds=seconds, on_turn=bar.reach
         )
+    chosen, gain = result.fastest()
     if as_json:
-        chosen, gain = report.fastest()
-        fastest = {"fastest": {"line": report.line(chosen), "gain": round(gain, 3)}} if tuned else {}
-        show(report.to_dict() | fastest)
-    else:
-        show(summary(report))
-        if tuned:
-            show(_fastest(report))
+        fastest = {"fastest": {"line": python_line(result, chosen), "gain": round(gain, 3)}} if tuned else {}
+        show(result.to_dict() | fastest)
+        return
+    show(summary(result))
+    if tuned:
+        text = "the defaults are as fast as any:" if gain == 1.0 else f"{gain:.2f} times as fast as the defaults:"
+        show(["", text, f"  {python_line(result, chosen)}"])
 
 
-def _fastest(report: Report) -> Iterator[str]:
-    chosen, gain = report.fastest()
-    yield ""
-    yield "the defaults are as fast as any:" if gain == 1.0 else f"{gain:.2f} times as fast as the defaults:"
-    yield f"  {report.line(chosen)}"
+def python_line(result: BenchResult, chosen: LoaderSpeed) -> str:
+    """Returns the line of Python that makes the chosen loader."""
+    default = result.loaders[0].combination
+    words = [repr(result.path), f"batch_size={chosen.combination.batch_size}"]
+    words += [f"split={result.split!r}"] if result.split != "train" else []
+    for name in ("num_threads", "prefetch", "io"):
+        value = getattr(chosen.combination, name)
+        words += [f"{name}={value!r}"] if value != getattr(default, name) else []
+    return f"ShardLoader({', '.join(words)})"
 
 
-def summary(report: Report) -> Iterator[str]:
-    """Yields lines of at most 100 characters, if the set's path is not long."""
-    yield from _about(report)
-    yield ""
-    yield from _limits(report)
-    yield ""
-    yield from _loaders(report)
-
-
-def _about(report: Report) -> Iterator[str]:
-    shape, machine = " x ".join(map(str, report.sample_shape)), report.machine
-    cached = "" if report.resident_share is None else f", {report.resident_share:.0%} in the page cache before"
-    yield f"{report.path}, {report.split}: {counted(report.num_samples, 'sample')} of {shape}"
+def summary(result: BenchResult) -> Iterator[str]:
+    """Yields lines of at most 100 characters, unless the set's path is long."""
+    shape, machine = " x ".join(map(str, result.sample_shape)), result.machine
+    cached = "" if result.resident_share is None else f", {result.resident_share:.0%} in the page cache before"
     devices = "".join(f", {device}: {name}" for device, name in machine["devices"].items())
-    rounds = f"medians of {report.rounds} round{'s' * (report.rounds > 1)}, {report.seconds:g} s each"
+    yield f"{result.path}, {result.split}: {counted(result.num_samples, 'sample')} of {shape}"
     yield f"{machine['filesystem']}{cached}; {machine['cores']} cores, kernel {machine['kernel']}{devices}"
-    yield rounds
+    yield f"medians of {counted(result.rounds, 'round')}, {result.seconds:g} s each"
+    yield ""
+    names = Column("limit", [_name(limit) for limit in result.limits])
+    yield from table([names, *_speeds(result, [limit.speed for limit in result.limits])], _WIDTH)
+    if "direct" in result.left_out:
+        yield f"left out: O_DIRECT reads: {result.left_out['direct']}"
+    yield ""
+    yield from _loaders(result)
 
 
-def _limits(report: Report) -> Iterator[str]:
-    names = Column("limit", [_name(limit) for limit in report.limits])
-    yield from table([names, *_speeds([limit.speed for limit in report.limits])], _WIDTH)
-    if "direct" in report.left_out:
-        yield f"left out: O_DIRECT reads: {report.left_out['direct']}"
-
-
-def _name(limit: LimitResult) -> str:
+def _name(limit: LimitSpeed) -> str:
     from shardio.measure.limits import DIRECT_THREADS
 
-    batch = f"batch {limit.batch_size}"
-    if limit.image_shape is not None:
-        batch += f" of {limit.image_shape[0]}x{limit.image_shape[1]}"
     return {
         "memcpy": "memcpy of one large block",
-        "take": f"np.take into slots, {batch}",
-        "take_one_buffer": f"np.take into one buffer, {batch}",
+        "take": f"np.take into slots, batch {limit.batch_size}",
         "direct": f"O_DIRECT reads, {DIRECT_THREADS} threads",
-        "pinned_copy": f"pinned copy to {limit.device}, {batch}",
+        "pinned_copy": f"pinned copy to {limit.device}, batch {limit.batch_size}",
     }[limit.kind]
 
 
-def _loaders(report: Report) -> Iterator[str]:
-    loaders = report.loaders
+def _loaders(result: BenchResult) -> Iterator[str]:
+    """Yields the table of loaders; options with only one value are named above it."""
+    loaders = result.loaders
     combinations = [loader.combination for loader in loaders]
     options = [
         Column("device", [options.device for options in combinations]),
@@ -200,32 +182,29 @@ def _loaders(report: Report) -> Iterator[str]:
     yield f"ShardLoader: {', '.join(fixed)}" if fixed else "ShardLoader"
     firsts = [f"{statistics.median(loader.first_batch_seconds) * 1000:.0f}" for loader in loaders]
     first = Column("ms", firsts, above="first", right=True)
-    yield from table([*swept, *_speeds([loader.speed for loader in loaders]), first, *_ratios(report)], _WIDTH)
-    yield "ratios are of GB/s; first: from opening the set to the first batch"
+    ratios = [result.ratios(loader) for loader in loaders]
+    over = [
+        Column(title, [_short(row[kind]) if kind in row else "-" for row in ratios], above="over", right=True)
+        for kind, title in _LIMITS.items()
+        if any(kind in row for row in ratios)
+    ]
+    yield from table([*swept, *_speeds(result, [loader.speed for loader in loaders]), first, *over], _WIDTH)
+    yield "first: from opening the set to the first batch"
     chosen = {loader.engine: loader.io_reason for loader in loaders if loader.combination.io == "auto"}
     for engine, reason in chosen.items():
         yield f"io auto is {engine} here:"
         yield f"  {reason}"
 
 
-def _speeds(speeds: Sequence[Speed]) -> list[Column]:
+def _speeds(result: BenchResult, speeds: Sequence[Speed]) -> list[Column]:
     return [
         Column("images/s", [f"{speed.images_per_second:,.0f}" for speed in speeds], right=True),
-        Column("GB/s", [_short(speed.gigabytes_per_second) for speed in speeds], right=True),
+        Column("GB/s", [_short(result.gigabytes_per_second(speed)) for speed in speeds], right=True),
         Column("/image", [_short(speed.cpu_microseconds_per_image) for speed in speeds], above="CPU us", right=True),
     ]
 
 
-def _ratios(report: Report) -> list[Column]:
-    rows = [report.ratios(loader) for loader in report.loaders]
-    measured = {kind: title for kind, title in _RATIOS.items() if any(kind in row for row in rows)}
-    return [
-        Column(title, [_short(row[kind]) if kind in row else "-" for row in rows], above="over", right=True)
-        for kind, title in measured.items()
-    ]
-
-
 def _short(value: float) -> str:
-    """Formats a number with about three digits."""
+    """Returns a number with about three digits."""
     decimals = next((count for count, least in enumerate((100, 10, 0.1)) if value >= least), 3)
     return f"{value:,.{decimals}f}"

@@ -1,19 +1,15 @@
 """The speed at which this machine reads a set: loaders with swept options, and in the same run the machine's limits.
 
-All ways of moving images take turns, round after round, and a ratio is of two turns of one round: it holds on a noisy
-machine, where an absolute figure does not. It is a ratio of bytes, those delivered over those that the limit moves.
+All ways of moving images take turns, round after round. A ratio is of two turns of one round, so it holds on a noisy
+machine where an absolute figure does not. The limit depends on how samples are read: "mmap" and "pread" copy from the
+page cache, limited by memcpy and np.take; "direct" reads from the disk, limited by plain O_DIRECT reads. Nothing is
+dropped from the page cache here: benchmarks/cold.py measures the first epoch of a set that is not in it.
 
-Which limit counts depends on how samples are read. "mmap" and "pread" copy from the page cache, so memcpy and np.take
-are their limits. "direct" goes past the page cache, so its limit is the disk's, measured by O_DIRECT reads. How fast a
-set is read that is not in the page cache yet is another question: the answer needs a set that is dropped from there,
-which this module never does (benchmarks/cold.py does).
-
-A turn opens what it needs and gives all of it back, so that the slots, threads and descriptors of one way are there at
-a time: those of ten loaders with five slots of 50 MB would take 2.5 GB from the page cache that they read. (torch keeps
-pinned memory, for the next request of the same size.) The figures leave out the cost of touching memory for the first
-time, which a job has once: a turn goes through its batches twice, and the second pass is measured, from when the
-pipeline is full. It reads the same batches again, whose pages are in the page cache and in the process's page tables by
-then. But "direct" and its limit read others, which no disk or hypervisor remembers.
+A turn opens what it needs and closes it again, so only one way's slots, threads and descriptors exist at a time: those
+of ten loaders with five slots of 50 MB would take 2.5 GB from the page cache that they read. A turn goes through its
+batches twice and measures the second pass, from when the pipeline is full, because only the first epoch of a job pays
+for touching memory for the first time. The second pass reads the same batches again, but "direct" and its limit read
+others, which no disk or hypervisor remembers.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from shardio.loading.loader import ShardLoader
 from shardio.loading.transform import Function
 from shardio.measure import limits
 from shardio.measure.limits import Steps
-from shardio.measure.result import Combination, LimitResult, LoaderResult, Report, Speed
+from shardio.measure.result import BenchResult, Combination, LimitSpeed, LoaderSpeed, Speed
 from shardio.reading.choose import Io, choose, fits_in_memory, look_at
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.machine import filesystem_kind, usable_cores
@@ -51,9 +47,9 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sweep:
-    """Values of each option of ShardLoader, which are measured in every combination.
+    """Values of each option of ShardLoader, measured in every combination.
 
-    A batch size of None is 256, or all samples if they are fewer.
+    A batch size of None is 256, or all samples if there are fewer.
     """
 
     devices: Sequence[str] = ("cpu",)
@@ -62,7 +58,7 @@ class Sweep:
     num_threads: Sequence[int | None] = (1, None)
     prefetches: Sequence[int] = (2,)
     fresh: bool = False
-    """Never measure samples that were just read: for a set that is larger than memory."""
+    """Never measure samples that were just read: right for a set that is larger than memory."""
 
     def combinations(self, num_samples: int) -> Iterator[Combination]:
         sizes = [min(_BATCH_SIZE, num_samples) if size is None else size for size in self.batch_sizes]
@@ -71,9 +67,9 @@ class Sweep:
 
 
 def candidates(shards: ShardSet) -> Sweep:
-    """Returns the sweep of `--tune`. Its first combination is the loader's default.
+    """Returns the sweep of `--tune`, whose first combination is the loader's default.
 
-    A set that memory can hold is read from the page cache, where the readers hardly differ.
+    A set that fits in memory is read from the page cache, where the readers hardly differ.
     """
     facts = look_at(shards, len(shards))
     in_memory = facts.resident_share == 1.0 or fits_in_memory(facts)
@@ -99,12 +95,12 @@ def bench(
     seconds: float = 0.5,
     transform: Function | None = None,
     on_turn: Callable[[int, int], None] | None = None,
-) -> Report:
-    """Measures the limits and every combination in turn, `rounds` times: for about `seconds`, after as long a warm-up.
+) -> BenchResult:
+    """Measures the limits and every combination in turn, `rounds` times, each for about `seconds` after a warm-up.
 
-    Loaders run the `transform`, which takes cores from their threads; figures still count stored bytes.
-    `on_turn` is called with the number of turns that are done, and of all turns. Raises ValueError before anything is
-    measured if a combination cannot work.
+    Loaders run the `transform`, which takes cores from their threads; figures still count stored bytes. `on_turn` is
+    called with the number of finished turns and of all turns. Raises ValueError before the first turn if a combination
+    cannot work.
     """
     shards = open_shards(path, split)
     open_loader = partial(_open, path, split, transform)
@@ -112,7 +108,7 @@ def bench(
     loaders = list({loader.combination: loader for loader in found}.values())
     why_not = limits.why_no_direct_reads(shards)
     ways = list(_limits(shards, loaders, direct=why_not is None))
-    report = Report(
+    result = BenchResult(
         path=os.fspath(path),
         split=split,
         digest=shards.digest,
@@ -132,21 +128,15 @@ def bench(
         turn(number)
         if on_turn is not None:
             on_turn(done, rounds * len(turns))
-    return report
+    return result
 
 
-def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combination) -> LoaderResult:
-    """Opens and closes a loader as it will be measured, which raises ValueError for what cannot work."""
+def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combination) -> LoaderSpeed:
+    """Opens a loader as it will be measured and closes it. Raises ValueError if it cannot work."""
     with open_loader(asked) as loader:
         stats = loader.stats()
-        shape = loader.shards.sample_shape
-    return LoaderResult(
-        replace(asked, num_threads=stats["num_threads"], device=stats["device"]),
-        engine=stats["io"],
-        io_reason=stats["io_reason"],
-        image_shape=shape,
-        speed=Speed(sample_nbytes(shape)),
-    )
+    combination = replace(asked, num_threads=stats["num_threads"], device=stats["device"])
+    return LoaderSpeed(combination, engine=stats["io"], io_reason=stats["io_reason"])
 
 
 def _open(path: str | os.PathLike[str], split: str, transform: Function | None, options: Combination) -> ShardLoader:
@@ -154,36 +144,33 @@ def _open(path: str | os.PathLike[str], split: str, transform: Function | None, 
 
 
 def _limits(
-    shards: ShardSet, loaders: Sequence[LoaderResult], direct: bool
-) -> Iterator[tuple[LimitResult, Callable[[int], Steps]]]:
+    shards: ShardSet, loaders: Sequence[LoaderSpeed], direct: bool
+) -> Iterator[tuple[LimitSpeed, Callable[[int], Steps]]]:
     """Yields each limit once, with its steps for a seed."""
-    whole = sample_nbytes(shards.sample_shape)
-    yield LimitResult("memcpy", Speed(whole)), _without_seed(partial(limits.memcpy, whole))
+    nbytes = sample_nbytes(shards.sample_shape)
+    yield LimitSpeed("memcpy"), _without_seed(partial(limits.memcpy, nbytes))
     for size in dict.fromkeys(loader.combination.batch_size for loader in loaders):
-        yield LimitResult("take", Speed(whole), size), partial(limits.take, shards, size, limits.slots)
-        yield LimitResult("take_one_buffer", Speed(whole), size), partial(limits.take, shards, size, limits.one_buffer)
+        yield LimitSpeed("take", size), partial(limits.take, shards, size)
     if direct:
-        yield LimitResult("direct", Speed(whole)), partial(limits.direct_reads, shards)
-    batches = [(loader.combination.device, loader.combination.batch_size, loader.image_shape) for loader in loaders]
-    for device, size, shape in dict.fromkeys(batches):
+        yield LimitSpeed("direct"), partial(limits.direct_reads, shards)
+    for device, size in dict.fromkeys((loader.combination.device, loader.combination.batch_size) for loader in loaders):
         if device != "cpu":
-            nbytes = sample_nbytes(shape)
             copies = partial(limits.pinned_copies, torch.device(device), size, nbytes)
-            yield LimitResult("pinned_copy", Speed(nbytes), size, shape, device), _without_seed(copies)
+            yield LimitSpeed("pinned_copy", size, device), _without_seed(copies)
 
 
 def _without_seed(steps: Callable[[], Steps]) -> Callable[[int], Steps]:
     return lambda seed: steps()
 
 
-def _limit_turn(limit: LimitResult, steps: Callable[[int], Steps], seconds: float, number: int) -> None:
+def _limit_turn(limit: LimitSpeed, steps: Callable[[int], Steps], seconds: float, number: int) -> None:
     # One step of memcpy and of a pinned copy touches all of their memory, and leaves nothing under way.
     lead = 1 if limit.kind in ("memcpy", "pinned_copy") else 2 * limits.SLOTS_IN_TURN
     _measure(limit.speed, steps, number, seconds, again=limit.kind != "direct", lead=lead)
 
 
 def _loader_turn(
-    open_loader: Callable[[Combination], ShardLoader], result: LoaderResult, seconds: float, fresh: bool, number: int
+    open_loader: Callable[[Combination], ShardLoader], result: LoaderSpeed, seconds: float, fresh: bool, number: int
 ) -> None:
     start = time.perf_counter()
     with open_loader(result.combination) as loader:
@@ -202,7 +189,7 @@ def _loader_turn(
 
 
 def _batches(loader: ShardLoader, epoch: int) -> Steps:
-    """Yields the sizes of batches, from an epoch's beginning on, endlessly. Holds one batch, as a training loop."""
+    """Yields the sizes of batches from the start of an epoch, without end. Holds one batch, like a training loop."""
     loader.set_epoch(epoch)
     while True:
         for _, labels in loader:
@@ -219,7 +206,7 @@ def _measure(
     lead: int,
     device: torch.device = _CPU,
 ) -> None:
-    """Adds a round. A first pass counts the steps that come in `seconds`, and a second measures as many of them.
+    """Adds a round: a first pass counts the steps that fit in `seconds`, and a second pass measures as many.
 
     The second pass does the same steps `again`, or others. The first `lead` steps of a pass touch its buffers and fill
     its pipeline, and do not count.
@@ -246,8 +233,8 @@ def _skip(steps: Steps, count: int) -> None:
         pass
 
 
-def _machine(shards: ShardSet, loaders: Sequence[LoaderResult]) -> dict[str, Any]:
-    """Returns what a reader of the figures will want to know later."""
+def _machine(shards: ShardSet, loaders: Sequence[LoaderSpeed]) -> dict[str, Any]:
+    """Returns what a reader of the figures needs to know later."""
     devices = dict.fromkeys(loader.combination.device for loader in loaders)
     return {
         "system": f"{platform.system()} {platform.release()}",

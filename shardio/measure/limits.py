@@ -1,14 +1,14 @@
 """The limits of this machine for moving samples without a loader: by memcpy, by np.take, from the disk, to the GPU.
 
-Each limit is an endless generator of steps: it moves some images, yields how many, and so on. Its memory, threads and
-descriptors are there from its first step until it is closed.
+Each limit is a generator without end: each step moves some images and yields their number. Its memory, threads and
+descriptors exist from its first step until it is closed.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
@@ -16,7 +16,6 @@ from queue import SimpleQueue
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shardio.format.layout import sample_nbytes
 from shardio.reading.choose import alignment_of
@@ -27,22 +26,22 @@ from shardio.system.opening import naming, open_regular
 
 Steps = Generator[int, None, None]
 
-# A loader with its default prefetch has as many: two ahead, one being filled, two in the consumer's hands.
+# The slots of a loader with the default prefetch: two ahead, one being filled, two with the consumer.
 SLOTS_IN_TURN = 5
-# A block is so large that no cache holds it, and that the C library bypasses the caches.
+# Too large for any cache, so the C library bypasses the caches.
 BLOCK_NBYTES = 256 << 20
 DIRECT_THREADS = 8
-# A set of more files is read from the first ones alone, as a process may open 1024 on many machines.
-_MOST_FILES = 256
-# A thread reads so much before it reports, and reports so often before it draws more samples: both take it time.
+# Of a larger set only the first files are read: on many machines a process may open 1024.
+_MAX_FILES = 256
+# Bytes that a thread reads before it reports, and reports before it draws more samples. Both take time.
 _DIRECT_STEP_NBYTES = 1 << 20
 _STEPS_DRAWN = 64
-# The cost of a wait for the device is spread over so many copies.
+# The cost of waiting for the device is spread over these copies.
 _COPIES_IN_A_STEP = 32
 
 
 def memcpy(image_nbytes: int) -> Steps:
-    """Copies one large block, of whole images, to another: there are no scattered samples to find."""
+    """Copies one large block of whole images to another: there are no scattered samples to find."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
     source, target = (aligned_empty((num_images, image_nbytes)) for _ in range(2))
     source.fill(1)
@@ -51,32 +50,23 @@ def memcpy(image_nbytes: int) -> Steps:
         yield num_images
 
 
-def slots(batch_size: int, image_nbytes: int) -> list[NDArray[np.uint8]]:
-    """Returns memory like the loader's slots: aligned, and as many as it uses in turn."""
-    return [aligned_empty((batch_size, image_nbytes)) for _ in range(SLOTS_IN_TURN)]
+def take(shards: ShardSet, batch_size: int, seed: int) -> Steps:
+    """Does np.take(out=, mode="clip") of random samples of one random shard, into slots like the loader's, in turn.
 
-
-def one_buffer(batch_size: int, image_nbytes: int) -> list[NDArray[np.uint8]]:
-    """Returns memory as numpy allocates it: not aligned, and if it is small, always in the processor's caches."""
-    return [np.empty((batch_size, image_nbytes), np.uint8)]
-
-
-def take(shards: ShardSet, batch_size: int, make: Callable[[int, int], list[NDArray[np.uint8]]], seed: int) -> Steps:
-    """Does np.take(out=, mode="clip") of random samples of one random shard, into the buffers of `make` in turn.
-
-    No copy of a batch without native code costs less. Samples are whole: np.take knows no windows.
+    No copy of a batch without native code costs less.
     """
     rng = np.random.default_rng(seed)
     arrays = shards.shard_arrays
     sizes = np.array([len(array) for array in arrays])
-    for out in cycle(make(batch_size, sample_nbytes(shards.sample_shape))):
+    nbytes = sample_nbytes(shards.sample_shape)
+    for out in cycle([aligned_empty((batch_size, nbytes)) for _ in range(SLOTS_IN_TURN)]):
         array = arrays[rng.choice(len(arrays), p=sizes / sizes.sum())]
         np.take(array, rng.integers(0, len(array), batch_size), axis=0, out=out, mode="clip")
         yield batch_size
 
 
 def why_no_direct_reads(shards: ShardSet) -> str | None:
-    """Returns the reason why `direct_reads` cannot work, or None if it can."""
+    """Returns why `direct_reads` cannot work, or None if it can."""
     alignment = alignment_of(shards)
     nbytes = sample_nbytes(shards.sample_shape)
     if alignment is None:
@@ -89,11 +79,11 @@ def why_no_direct_reads(shards: ShardSet) -> str | None:
 def direct_reads(shards: ShardSet, seed: int) -> Steps:
     """Reads random whole samples in DIRECT_THREADS threads, each by one preadv with O_DIRECT into its thread's buffer.
 
-    They come from the disk, whatever is in the page cache. Raises OSError where `why_no_direct_reads` gives a reason.
+    They come from the disk, even if they are in the page cache. Raises OSError if `why_no_direct_reads` has a reason.
     """
     nbytes = sample_nbytes(shards.sample_shape)
     paths = [shards.path_of(shard) for shard in shards.content.shards]
-    num_samples = len(shards.pixels) if len(paths) <= _MOST_FILES else int(shards.pixels.starts[_MOST_FILES])
+    num_samples = len(shards.pixels) if len(paths) <= _MAX_FILES else int(shards.pixels.starts[_MAX_FILES])
     num_images = max(1, _DIRECT_STEP_NBYTES // nbytes)
     finished: SimpleQueue[int | BaseException] = SimpleQueue()
     stopped: list[None] = []
@@ -118,7 +108,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
             finished.put(error)
 
     with (
-        _opened_direct(paths[:_MOST_FILES]) as descriptors,
+        _opened_direct(paths[:_MAX_FILES]) as descriptors,
         ThreadPoolExecutor(DIRECT_THREADS, "shardio-limit") as pool,
     ):
         try:
@@ -146,7 +136,7 @@ def _opened_direct(paths: Sequence[str]) -> Iterator[list[int]]:
 
 
 def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> Steps:
-    """Copies batches from pinned memory to a CUDA device, one after the other, and does nothing else."""
+    """Copies batches from pinned memory to a CUDA device, one after the other."""
     shape = (batch_size, image_nbytes)
     sources = cycle([pinned_empty(shape) for _ in range(SLOTS_IN_TURN)])
     target = device_empty(shape, device)
@@ -166,6 +156,6 @@ def device_empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done everything that it was asked for. On the CPU that is always so."""
+    """Waits until a CUDA device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The results of `bench` as values: speeds of loaders, speeds of limits, and the ratios between them."""
+"""The results of `bench` as values: speeds of loaders and of limits, and the ratios between them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shardio.format.layout import SampleShape
+from shardio.format.layout import SampleShape, sample_nbytes
 from shardio.reading.choose import Io
 
-LimitKind = Literal["memcpy", "take", "take_one_buffer", "direct", "pinned_copy"]
+LimitKind = Literal["memcpy", "take", "direct", "pinned_copy"]
+
+# Arguments that gain less than this over the default are not worth writing down, and a thread that gains less is not
+# worth its core.
+_WORTH_AN_ARGUMENT = 1.05
+_WORTH_A_THREAD = 1.02
 
 
 @dataclass(frozen=True)
@@ -23,85 +28,58 @@ class Combination:
     prefetch: int
 
 
-# A way that gains less than this is not worth an argument, and a costlier one that gains less not worth its cost.
-_WORTH_AN_ARGUMENT = 1.05
-_WORTH_A_THREAD = 1.02
-
-
 @dataclass
 class Speed:
-    """The speed of one way to move images. Figures are medians over the rounds."""
+    """The speed of one way to move images: seconds per image, a figure per round."""
 
-    image_nbytes: int
     seconds: list[float] = field(default_factory=list)
-    """Wall seconds per image, one per round."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """CPU seconds per image of the whole process, one per round."""
+    """CPU seconds of the whole process."""
 
     @property
     def images_per_second(self) -> float:
+        """The median over the rounds."""
         return 1 / statistics.median(self.seconds)
 
     @property
-    def gigabytes_per_second(self) -> float:
-        return self.images_per_second * self.image_nbytes / 1e9
-
-    @property
     def cpu_microseconds_per_image(self) -> float:
+        """The median over the rounds."""
         return statistics.median(self.cpu_seconds) * 1e6
 
     def ratio_to(self, other: Speed) -> float:
-        """Returns bytes per second over those of the other way in the same round."""
-        rounds = zip(self.seconds, other.seconds, strict=True)
-        return statistics.median(theirs / ours for ours, theirs in rounds) * self.image_nbytes / other.image_nbytes
-
-    def to_dict(self) -> dict[str, float]:
-        return {
-            "images_per_second": _rounded(self.images_per_second),
-            "gigabytes_per_second": _rounded(self.gigabytes_per_second),
-            "cpu_microseconds_per_image": _rounded(self.cpu_microseconds_per_image),
-        }
+        """Returns the median of the ratios to the other way in the same round."""
+        return statistics.median(theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
 @dataclass(frozen=True)
-class LoaderResult:
-    """The result of one combination, with the number of threads and the device that the loader itself found."""
+class LoaderSpeed:
+    """The speed of a loader, with the number of threads and the device that it chose itself."""
 
     combination: Combination
     engine: str
     io_reason: str
-    image_shape: SampleShape
-    """The shape of a delivered image: (height, width, channels)."""
-    speed: Speed
+    speed: Speed = field(default_factory=Speed)
     first_batch_seconds: list[float] = field(default_factory=list)
-    """Seconds from opening the set to holding the first batch, one figure per round."""
+    """Seconds from opening the set to holding the first batch, a figure per round."""
 
 
 @dataclass(frozen=True)
-class LimitResult:
-    """A limit of the loaders that have its batch size, image shape and device, where these are not None."""
+class LimitSpeed:
+    """The speed of a limit. It bounds the loaders with its batch size and its device, unless these are None."""
 
     kind: LimitKind
-    speed: Speed
     batch_size: int | None = None
-    image_shape: SampleShape | None = None
     device: str | None = None
+    speed: Speed = field(default_factory=Speed)
 
-    def bounds(self, loader: LoaderResult) -> bool:
-        return (
-            self.batch_size in (None, loader.combination.batch_size)
-            and self.image_shape in (None, loader.image_shape)
-            and self.device in (None, loader.combination.device)
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        which = {"batch_size": self.batch_size, "image_shape": self.image_shape, "device": self.device}
-        return {"kind": self.kind, **which, **self.speed.to_dict()}
+    def bounds(self, loader: LoaderSpeed) -> bool:
+        options = loader.combination
+        return self.batch_size in (None, options.batch_size) and self.device in (None, options.device)
 
 
 @dataclass(frozen=True)
-class Report:
-    """All figures, with the set and the machine that they are about."""
+class BenchResult:
+    """All speeds, with the set and the machine on which they were measured."""
 
     path: str
     split: str
@@ -109,24 +87,28 @@ class Report:
     num_samples: int
     sample_shape: SampleShape
     resident_share: float | None
-    """The share of the split that was in the page cache before; None if it is unknown."""
+    """The share of the split that was in the page cache before; None if unknown."""
     machine: dict[str, Any]
     rounds: int
     seconds: float
-    limits: list[LimitResult]
+    limits: list[LimitSpeed]
     left_out: dict[LimitKind, str]
     """Limits that cannot be measured here, and why."""
-    loaders: list[LoaderResult]
+    loaders: list[LoaderSpeed]
 
-    def ratios(self, loader: LoaderResult) -> dict[LimitKind, float]:
-        """Returns the ratio to each limit of this loader that was measured."""
+    def gigabytes_per_second(self, speed: Speed) -> float:
+        """Returns the stored bytes that pass each second."""
+        return speed.images_per_second * sample_nbytes(self.sample_shape) / 1e9
+
+    def ratios(self, loader: LoaderSpeed) -> dict[LimitKind, float]:
+        """Returns the ratio of this loader to each limit that bounds it."""
         return {limit.kind: loader.speed.ratio_to(limit.speed) for limit in self.limits if limit.bounds(loader)}
 
-    def fastest(self) -> tuple[LoaderResult, float]:
-        """Returns the loader worth choosing and its speed relative to the first one, the default.
+    def fastest(self) -> tuple[LoaderSpeed, float]:
+        """Returns the loader worth choosing and its speed relative to the first loader, the default.
 
-        The default wins unless another is clearly faster. Of about equally fast loaders, the one with the fewest
-        threads wins.
+        The default wins unless another loader is clearly faster. Among about equally fast loaders, the loader with the
+        fewest threads wins.
         """
         default = self.loaders[0]
         gains = [(loader.speed.ratio_to(default.speed), loader) for loader in self.loaders]
@@ -137,33 +119,32 @@ class Report:
         gain, chosen = min(near, key=lambda one: (one[1].combination.num_threads or 0, one[1].combination.prefetch))
         return chosen, gain
 
-    def line(self, chosen: LoaderResult) -> str:
-        """Returns the line of Python that makes the chosen loader."""
-        default = self.loaders[0].combination
-        words = [repr(self.path), f"batch_size={chosen.combination.batch_size}"]
-        words += [f"split={self.split!r}"] if self.split != "train" else []
-        for name in ("num_threads", "prefetch", "io"):
-            value = getattr(chosen.combination, name)
-            words += [f"{name}={value!r}"] if value != getattr(default, name) else []
-        return f"ShardLoader({', '.join(words)})"
-
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON values."""
+        """Returns the result as JSON values."""
+        limits = [
+            {"kind": limit.kind, "batch_size": limit.batch_size, "device": limit.device, **self._figures(limit.speed)}
+            for limit in self.limits
+        ]
         loaders = [
             {
                 **vars(loader.combination),
                 "engine": loader.engine,
                 "io_reason": loader.io_reason,
-                "image_shape": loader.image_shape,
-                **loader.speed.to_dict(),
+                **self._figures(loader.speed),
                 "first_batch_seconds": _rounded(statistics.median(loader.first_batch_seconds)),
                 "ratios": {kind: _rounded(ratio) for kind, ratio in self.ratios(loader).items()},
             }
             for loader in self.loaders
         ]
-        return {**vars(self), "limits": [limit.to_dict() for limit in self.limits], "loaders": loaders}
+        return {**vars(self), "limits": limits, "loaders": loaders}
+
+    def _figures(self, speed: Speed) -> dict[str, float]:
+        return {
+            "images_per_second": _rounded(speed.images_per_second),
+            "gigabytes_per_second": _rounded(self.gigabytes_per_second(speed)),
+            "cpu_microseconds_per_image": _rounded(speed.cpu_microseconds_per_image),
+        }
 
 
 def _rounded(value: float) -> float:
-    """Rounds to the digits that may mean something."""
     return float(f"{value:.4g}")

@@ -21,7 +21,6 @@ from pictures import sample_pixels
 import shardio.measure.limits
 from shardio.measure import limits
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.system.direct import ALIGNMENT
 
 PAGES = (64, 64, 1)
 """The shape of samples of a page, which O_DIRECT can read anywhere."""
@@ -64,32 +63,26 @@ def test_memcpy_moves_one_large_block_of_whole_images(monkeypatch: pytest.Monkey
         assert next(steps) == 1
 
 
-def test_slots_are_aligned_and_as_many_as_the_loader_has_in_turn() -> None:
-    slots = limits.slots(4, 90)
-    assert len(slots) == limits.SLOTS_IN_TURN
-    assert {slot.shape for slot in slots} == {(4, 90)}
-    assert all(slot.ctypes.data % ALIGNMENT == 0 for slot in slots)
-    assert [buffer.shape for buffer in limits.one_buffer(4, 90)] == [(4, 90)]
-
-
-def test_take_copies_random_samples_into_the_buffers_in_turn(make_set: Callable[..., Path]) -> None:
+def test_take_copies_random_samples_into_aligned_slots_in_turn(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards = open_shards(make_set(25))
     pictures = {sample_pixels(i).tobytes() for i in range(25)}
-    made: list[list[NDArray[np.uint8]]] = []
+    make, slots = shardio.measure.limits.aligned_empty, []
 
-    def make(batch_size: int, nbytes: int) -> list[NDArray[np.uint8]]:
-        made.append([np.zeros((batch_size, nbytes), np.uint8) for _ in range(2)])
-        return made[-1]
+    def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        slots.append(make(shape))
+        return slots[-1]
 
+    monkeypatch.setattr(shardio.measure.limits, "aligned_empty", aligned_empty)
     taken = []
     for seed in (3, 3, 4):
-        with closing(limits.take(shards, 8, make, seed)) as steps:
-            assert next(steps) == 8
-            first, second = made[-1]
-            assert not second.any()
-            assert next(steps) == 8
-            assert {row.tobytes() for row in (*first, *second)} <= pictures
-            taken.append(first.tobytes() + second.tobytes())
+        slots.clear()
+        with closing(limits.take(shards, 8, seed)) as steps:
+            assert list(islice(steps, limits.SLOTS_IN_TURN)) == [8] * limits.SLOTS_IN_TURN
+        assert len(slots) == limits.SLOTS_IN_TURN
+        assert {row.tobytes() for slot in slots for row in slot} <= pictures
+        taken.append(b"".join(slot.tobytes() for slot in slots))
     assert taken[0] == taken[1] != taken[2]
 
 
@@ -111,7 +104,7 @@ def test_direct_reads_are_of_whole_samples_past_the_page_cache_by_all_threads(
 
 
 def test_direct_reads_of_many_files_open_only_some(paged: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shardio.measure.limits, "_MOST_FILES", 2)
+    monkeypatch.setattr(shardio.measure.limits, "_MAX_FILES", 2)
     reads = Reads(monkeypatch)
     with closing(limits.direct_reads(paged, 0)) as steps:
         for _ in range(20):
@@ -121,30 +114,28 @@ def test_direct_reads_of_many_files_open_only_some(paged: ShardSet, monkeypatch:
     assert "train-00002.npy" not in opened
 
 
-def test_an_error_of_the_disk_names_the_file_and_ends_the_threads(
-    paged: ShardSet, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("function", "error", "match"),
+    [
+        ("os.preadv", OSError(errno.EIO, "Input/output error"), r"train-0000\d.npy"),
+        ("shardio.measure.limits.aligned_empty", MemoryError("none left"), "none left"),
+    ],
+)
+def test_an_error_in_a_thread_arrives_with_the_name_of_the_file(
+    paged: ShardSet, monkeypatch: pytest.MonkeyPatch, function: str, error: Exception, match: str
 ) -> None:
-    def fail(descriptor: int, buffers: list[Any], offset: int) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def fail(*arguments: object) -> None:
+        raise error
 
-    monkeypatch.setattr(os, "preadv", fail)
-    with closing(limits.direct_reads(paged, 0)) as steps, pytest.raises(OSError, match=r"train-0000\d.npy"):
+    monkeypatch.setattr(function, fail)
+    with closing(limits.direct_reads(paged, 0)) as steps, pytest.raises(type(error), match=match):
         next(steps)
 
 
-def test_a_file_that_was_cut_is_an_error(paged: ShardSet) -> None:
+def test_a_truncated_file_is_an_error(paged: ShardSet) -> None:
     for shard in paged.path.glob("train-0*.npy"):
         os.truncate(shard, 4096 + 512)
     with closing(limits.direct_reads(paged, 0)) as steps, pytest.raises(OSError, match="of 4096 bytes came"):
-        next(steps)
-
-
-def test_any_error_in_a_thread_arrives(paged: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(shape: tuple[int, ...]) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(shardio.measure.limits, "aligned_empty", fail)
-    with closing(limits.direct_reads(paged, 0)) as steps, pytest.raises(MemoryError):
         next(steps)
 
 
