@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from pathlib import Path
 from unittest import mock
 
@@ -44,7 +44,6 @@ import torch
 from augment_peer import CHAINS, LACKS
 from classic import as_tensor, augmented, normalised
 from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
-from gpu import from_the_loader, rates_in_turn
 from PIL import Image
 
 import shardio.augment
@@ -363,7 +362,18 @@ def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namesp
         for output, transform in {"no transform": None, **device_transforms(options.size)}.items():
             loader = ShardLoader(path, options.batch_size, transform=transform, device=device, rank=0, world_size=1)
             ways[f"ShardLoader, {output}"] = from_the_loader(stack.enter_context(loader), options.batches)
-        print_ratios(rates_in_turn(ways, options.rounds), bare, UNIT)
+        steps: dict[str, Way] = {name: partial(next, way) for name, way in ways.items()}
+        in_turn(steps, 1)
+        print_ratios(in_turn(steps, options.rounds), bare, UNIT)
+
+
+def from_the_loader(loader: ShardLoader, batches: int) -> Iterator[int]:
+    """Yields images: the sizes of so many batches together, once the device has them."""
+    sizes = (len(labels) for _ in count() for _, labels in loader)
+    while True:
+        images = sum(islice(sizes, batches))
+        torch.cuda.synchronize(loader.device)
+        yield images
 
 
 def main() -> None:
