@@ -96,11 +96,10 @@ def test_what_is_measured_on_a_gpu_is_computed_right(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    augment, gpu = module("augment"), module("gpu")
+    augment = module("augment")
     slept: list[int] = []
     cuda = SimpleNamespace(Event=Event, _sleep=slept.append, synchronize=lambda device: None)
-    for where in (augment, gpu):
-        monkeypatch.setattr(where, "torch", SimpleNamespace(**{**vars(torch), "cuda": cuda}))
+    monkeypatch.setattr(augment, "torch", SimpleNamespace(**{**vars(torch), "cuda": cuda}))
     monkeypatch.setattr(augment, "COPIED_NBYTES", 1000)
     monkeypatch.setattr(augment, "pinned_copies", lambda device, batch_size, nbytes: iter(lambda: batch_size, None))
     monkeypatch.setattr(Event, "queries", 0)
