@@ -3,8 +3,8 @@
 A caller's own mistakes (a wrong type, an index out of range) raise plain builtins. A ShardioError is about files: it
 names the file, what was expected, what was found, and the way out.
 
-Names, keys and answers of servers come from others, and messages end up in terminals and logs: `printable` escapes
-everything that is not plain text.
+Messages end up in terminals and logs, and names, keys and answers of servers in them come from others: `printable`
+escapes everything that is not plain text. The functions for the text of messages lie here, for all rooms.
 """
 
 from collections.abc import Iterable
@@ -53,6 +53,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(name, list(dict.fromkeys(islice(known, _MOST_COMPARED))), 3)
     return f": did you mean {', '.join(close)}?" if close else ""
+
+
+def bytes_text(count: float) -> str:
+    """Returns a number of bytes with three digits, in units of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns "1 shard", "2 shards", "1,000 classes"."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 class ShardioError(Exception):

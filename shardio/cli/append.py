@@ -10,8 +10,7 @@ import click
 from shardio.cli.change import change_options, merge_options, new_argument, show_change, tell_room
 from shardio.cli.options import columns_option, cores_option, folder, max_bad_option, set_argument, source_option
 from shardio.cli.output import say
-from shardio.errors import shortened
-from shardio.system.amounts import counted
+from shardio.errors import counted, shortened
 
 if TYPE_CHECKING:
     from shardio.conversion.report import ConvertReport

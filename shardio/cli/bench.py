@@ -14,7 +14,7 @@ import click
 from shardio.cli.options import each, json_option, parse_count, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.cli.pictures import read_chain
-from shardio.system.amounts import counted
+from shardio.errors import counted
 
 if TYPE_CHECKING:
     from shardio.measure.result import BenchResult, LimitKind, LimitSpeed, LoaderSpeed, Speed

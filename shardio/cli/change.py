@@ -21,7 +21,7 @@ from shardio.cli.options import (
 )
 from shardio.cli.output import next_step, say, show
 from shardio.cli.verify import parse_share
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.changes.carry import ChangeReport, Room

@@ -13,7 +13,7 @@ import click
 
 from shardio.cli.options import columns_option, folder, image_options, json_option, max_bad_option, parse_part, parsed
 from shardio.cli.output import counts_text, next_step, say, show, some
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.conversion.report import ConvertReport

@@ -12,8 +12,7 @@ import click
 
 from shardio.cli.options import json_option
 from shardio.cli.output import show
-from shardio.errors import printable
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from shardio.measure.doctor import Advice, CacheState, MachineState, SetState

@@ -11,7 +11,7 @@ import click
 
 from shardio.cli.options import folder, json_option, parse_nbytes, parsed
 from shardio.cli.output import show, some
-from shardio.system.amounts import bytes_text
+from shardio.errors import bytes_text
 
 if TYPE_CHECKING:
     from shardio.cache.folder import EvictReport

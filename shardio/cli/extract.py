@@ -9,7 +9,7 @@ import click
 
 from shardio.cli.options import conditions, folder, indices_option, set_argument
 from shardio.cli.output import next_step, say
-from shardio.system.amounts import counted
+from shardio.errors import counted
 
 
 @click.command(short_help="Write samples as PNGs.")

@@ -11,8 +11,7 @@ import click
 
 from shardio.cli.options import conditions, json_option, splits_option
 from shardio.cli.output import next_step, say, telling_of_servers
-from shardio.errors import printable, shortened
-from shardio.system.amounts import counted
+from shardio.errors import counted, printable, shortened
 
 if TYPE_CHECKING:
     import numpy as np

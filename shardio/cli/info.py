@@ -15,8 +15,7 @@ import click
 
 from shardio.cli.options import folder, json_option
 from shardio.cli.output import Column, levels_text, next_step, say, show, table, telling_of_servers
-from shardio.errors import printable, shortened
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted, printable, shortened
 
 if TYPE_CHECKING:
     from shardio.format.entries import ArrayEntry, SplitEntry

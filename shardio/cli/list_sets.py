@@ -12,8 +12,7 @@ import click
 
 from shardio.cli.options import folder, json_option
 from shardio.cli.output import Column, say, show, table, telling_of_servers
-from shardio.errors import printable
-from shardio.system.amounts import bytes_text
+from shardio.errors import bytes_text, printable
 
 if TYPE_CHECKING:
     from shardio.cache.folder import CachedCopy

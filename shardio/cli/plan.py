@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from shardio.cli.options import columns_option, cores_option, folder, image_options, json_option, max_bad_option
 from shardio.cli.output import counts_text, next_step, say, show
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate

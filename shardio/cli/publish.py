@@ -11,7 +11,7 @@ import click
 
 from shardio.cli.options import folder, json_option, set_argument, workers_option
 from shardio.cli.output import next_step, show
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.sets.publish import PublishReport

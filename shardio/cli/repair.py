@@ -18,7 +18,7 @@ from shardio.cli.options import (
     source_option,
 )
 from shardio.cli.output import next_step, say, show
-from shardio.system.amounts import counted
+from shardio.errors import counted
 
 
 @click.command(short_help="Make the damaged files of a set again.")

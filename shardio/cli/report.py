@@ -9,7 +9,7 @@ import click
 
 from shardio.cli.options import folder, set_argument
 from shardio.cli.output import say
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted
 
 
 @click.command(short_help="Write a page about a set.")

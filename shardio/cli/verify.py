@@ -13,7 +13,7 @@ import click
 
 from shardio.cli.options import json_option, parsed, set_argument, workers_option
 from shardio.cli.output import next_step, show
-from shardio.system.amounts import bytes_text, counted
+from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.sets.verify import VerifyReport

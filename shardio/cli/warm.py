@@ -11,7 +11,7 @@ import click
 
 from shardio.cli.options import json_option, set_argument, workers_option
 from shardio.cli.output import next_step, show
-from shardio.system.amounts import bytes_text
+from shardio.errors import bytes_text
 
 if TYPE_CHECKING:
     from shardio.reading.warm import WarmReport

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from shardio.cache.folder import MARKER_NAME, Cache
-from shardio.errors import ShardioError
+from shardio.errors import ShardioError, bytes_text
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.built import kernels_in_use, missing_kernels
 from shardio.sets.names import find_folder, is_url, shown
 from shardio.sets.storage import FolderStorage
-from shardio.system.amounts import bytes_text
 from shardio.system.files import try_lock
 from shardio.system.machine import PROC, filesystem_kind, is_shared, memory_left, usable_cores
 from shardio.system.opening import open_file

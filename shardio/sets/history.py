@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shardio.errors import counted
 from shardio.format.manifest import Manifest
-from shardio.system.amounts import counted
 from shardio.version import __version__
 
 # Of a set that is changed every day, a manifest need not tell more.

@@ -21,10 +21,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from shardio.drawing.sheet import thumbnail
-from shardio.errors import printable, shortened
+from shardio.errors import bytes_text, counted, printable, shortened
 from shardio.format.manifest import Manifest
 from shardio.reading.shardset import ShardSet
-from shardio.system.amounts import bytes_text, counted
 from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, make_overview
 from shardio.viewing.pictures import Thumbnail, keys_of, make_gallery, read_pictures
 from shardio.viewing.repeats import RepeatedSample

@@ -551,11 +551,14 @@ def _loop(path: Path) -> None:
 
 
 def _socket(path: Path) -> None:
-    with (
-        socket.socket(socket.AF_UNIX) as server,
-        contextlib.chdir(path.parent),
-    ):  # a socket's path has 108 bytes at most
-        server.bind(path.name)
+    with socket.socket(socket.AF_UNIX) as server:
+        # The path is relative: a socket's whole path has room for 108 bytes.
+        previous = Path.cwd()
+        os.chdir(path.parent)
+        try:
+            server.bind(path.name)
+        finally:
+            os.chdir(previous)
 
 
 HOSTILE: dict[Callable[[Path], object], str] = {
