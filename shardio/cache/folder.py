@@ -37,7 +37,7 @@ from shardio.cache.leases import (
 from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
-from shardio.sets.local import check_local
+from shardio.sets.names import check_local
 from shardio.system.files import make_folder, write_all
 from shardio.system.machine import filesystem_kind, is_shared
 from shardio.system.opening import open_folder

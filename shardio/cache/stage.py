@@ -29,7 +29,7 @@ from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.fill import Filler
-from shardio.sets.local import hinting_at_order
+from shardio.sets.names import hinting_at_order
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.files import fsync_folder, remove_temporaries
 from shardio.system.opening import FileAt, FolderHandle, at

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardio.changes.draft import ArrayDraft, Draft, GivenArray, Held, Orders, SplitDraft, Stored, check_arrays
+from shardio.changes.draft import ArrayDraft, Draft, GivenArray, OldFile, Orders, SplitDraft, StoredRows, check_arrays
 from shardio.changes.parents import Parent, read_held
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, SplitEntry
@@ -36,7 +36,7 @@ from shardio.format.manifest_file import commit_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.fill import Filler
 from shardio.sets.history import describe_change
-from shardio.sets.local import check_local
+from shardio.sets.names import check_local
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
 from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
@@ -153,7 +153,7 @@ class _Maker:
         self._draft = draft
         self._folder = folder
         self._carrying = carrying
-        self._to_copy: list[tuple[Held[FileEntry], FileEntry]] = []
+        self._to_copy: list[tuple[OldFile[FileEntry], FileEntry]] = []
         self._orders: dict[str, Orders] = {}
         """The orders of each split."""
 
@@ -201,7 +201,7 @@ class _Maker:
             self._keep(held_crc32, crc32)
         return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, orders.number(kept.order))
 
-    def _keep(self, held: Held[FileEntry], entry: FileEntry) -> None:
+    def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
         """Gives the new set the file `entry`, which has the bytes of `held`."""
         path = self._folder / entry.file
         with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
@@ -310,7 +310,7 @@ class _Maker:
         return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), num_rejects)
 
 
-def _whole(stored: Stored, all_rows: bool) -> Held[Crc32Entry] | None:
+def _whole(stored: StoredRows, all_rows: bool) -> OldFile[Crc32Entry] | None:
     """Returns the file that has the checksums of just these rows, if there is one."""
     return stored.crc32s[0] if all_rows and len(stored.crc32s) == 1 else None
 
@@ -318,7 +318,7 @@ def _whole(stored: Stored, all_rows: bool) -> Held[Crc32Entry] | None:
 class _ParentStorage(FolderStorage):
     """Files of other sets, each under the name that it has in the new one."""
 
-    def __init__(self, files: Iterable[tuple[Held[FileEntry], FileEntry]]) -> None:
+    def __init__(self, files: Iterable[tuple[OldFile[FileEntry], FileEntry]]) -> None:
         self._paths = {entry.file: str(held.path) for held, entry in files}
         super().__init__(os.path.dirname(next(iter(self._paths.values()))))
 

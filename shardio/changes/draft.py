@@ -1,7 +1,7 @@
 """A set that is to be made of files of other sets: values and arithmetic on them, no I/O.
 
-Stored rows never move. Which of them are samples, and in which order, is said by numbers alone; a shard in which no row
-is a sample any more is left out.
+Stored rows never move. Numbers alone say which of them are samples, and in which order. A shard without any sample is
+left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AnyEntry = TypeVar("AnyEntry", bound=FileEntry, covariant=True)
 
 
 @dataclass(frozen=True)
-class Held(Generic[AnyEntry]):
+class OldFile(Generic[AnyEntry]):
     """A file of a set, which the new set has with the same bytes."""
 
     folder: Path
@@ -47,20 +47,20 @@ class Held(Generic[AnyEntry]):
 class Kept(NamedTuple):
     """What is left of stored rows when the shards without a sample are gone."""
 
-    shards: tuple[Held[ShardEntry], ...]
+    shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
     rows: NDArray[np.bool_] | None
     """Which of the rows are left; None for all of them."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredRows:
     """Rows of pixels or of an array in shards, and which of them are the samples."""
 
-    shards: tuple[Held[ShardEntry], ...]
+    shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
     """For each sample its stored row; None if these are all rows as they stand."""
-    crc32s: tuple[Held[Crc32Entry], ...] = ()
+    crc32s: tuple[OldFile[Crc32Entry], ...] = ()
     """The checksums of all rows, one file after the other; none for pixels, whose index has them."""
 
     @property
@@ -71,7 +71,7 @@ class Stored:
         """Returns the stored row of each sample."""
         return np.arange(self.num_rows) if self.order is None else self.order
 
-    def locate(self, sample: int) -> tuple[Held[ShardEntry], int]:
+    def locate(self, sample: int) -> tuple[OldFile[ShardEntry], int]:
         """Returns the shard that holds a sample, and the sample's row in it."""
         row = sample if self.order is None else int(self.order[sample])
         for shard in self.shards:
@@ -80,7 +80,7 @@ class Stored:
             row -= shard.entry.num_samples
         raise IndexError(f"expected a sample from 0 to {self.num_rows - 1}, found {sample}")
 
-    def take(self, samples: NDArray[np.int64]) -> Stored:
+    def take(self, samples: NDArray[np.int64]) -> StoredRows:
         return replace(self, order=samples if self.order is None else self.order[samples])
 
     def kept(self) -> Kept:
@@ -98,21 +98,21 @@ class Stored:
         return Kept(shards, None if is_all else order, None if used.all() else np.repeat(used, counts))
 
 
-def concatenated(parts: Sequence[Stored]) -> Stored:
+def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
     """Returns the samples of one part behind those of the other."""
     order = None
     if any(part.order is not None for part in parts):
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
         order = np.concatenate([part.rows_of() + start for part, start in zip(parts, starts[:-1], strict=True)])
     shards, crc32s = (chain.from_iterable(each) for each in zip(*((p.shards, p.crc32s) for p in parts), strict=True))
-    return Stored(tuple(shards), order, tuple(crc32s))
+    return StoredRows(tuple(shards), order, tuple(crc32s))
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayDraft:
     kind: ArrayKind
     row: RowType
-    stored: Stored
+    stored: StoredRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +128,9 @@ class GivenArray:
 class SplitDraft:
     rows: NDArray[np.void]
     """The index, one row per sample."""
-    index: Held[IndexEntry] | None
+    index: OldFile[IndexEntry] | None
     """A file that has these rows; None if there is none yet."""
-    pixels: Stored
+    pixels: StoredRows
     arrays: Mapping[str, ArrayDraft]
     given: Mapping[str, GivenArray] = field(default_factory=dict)
     squashed: bool = False
@@ -166,7 +166,7 @@ class Draft:
     classes: tuple[str, ...]
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]
-    rejects: tuple[Held[RejectsEntry], ...]
+    rejects: tuple[OldFile[RejectsEntry], ...]
     """Lines of all of these are the new set's."""
 
     def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:

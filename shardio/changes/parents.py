@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
+from shardio.changes.draft import ArrayDraft, Draft, OldFile, SplitDraft, StoredRows
 from shardio.errors import FormatError
 from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, SampleShape
@@ -39,14 +39,14 @@ class Parent:
             manifest.classes,
             manifest.class_names,
             {name: self._split(split) for name, split in manifest.splits.items()},
-            (Held(self.folder, manifest.rejects),),
+            (OldFile(self.folder, manifest.rejects),),
         )
 
     def _split(self, split: SplitEntry) -> SplitDraft:
         orders = [(entry, self._order(entry)) for entry in split.orders]
         return SplitDraft(
             rows=self._rows(split.index),
-            index=Held(self.folder, split.index),
+            index=OldFile(self.folder, split.index),
             pixels=self._stored(split.shards, split.order, orders),
             arrays={
                 name: ArrayDraft(array.kind, array.row, self._stored(array.shards, array.order, orders, array))
@@ -69,9 +69,9 @@ class Parent:
         number: int | None,
         orders: Sequence[tuple[OrderEntry, NDArray[np.int64]]],
         array: ArrayEntry | None = None,
-    ) -> Stored:
-        crc32s = () if array is None else (Held(self.folder, array.crc32),)
-        stored = Stored(tuple(Held(self.folder, shard) for shard in shards), None, crc32s)
+    ) -> StoredRows:
+        crc32s = () if array is None else (OldFile(self.folder, array.crc32),)
+        stored = StoredRows(tuple(OldFile(self.folder, shard) for shard in shards), None, crc32s)
         if number is None:
             return stored
         entry, order = orders[number]
@@ -81,13 +81,13 @@ class Parent:
                 f"{self.folder / entry.file}: sample {at}: expected a stored row from 0 to {stored.num_rows - 1}, "
                 f"found {order[at]}"
             )
-        return Stored(stored.shards, order, crc32s)
+        return StoredRows(stored.shards, order, crc32s)
 
     def _read(self, entry: FileEntry) -> bytes:
-        return read_held(Held(self.folder, entry), self.manifest.sample_shape)
+        return read_held(OldFile(self.folder, entry), self.manifest.sample_shape)
 
 
-def read_held(held: Held[FileEntry], sample_shape: SampleShape) -> bytes:
+def read_held(held: OldFile[FileEntry], sample_shape: SampleShape) -> bytes:
     """Returns all bytes of a file. Raises FormatError if they are not what the manifest says."""
     with open_checked(held.path, held.entry, sample_shape) as file:
         data = file.readall()

@@ -63,11 +63,11 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 # As the help lists them.
 COMMANDS = {
-    "Make a set": [plan, convert, verify, repair],
+    "Make a set": [convert, plan, verify, repair],
     "Look at it": [info, view, find, extract, report],
-    "Make another one of it, which shares its files": [change, append, merge],
-    "Train with it": [doctor, bench, warm, top, replay],
-    "Share it": [publish, list_sets, stage, evict],
+    "Make a new set from it": [change, append, merge],
+    "Train with it": [doctor, bench, top, replay],
+    "Share it": [publish, list_sets, stage, evict, warm],
     "Begin": [demo],
 }
 

@@ -17,7 +17,7 @@ from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.errors import ConvertError, ShardioError
 from shardio.sets.history import conversions_of
-from shardio.sets.local import looks_like_a_set
+from shardio.sets.names import looks_like_a_set
 from shardio.sets.new_folder import taken, temporary_folder
 
 

@@ -19,7 +19,7 @@ from shardio.errors import ConvertError, FormatError
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
-from shardio.sets.local import PLAN_NAME, check_free
+from shardio.sets.names import PLAN_NAME, check_free
 from shardio.system.files import is_temporary, make_folder, remove_temporaries, sweep_temporaries, write_atomic
 from shardio.system.opening import naming, open_file, read_untrusted
 

@@ -64,7 +64,7 @@ from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.sets.fill import Filler
 from shardio.sets.levels import LEVELS, Levels, first_split, measure_shards
-from shardio.sets.local import check_local
+from shardio.sets.names import check_local
 from shardio.sets.rows import write_crc32s
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import write_atomic

@@ -38,7 +38,7 @@ from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.task import one_torch_thread
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
 from shardio.errors import ConvertError, DecodeError
-from shardio.sets.local import check_local
+from shardio.sets.names import check_local
 
 DEFAULT_SECONDS = 2.0
 # Images that are read beforehand to measure with, where each costs a row group of parquet.

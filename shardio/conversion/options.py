@@ -25,7 +25,7 @@ from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, show
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, RowType, SampleShape, pixels_row
 from shardio.format.parse import first_repeated
-from shardio.sets.local import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
+from shardio.sets.names import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
 from shardio.system.machine import usable_cores
 
 Order = Literal["shuffled", "source"]

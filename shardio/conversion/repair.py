@@ -30,7 +30,7 @@ from shardio.format.entries import FileEntry, IndexEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
-from shardio.sets.local import hinting_at_order
+from shardio.sets.names import hinting_at_order
 from shardio.sets.rows import index_content
 from shardio.sets.verify import verify
 from shardio.system.files import sweep_temporaries, write_atomic

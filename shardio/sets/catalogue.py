@@ -11,8 +11,8 @@ from typing import Literal, TypeVar
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.layout import WORK_FOLDER, SampleShape
-from shardio.sets.leftovers import LeftOver, find_left_overs
 from shardio.sets.names import is_url, join_place, shown
+from shardio.sets.new_folder import LeftOver, find_left_overs
 from shardio.sets.storage import storage_at
 from shardio.system.threads import ThreadPool
 

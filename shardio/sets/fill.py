@@ -74,7 +74,7 @@ class Filler:
                     do(entry)
             except _Stopped:
                 pass
-            except BaseException:
+            except Exception:
                 self._failed.set()
                 raise
 
@@ -82,9 +82,8 @@ class Filler:
             try:
                 for _ in pool.map(work, entries):
                     pass
-            except BaseException:
-                self._failed.set()
-                raise
+            finally:
+                self._failed.set()  # also by a Ctrl-C
 
     def _ends(self) -> bool:
         return self._failed.is_set() or self._stop.is_set()

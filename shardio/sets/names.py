@@ -1,23 +1,33 @@
-"""Resolves what people call a set: a path, a URL, or a name that is looked for in the roots of SHARDIO_PATH.
+"""Resolves what a caller names: a path, a URL, or a name in the roots of SHARDIO_PATH. Detects folders mixed up.
 
-A path that exists is that path. Any other word without a separator is a name: each root that has a folder of that
-name with a manifest in it has the set, and the first such root counts.
+A path that exists is that path. Any other word without a separator is a name: the set is the first folder of that name
+with a manifest, in the order of the roots.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from shardio.errors import SetNotFoundError
-from shardio.format.layout import MANIFEST_NAME
+from shardio.errors import ConvertError, SetNotFoundError, ShardioError
+from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
+from shardio.system.files import is_temporary
+from shardio.system.opening import kind_at
+
+PLAN_NAME = "plan.json"
+"""The file in the work folder that says which conversion is under way."""
 
 PATH_VARIABLE = "SHARDIO_PATH"
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _IS_URL = re.compile(_SCHEME)
 _URL_IN_TEXT = re.compile(_SCHEME + r"[^\s'\"<>]+")
+# As it is written, and as a Path has it, which makes one slash of two.
+_URL_OR_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+")
 # A root lies between colons; but those of "scheme://" and, before the first slash after it, of a port or a password
 # belong to the root. There a colon ends the root only if a path or another URL follows.
 _ROOT = re.compile(rf"(?:{_SCHEME}(?:[^/:]|:(?!/|{_SCHEME}))*)?[^:]*")
@@ -109,3 +119,59 @@ def find_folder(place: str | os.PathLike[str]) -> str:
         return next(filter(holds_set, folders), folders[0])
     hint = " (URLs were not looked into: sets there must be staged first)" if any(map(is_url, found)) else ""
     raise not_in_catalogue(place, hint)
+
+
+# --- folders of a call -----------------------------------------------------------------------------------------------
+
+
+def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
+    """Raises `error` if the path is a URL: a folder of this name would be made."""
+    text = os.fspath(path)
+    if (match := _URL_OR_PATH.match(text)) and not os.path.lexists(match[1]):
+        raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
+
+
+def check_apart(src: Path, out: Path) -> None:
+    """Raises ConvertError if one of the two folders is inside the other."""
+    real_src, real_out = src.resolve(), out.resolve()
+    if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
+        raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
+
+
+def check_usable(out: Path) -> None:
+    """Raises ConvertError if no conversion at all can have OUT."""
+    if os.path.lexists(out) and not out.is_dir():
+        raise ConvertError(f"{out}: expected a folder or nothing, found {kind_at(out)}")
+    try:
+        check_free(out)
+    except ConvertError:
+        if not os.path.lexists(out / MANIFEST_NAME):  # which may have come meanwhile
+            raise
+
+
+def check_free(out: Path) -> None:
+    """Raises ConvertError if there is anything in OUT but an unfinished conversion."""
+    listed = os.listdir(out) if out.is_dir() else []
+    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
+    # The plan is looked for last: another process that began meanwhile may have made shards.
+    if found and not (out / WORK_FOLDER / PLAN_NAME).exists():
+        raise ConvertError(
+            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
+            "Convert into a new folder (SRC, the images, comes first, and OUT second)"
+        )
+
+
+def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
+    """Returns whether the folder looks like a shard set, finished or not."""
+    return any(os.path.lexists(os.path.join(folder, name)) for name in (MANIFEST_NAME, WORK_FOLDER))
+
+
+@contextlib.contextmanager
+def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None]:
+    """Gives a SetNotFoundError from inside the block the hint, if the other folder of the call is a set."""
+    try:
+        yield
+    except SetNotFoundError as error:
+        if looks_like_a_set(second):
+            raise SetNotFoundError(f"{error}. {os.fspath(second)} is a set: {hint}") from None
+        raise

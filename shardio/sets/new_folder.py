@@ -1,7 +1,8 @@
 """A folder that appears whole under its name, never over anything, or not at all.
 
 It is made under a temporary name beside it; then one rename, which replaces nothing, gives it its name. A temporary
-file beside it is its lock, which dies with its process: from it the next process knows what a killed one has left.
+file beside it is its lock, which dies with its process: from it the next process knows what a killed one left. The lock
+is made before the folder and removed after it, so a folder without a lock belongs to no process.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from shardio.errors import ConvertError
-from shardio.sets.leftovers import folder_of, sweep_left_overs
-from shardio.sets.local import looks_like_a_set
-from shardio.system.files import AtomicFile, fsync_folder
-from shardio.system.opening import FolderHandle
+from shardio.errors import ConvertError, FormatError
+from shardio.sets.names import looks_like_a_set
+from shardio.system.files import AtomicFile, fsync_folder, is_abandoned, target_of, try_lock
+from shardio.system.opening import FolderHandle, open_untrusted
 
 # Linux: <linux/fs.h>, <fcntl.h>.
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
+
+FOLDER_SUFFIX = ".d"
 
 
 def sweep_beside(target: Path) -> None:
@@ -101,3 +105,75 @@ def rename_without_replacing(folder: Path, target: Path) -> bool:
     if (code := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL):
         return False
     raise OSError(code, os.strerror(code), str(folder), None, str(target))
+
+
+# --- what killed processes left --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """A temporary folder and its lock, or one of them."""
+
+    path: str
+    nbytes: int
+    abandoned: bool
+    """Whether it is of no use to any process. If not, a process writes there, or one of another machine may."""
+
+
+def folder_of(lock: Path) -> Path:
+    return lock.with_name(lock.name + FOLDER_SUFFIX)
+
+
+def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
+    """Returns the temporary folders and locks in a root, those of living publishers too, in the order of their names.
+    Changes nothing. Errors are those of os.listdir."""
+    found = []
+    for lock in _locks(Path(root)):
+        folder, abandoned = folder_of(lock), False
+        try:
+            with _alone_with(lock, os.O_RDONLY, fcntl.LOCK_SH) as abandoned:
+                pass
+        except (OSError, FormatError):  # another user's and not readable, gone by now, or no lock
+            pass
+        nbytes = 0
+        for path in (lock, *folder.glob("*")):
+            with contextlib.suppress(OSError):
+                nbytes += path.lstat().st_size
+        if there := [path for path in (folder, lock) if os.path.lexists(path)]:
+            found.append(LeftOver(str(there[0]), nbytes, abandoned))
+    return found
+
+
+def sweep_left_overs(root: Path) -> None:
+    """Removes what is abandoned, as far as permissions allow."""
+    for lock in _locks(root):
+        with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
+            if abandoned:
+                shutil.rmtree(folder_of(lock), ignore_errors=True)
+                lock.unlink(missing_ok=True)
+
+
+def _locks(root: Path) -> list[Path]:
+    # Other programs may have temporary files of their own in a root.
+    names = {name.removesuffix(FOLDER_SUFFIX) for name in os.listdir(root)}
+    return [root / name for name in sorted(filter(target_of, names))]
+
+
+@contextlib.contextmanager
+def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
+    """Yields whether the folder of this lock is abandoned. If it is, the block holds the lock, where there is one and
+    the filesystem has locks.
+
+    Raises OSError, such as PermissionError, if that cannot be known.
+    """
+    locked: bool | None = True
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            file = stack.enter_context(open_untrusted(lock, access))
+            locked = try_lock(file.fileno(), operation)
+        if locked is False:
+            yield False
+            return
+        folder = folder_of(lock)
+        written = [path.stat().st_mtime for path in (lock, folder, *folder.glob("*")) if os.path.lexists(path)]
+        yield is_abandoned(lock.name, max(written, default=0), locked=bool(locked))

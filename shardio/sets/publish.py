@@ -21,7 +21,7 @@ from shardio.format.layout import MANIFEST_NAME, is_safe_name
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.fill import Filler
-from shardio.sets.local import check_local, hinting_at_order
+from shardio.sets.names import check_local, hinting_at_order
 from shardio.sets.new_folder import rename_new, sweep_beside, sync_names, taken, temporary_folder
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify

@@ -161,7 +161,7 @@ class RowsFile:
         try:
             with naming(path):
                 write_all(self._file.descriptor, header)
-        except BaseException:
+        except OSError:
             self._file.discard()
             raise
 

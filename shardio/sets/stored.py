@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from shardio.format.checksum import crc32
 from shardio.format.entries import Crc32Entry, ShardEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, RowType
-from shardio.system.opening import open_regular
 
 
 @dataclass(frozen=True)
@@ -84,32 +82,24 @@ class Sums:
         return rows
 
 
-class FalseBools:
-    """Finds the rows of a file of |b1 that have other bytes than 0 and 1."""
+def compare_rows(
+    file: IO[bytes], row: RowType, sums: Sums, progress: Callable[[int], object] = lambda nbytes: None
+) -> tuple[NDArray[np.bool_], OSError | None]:
+    """Returns for which of the sums the stored row is damaged, and the last error of the disk, if any.
 
-    def __init__(self, row: RowType) -> None:
-        self.rows: set[int] = set()
-        self._row_nbytes = row.nbytes
-
-    def see(self, offset: int, data: memoryview) -> None:
-        """Looks at a piece of the file."""
-        places = np.flatnonzero(np.frombuffer(data, np.uint8) > 1) + (offset - HEADER_NBYTES)
-        self.rows.update((places[places >= 0] // self._row_nbytes).tolist())
-
-
-def damaged_rows(path: Path, nbytes: int, sums: Sums) -> NDArray[np.bool_]:
-    """Returns of which sums the row does not have the crc32, or is not there."""
-    damaged = np.ones(len(sums.rows), bool)
-    if not os.path.lexists(path):
-        return damaged
-    at = 0
-    with io.BufferedReader(open_regular(path)[0]) as file:
-        while at < len(damaged):
-            row = int(sums.rows[at])
-            file.seek(HEADER_NBYTES + row * nbytes)
-            data = file.read(nbytes)
-            found = crc32(data) if len(data) == nbytes else None
-            while at < len(damaged) and sums.rows[at] == row:
-                damaged[at] = found is None or sums.crc32s[at] != found
-                at += 1
-    return damaged
+    A row is damaged if it has another crc32, is truncated, cannot be read, or is |b1 with other bytes than 0 and 1.
+    """
+    damaged = np.zeros(len(sums.rows), bool)
+    failure: OSError | None = None
+    rows, starts = np.unique(sums.rows, return_index=True)
+    bounds = [*starts.tolist(), len(damaged)]
+    for stored, start, stop in zip(rows.tolist(), bounds[:-1], bounds[1:], strict=True):
+        try:
+            file.seek(HEADER_NBYTES + stored * row.nbytes)
+            data = file.read(row.nbytes)
+        except OSError as error:
+            data, failure = b"", error
+        is_whole = len(data) == row.nbytes and not (row.dtype == "|b1" and max(data) > 1)
+        damaged[start:stop] = sums.crc32s[start:stop] != crc32(data) if is_whole else True
+        progress(row.nbytes)
+    return damaged, failure

@@ -27,14 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
-from shardio.format.checksum import crc32
 from shardio.format.entries import FileEntry, ShardEntry, SplitEntry, TableEntry
 from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, pixels_row
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.permutation import Permutation
-from shardio.sets.stored import FalseBools, Sums, Values, damaged_rows, values_of
+from shardio.sets.stored import Sums, Values, compare_rows, values_of
+from shardio.system.opening import open_regular
 from shardio.system.pour import pour
 from shardio.system.threads import ThreadPool
 
@@ -52,7 +52,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Subset:
+class CheckedShare:
     """The samples of each shard that are compared with the index, and the values of arrays with their checksums: random
     ones, at least `share` of the file's, and the same for the same `seed`."""
 
@@ -86,7 +86,7 @@ class VerifyReport:
     nbytes: int
     """Bytes read, or with `quick` the size of what was looked at."""
     problems: tuple[Problem, ...]
-    subset: Subset | None = None
+    subset: CheckedShare | None = None
     """The samples that were compared with the index, if it was not whole files with the manifest."""
 
     @property
@@ -121,7 +121,7 @@ def verify(
     elif quick:
         raise ValueError("quick reads no samples, and subset some: choose one of them")
     else:
-        drawn = Subset(subset, secrets.randbits(32) if seed is None else seed)
+        drawn = CheckedShare(subset, secrets.randbits(32) if seed is None else seed)
     folder = Path(path)
     try:
         manifest = load_manifest(folder, digest)
@@ -151,7 +151,7 @@ class _Verifier:
     manifest: Manifest
     quick: bool
     progress: Callable[[int], None]
-    subset: Subset | None = None
+    subset: CheckedShare | None = None
     num_compared: list[int] = field(default_factory=list)
     """With a subset, the numbers of samples of the shards: each is appended by the thread that compared them."""
     num_values_compared: list[int] = field(default_factory=list)
@@ -271,33 +271,29 @@ class _Verifier:
         return Problem(path.name, detail, tuple(wrong.tolist()))
 
     def check_shard(self, values: Values, shard: ShardEntry, first: int) -> Problem | None:
-        looking = FalseBools(values.row) if values.row.dtype == "|b1" and not self.quick else None
-        problem = self.check_file(shard, looking)
-        if self.quick:
+        problem = self.check_file(shard)
+        path, is_bool = self.folder / shard.file, values.row.dtype == "|b1"
+        if self.quick or (problem is None and not is_bool):
             return problem
-        path = self.folder / shard.file
         try:
-            if problem is not None:
-                sums = self.read_sums(values).of(first, shard.num_samples)
-                return _described(problem, values, sums, shard, damaged_rows(path, values.row.nbytes, sums))
-            if looking is None or not looking.rows:
-                return None
+            sums = self.read_sums(values).of(first, shard.num_samples)
+            is_damaged = np.ones(len(sums.rows), bool)
+            if os.path.lexists(path):
+                with io.BufferedReader(open_regular(path)[0]) as file:
+                    is_damaged, _ = compare_rows(file, values.row, sums)
+        except (OSError, FormatError):
+            return problem  # no file to look into, or nothing to compare with: that is another problem's text
+        if problem is None and is_damaged.any():
             problem = Problem(
                 shard.file, f"{path}: expected the bytes 0 and 1 in {values.name}, which is |b1, found another"
             )
-            sums = self.read_sums(values).of(first, shard.num_samples)
-            return _described(problem, values, sums, shard, np.isin(sums.rows, list(looking.rows)))
-        except (OSError, FormatError):
-            return problem  # no file to look into, or nothing to compare with: that is another problem's text
+        return None if problem is None else _described(problem, values, sums, shard, is_damaged)
 
     def check_samples(
-        self, values: Values, shard: ShardEntry, first: int, sums: Sums | None, subset: Subset, number: int
+        self, values: Values, shard: ShardEntry, first: int, sums: Sums | None, drawn: CheckedShare, number: int
     ) -> Problem | None:
         """Checks size and header of a shard, and the crc32 of some of its rows."""
         path = self.folder / shard.file
-        nbytes, is_bool = values.row.nbytes, values.row.dtype == "|b1"
-        damaged: list[int] = []
-        failure: OSError | None = None
         try:
             opened = open_checked(path, shard, self.manifest.sample_shape)
         except (FormatError, OSError) as error:
@@ -309,47 +305,26 @@ class _Verifier:
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             known = sums.known_rows()
-            chosen = known[subset.positions(len(known), number)] if len(known) else known
+            chosen = known[drawn.positions(len(known), number)] if len(known) else known
             sums = sums.at(chosen)
-            bounds = np.searchsorted(sums.rows, [chosen, chosen + 1]).T.tolist()
-            for position, (start, stop) in zip(chosen.tolist(), bounds, strict=True):
-                try:
-                    file.seek(HEADER_NBYTES + position * nbytes)
-                    row = file.read(nbytes)
-                    wrong = np.flatnonzero(sums.crc32s[start:stop] != crc32(row)).tolist()
-                    if is_bool and row and not wrong and max(row) > 1:
-                        wrong = list(range(stop - start))
-                except OSError as error:
-                    wrong, failure = list(range(stop - start)), error
-                damaged += [start + i for i in wrong]
-                self.progress(nbytes)
+            is_damaged, failure = compare_rows(file, values.row, sums, self.progress)
         (self.num_values_compared if values.name else self.num_compared).append(len(chosen))
-        if failure is not None:
-            problem = _problem(path, failure)
-        elif damaged:
-            where = values.crc32.file if values.crc32 is not None else "the index"
-            problem = Problem(shard.file, f"{path}: crc32: expected those of {where}, found {len(damaged)} others")
-        else:
+        if not is_damaged.any():
             return None
-        is_damaged = np.zeros(len(sums.rows), bool)
-        is_damaged[damaged] = True
+        where = values.crc32.file if values.crc32 is not None else "the index"
+        found = f"{path}: crc32: expected those of {where}, found {int(is_damaged.sum())} others"
+        problem = Problem(shard.file, found) if failure is None else _problem(path, failure)
         return _described(problem, values, sums, None, is_damaged)
 
-    def check_file(self, entry: FileEntry, looking: FalseBools | None = None) -> Problem | None:
-        """Compares one file with its entry. `looking` sees all that is read."""
+    def check_file(self, entry: FileEntry) -> Problem | None:
+        """Compares one file with its entry."""
         path = self.folder / entry.file
-
-        def read(offset: int, buffer: memoryview) -> int | None:
-            count = file.readinto(buffer)
-            if looking is not None:
-                looking.see(offset, buffer[: count or 0])
-            return count
-
         try:
             with open_checked(path, entry, self.manifest.sample_shape) as file:
                 if self.quick and not isinstance(entry, TableEntry):
                     return None
-                found = pour(read, entry.nbytes, progress=None if self.quick else self.progress)
+                progress = None if self.quick else self.progress
+                found = pour(lambda offset, buffer: file.readinto(buffer), entry.nbytes, progress=progress)
         except (FormatError, OSError) as error:
             return _problem(path, error)
         return None if found == entry.sha256 else Problem(entry.file, _other_sha256(path, entry, found))

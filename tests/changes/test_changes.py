@@ -39,7 +39,7 @@ from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.given import ArrayFile, read_keys
-from shardio.sets.leftovers import folder_of
+from shardio.sets.new_folder import folder_of
 from shardio.sets.publish import publish
 from shardio.sets.selection import Condition, Selection, parse_condition
 from shardio.sets.verify import verify
@@ -105,7 +105,7 @@ def test_random_sequences_of_changes_equal_a_model_whatever_is_killed(tmp_path: 
 @pytest.mark.parametrize(
     ("careless", "told"),
     [
-        ("draft.Stored.take = lambda self, samples: take(self, np.sort(samples))", "other samples"),
+        ("draft.StoredRows.take = lambda self, samples: take(self, np.sort(samples))", "other samples"),
         ("carry.write_order = lambda *a: real(*a[:3], a[3][::-1].copy())", "other samples"),
         ("carry.try_link = lambda a, b: [shutil.copy(a, str(b)), open(a, 'ab').write(b'x')]", "changed"),
         ("carry.sync_names = lambda folder: (folder / 'left').mkdir(exist_ok=True)", "left"),
@@ -118,7 +118,7 @@ from pathlib import Path
 import numpy as np
 import change_sets
 from shardio.changes import carry, draft
-real, take = carry.write_order, draft.Stored.take
+real, take = carry.write_order, draft.StoredRows.take
 {careless}
 counts = change_sets.change_sets(Path(sys.argv[1]), 6, 1, say=lambda text: None)
 print("\\n".join(counts.violations))

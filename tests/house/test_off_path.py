@@ -21,7 +21,7 @@ def test_random_combinations_deliver_what_the_reference_has_or_are_refused_for_a
     ("careless", "told"),
     [
         ("pipeline.sizes_before = lambda reader, some: np.tile((24, 32), (len(some), 1))", "other images"),
-        ("draft.Stored.take = lambda self, samples: take(self, np.sort(samples))", "other"),
+        ("draft.StoredRows.take = lambda self, samples: take(self, np.sort(samples))", "other"),
         ("transform.TransformStep._arrays = lambda self, more: {}", "other arrays"),
         ("merge._check_same_images = lambda *some: None", "not refused"),
     ],
@@ -34,7 +34,7 @@ import numpy as np
 import off_path
 from shardio.loading import pipeline, transform
 from shardio.changes import draft, merge
-take = draft.Stored.take
+take = draft.StoredRows.take
 {careless}
 counts = off_path.off_path(Path(sys.argv[1]), 60, 1, say=lambda text: None)
 print("\\n".join(counts.violations))

@@ -19,7 +19,7 @@ from shardio.cache.folder import Cache
 from shardio.cache.stage import stage
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.catalogue import CatalogueEntry, list_sets
-from shardio.sets.leftovers import folder_of
+from shardio.sets.new_folder import folder_of
 from shardio.sets.publish import publish
 from shardio.sets.remote import RemoteStorage
 from shardio.system.files import _machine

@@ -24,7 +24,7 @@ from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceErr
 from shardio.format.manifest_file import load_manifest
 from shardio.sets import new_folder
 from shardio.sets import publish as publisher
-from shardio.sets.leftovers import find_left_overs, sweep_left_overs
+from shardio.sets.new_folder import find_left_overs, sweep_left_overs
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 from shardio.system.files import _boot_time, _machine
@@ -477,7 +477,7 @@ import shardio.system.pour
 from shardio.sets import new_folder
 from shardio.sets import publish as publisher
 from shardio.system.files import _boot_time, _machine
-from shardio.sets.leftovers import find_left_overs, sweep_left_overs
+from shardio.sets.new_folder import find_left_overs, sweep_left_overs
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.verify import verify
 

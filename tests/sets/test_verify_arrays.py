@@ -18,7 +18,7 @@ from manifests import reseal
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.rows import write_order
-from shardio.sets.verify import Problem, Subset, VerifyReport, verify
+from shardio.sets.verify import CheckedShare, Problem, VerifyReport, verify
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
 NBYTES = HEIGHT * WIDTH * 3
@@ -216,7 +216,7 @@ def test_a_subset_reads_the_same_samples_whatever_arrays_there_are(make_set: Cal
     assert after.subset is not None
     assert before.subset.num_samples == after.subset.num_samples == 3 + 3 + 1
     assert (before.subset.num_values, after.subset.num_values) == (0, len(ARRAYS) * (3 * 3 + 1))
-    chosen: Sequence[int] = Subset(0.3, 5).positions(10, 0).tolist()
+    chosen: Sequence[int] = CheckedShare(0.3, 5).positions(10, 0).tolist()
     for position in range(10):
         flip(out / "train-00000.npy", HEADER_NBYTES + position * NBYTES)
     assert only(verify(out, subset=0.3, seed=5), "train-00000.npy").samples == tuple(chosen)

@@ -44,7 +44,7 @@ from shardio.cache.folder import Cache
 from shardio.errors import CacheError
 from shardio.loading.loader import ShardLoader
 from shardio.reading.warm import warm
-from shardio.sets.leftovers import sweep_left_overs
+from shardio.sets.new_folder import sweep_left_overs
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 

@@ -38,7 +38,7 @@ from shardio.format.layout import (
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_names_fit, commit_manifest
 from shardio.format.parse import check_text, first_repeated
-from shardio.sets.local import check_local
+from shardio.sets.names import check_local
 from shardio.sets.rows import ArrayWriter, write_index
 from shardio.system.files import make_folder, sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
