@@ -37,7 +37,7 @@ def packages_of(module: str) -> set[str]:
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.ilsvrc"}),
         ("distributed", {"conversion.engines.dask_cluster"}),
-        ("pyarrow", {"sets.arrow"}),
+        ("pyarrow", {"sets.arrow", "sets.index_file"}),
         ("fsspec", {"sets.remote"}),
         ("triton", {"augment.resample_cuda", "augment.pixels_cuda", "augment.steps_cuda"}),
     ],
