@@ -16,14 +16,14 @@ from shardio.errors import printable
 
 @click.command(short_help="Convert, read and train on a folder of images.")
 @click.argument("images", type=folder)
-@click.option("--out", type=folder, help="Keep the set in this folder.  [default: a temporary one, removed at the end]")
+@click.option("--out", type=folder, help="Keep the set in this folder.  [default: a temporary folder]")
 @click.option("--steps", type=click.IntRange(1), default=300, help="Training steps.")
 @size_option
 @click.pass_context
 def demo(context: click.Context, images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> None:
-    """Show the main job on a folder of IMAGES: convert, read some epochs, train a small network.
+    """Convert a folder of IMAGES, read some epochs, and train a small network, on the GPU if there is one.
 
-    The command uses the GPU if there is one. Without --out nothing is kept; TMPDIR chooses the disk then.
+    Without --out, nothing is kept, and TMPDIR chooses the disk.
     """
     from shardio.cli.demo_run import run_demo
 
@@ -35,6 +35,6 @@ def demo(context: click.Context, images: Path, out: Path | None, steps: int, siz
     context.invoke(info, out=str(out), as_json=False)
     run_demo(out, steps)
     if is_temporary:
-        click.echo("\n" + printable(f"{out} is removed now; `--out FOLDER` keeps the set"))
+        click.echo("\n" + printable(f"{out} is removed now; --out FOLDER keeps the set"))
     else:
         say(next_step("view", out))

@@ -1,4 +1,4 @@
-"""The main job on a real set, as an example to read: some epochs at full speed, then a small network that learns."""
+"""What `shardio demo` does with a set: it reads some epochs at full speed, then trains a small network."""
 
 from __future__ import annotations
 
@@ -40,34 +40,24 @@ def _read(out: Path, device: torch.device) -> None:
             echo(f"  epoch {epoch}: {count / seconds:>10,.0f} images/s  {nbytes / seconds / 1e9:>6.2f} GB/s")
 
 
-class SmallNet(nn.Module):
-    """Four convolutions on pictures of _TRAIN_PIXELS: enough to see that the labels belong to the pictures."""
+def _small_net(channels: int, num_classes: int) -> nn.Module:
+    """Returns four convolutions and a head for pictures of _TRAIN_PIXELS: enough to learn which label a picture has."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise((channels, 32, 64, 128, 128)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes))
 
-    def __init__(self, channels: int, num_classes: int) -> None:
-        super().__init__()
-        widths = (channels, 32, 64, 128, 128)
-        layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [
-                nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(inplace=True),
-            ]
-        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(widths[-1], num_classes)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """`images` are uint8 (B, C, H, W), as the loader gives them."""
-        small = nn.functional.interpolate(images.float(), _TRAIN_PIXELS, mode="area")
-        logits: torch.Tensor = self.head(self.features((small - 128) / 64))
-        return logits
+def _shrunk(images: torch.Tensor) -> torch.Tensor:
+    """Returns the loader's uint8 pictures as the network takes them."""
+    return (nn.functional.interpolate(images.float(), _TRAIN_PIXELS, mode="area") - 128) / 64
 
 
 def _train(out: Path, device: torch.device, steps: int) -> None:
     shards = open_shards(out)
     num_classes = len(shards.classes)
     torch.manual_seed(0)
-    model = SmallNet(shards.sample_shape[2], num_classes).to(device)
+    model = _small_net(shards.sample_shape[2], num_classes).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
     batch_size = min(64, len(shards))
@@ -77,7 +67,7 @@ def _train(out: Path, device: torch.device, steps: int) -> None:
     with ShardLoader(out, batch_size=batch_size, device=device) as loader:
         while len(losses) < steps:
             for images, labels in loader:
-                loss = nn.functional.cross_entropy(model(images), labels)
+                loss = nn.functional.cross_entropy(model(_shrunk(images)), labels)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -98,11 +88,11 @@ def _train(out: Path, device: torch.device, steps: int) -> None:
 
 @torch.inference_mode()
 def _evaluate(model: nn.Module, out: Path, device: torch.device) -> float:
-    """Returns the share of `val` that is recognised. tail="short" gives each sample exactly once."""
+    """Returns the accuracy on `val`. tail="short" gives each sample exactly once."""
     model.eval()
     right = total = 0
     with ShardLoader(out, batch_size=256, split="val", shuffle=False, tail="short", device=device) as loader:
         for images, labels in loader:
-            right += int((model(images).argmax(1) == labels).sum())
+            right += int((model(_shrunk(images)).argmax(1) == labels).sum())
             total += len(labels)
     return right / total

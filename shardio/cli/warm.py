@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from shardio.reading.warm import WarmReport
 
 
-@click.command(short_help="Bring a set into the page cache.")
+@click.command(short_help="Read a set into the page cache.")
 @set_argument
 @click.option("--split", help="Read only this split.  [default: all]")
-@workers_option("Reads at a time.", default=4)
-@click.option("--force", is_flag=True, help="Read even a set that is larger than the memory that is left.")
+@workers_option("Parallel reads.", default=4)
+@click.option("--force", is_flag=True, help="Read the set even if it is larger than the available memory.")
 @json_option
 def warm(out: Path, as_json: bool, **options: Any) -> None:
-    """Bring the set in OUT into the page cache, so that a job's first epoch is as fast as the others.
+    """Read the set in OUT into the page cache, so a job's first epoch is as fast as the others.
 
-    The cache is the kernel's, and shared: one such command serves all processes of the machine.
+    The kernel shares its page cache among all processes, so run this once per machine.
     """
     import shardio.reading.warm as warmer
     from shardio.system.progress import BytesBar
@@ -40,7 +40,7 @@ def _summary(report: WarmReport, out: Path) -> Iterator[str]:
     rate = bytes_text(int(report.nbytes / report.seconds))
     yield f"{out}: read {bytes_text(report.nbytes)} in {report.seconds:,.1f} s ({rate}/s)"
     if report.resident_before is None or report.resident_after is None:
-        yield "  the kernel tells what is in the page cache only to users who own the files or may write to them"
+        yield "  the kernel shows what is in the page cache only to users who may write to the files"
     else:
         yield f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}"
     yield next_step("bench", out)

@@ -16,7 +16,7 @@ from shardio.loading.loader import ShardLoader
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.cli.top._EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("shardio.cli.top._SECONDS", 0.01)
 
 
 def test_a_table_has_a_line_for_each_loader(make_set: Callable[..., Path]) -> None:
@@ -39,5 +39,5 @@ def test_a_table_has_a_line_for_each_loader(make_set: Callable[..., Path]) -> No
 def test_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shardio.loading.status, "find_loaders", list)
     result = CliRunner().invoke(cli, ["top"], catch_exceptions=False)
-    assert result.stdout == "no ShardLoader runs on this node in a process that you may look into\n"
+    assert result.stdout == "no ShardLoader runs on this node in a process of yours\n"
     assert result.exit_code == 0
