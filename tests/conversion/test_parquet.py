@@ -338,9 +338,9 @@ BAD_TABLES: dict[str, tuple[Any, str]] = {
     "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "of type list<element: double>: a set has one"),
     "two labels": (
         pa.table({"img": [b"x"], "fine_label": [1], "coarse_label": [1]}),
-        "found fine_label, coarse_label. Name the one to use 'label'",
+        "found fine_label, coarse_label. Rename the column to use to 'label'",
     ),
-    "two images": (pa.table({"left": [b"x"], "right": [b"x"], "label": [1]}), "found left, right. Name the one"),
+    "two images": (pa.table({"left": [b"x"], "right": [b"x"], "label": [1]}), "found left, right. Rename the"),
     "an image of text": (pa.table({"image": ["x"], "label": [1]}), "column of images"),
     "an image of numbers": (pa.table({"image": [[1, 2]], "label": [1]}), "column of images"),
     "a struct without bytes": (pa.table({"image": [{"path": "a"}], "label": [1]}), "column of images"),

@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 from folders import ODD_NAMES, put
 
-from shardio.conversion.options import ConvertOptions
-from shardio.conversion.plan import make_plan
 from shardio.conversion.sources.collection import Collection, Source, read_file
 from shardio.conversion.sources.detect import scan
-from shardio.conversion.sources.names import SPLIT_NAMES
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError, SourceError
 
@@ -128,14 +125,6 @@ def test_val_and_test_use_the_labels_of_train(tmp_path: Path) -> None:
     assert tree.num_sources == 6
 
 
-@pytest.mark.parametrize("split", SPLIT_NAMES)
-def test_any_one_split_may_stand_alone(tmp_path: Path, split: str) -> None:
-    put(tmp_path, f"{split}/b/1", f"{split}/a/2")
-    tree = scan_tree(tmp_path)
-    assert tree.classes == ("a", "b")
-    assert dict(tree.splits) == {split: (Source(f"{split}/a/2".encode(), 0), Source(f"{split}/b/1".encode(), 1))}
-
-
 @pytest.mark.parametrize(("first", "second"), [("train", "val"), ("train", "test"), ("val", "test")])
 def test_a_class_unknown_to_the_first_split_is_named(tmp_path: Path, first: str, second: str) -> None:
     put(tmp_path, f"{first}/a/1", f"{second}/a/2", f"{second}/new/3", f"{second}/other/4")
@@ -188,16 +177,6 @@ def test_known_words_for_splits_in_any_case_are_these_splits_with_their_keys(
         assert tree.origin.read(source) == folders.encode()
         assert (source.place is None) == (folders == split)
     assert not tree.doubts
-
-
-def test_other_words_for_splits_give_the_sources_that_the_usual_ones_give(tmp_path: Path) -> None:
-    names = ("a/1.jpg", "b/2.jpg", "c/3.jpg")
-    for one, other in (("train", "Training"), ("val", "dev"), ("test", "TEST")):
-        put(tmp_path / "usual", *(f"{one}/{name}" for name in names))
-        put(tmp_path / "other", *(f"{other}/{name}" for name in names))
-    usual, other = scan_tree(tmp_path / "usual"), scan_tree(tmp_path / "other")
-    plans = [make_plan(Path("/out"), tree, ConvertOptions()).describe() for tree in (usual, other)]
-    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize(("one", "other"), [("val", "validation"), ("Train", "train"), ("dev", "valid")])
@@ -367,20 +346,12 @@ def test_classes_that_link_to_each_other_end(tmp_path: Path) -> None:
     assert tree.ignored == {"symlink loop": 2}
 
 
-@pytest.mark.parametrize("target", ["nowhere.jpg", "/nowhere/1.jpg", "2.jpg/3.jpg"])
-def test_dangling_links_are_sources_that_are_refused(tmp_path: Path, target: str) -> None:
+@pytest.mark.parametrize("target", ["nowhere.jpg", "/nowhere/1.jpg", "2.jpg/3.jpg", "1.jpg"])
+def test_links_to_nothing_and_to_themselves_are_sources_that_are_refused(tmp_path: Path, target: str) -> None:
     put(tmp_path, "a/2.jpg")
     (tmp_path / "a" / "1.jpg").symlink_to(target)
     assert keys(scan_tree(tmp_path)) == [b"a/1.jpg", b"a/2.jpg"]
-    with pytest.raises(DecodeError, match=r"^unreadable: (No such file|Not a directory)"):
-        read_file(tmp_path / "a" / "1.jpg")
-
-
-def test_a_link_to_itself_is_a_source_that_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, "a/2.jpg")
-    (tmp_path / "a" / "1.jpg").symlink_to("1.jpg")
-    assert keys(scan_tree(tmp_path)) == [b"a/1.jpg", b"a/2.jpg"]
-    with pytest.raises(DecodeError, match=r"^unreadable: Too many levels of symbolic links"):
+    with pytest.raises(DecodeError, match=r"^unreadable: (No such file|Not a directory|Too many levels)"):
         read_file(tmp_path / "a" / "1.jpg")
 
 
@@ -391,19 +362,6 @@ def test_a_link_to_itself_beside_the_classes_is_ignored_as_other_files_there(tmp
     tree = scan_tree(tmp_path)
     assert keys(tree) == [b"a/1.jpg"]
     assert tree.ignored == {"outside of class folders": 2}
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-@pytest.mark.parametrize("name", [".", "a", "a/b"])
-def test_a_folder_without_permission_is_named(tmp_path: Path, name: str) -> None:
-    put(tmp_path, "root/a/b/1.jpg", "root/c/2.jpg")
-    (tmp_path / "root" / name).chmod(0)
-    try:
-        with pytest.raises(SourceError, match="expected a readable folder, found: Permission denied") as caught:
-            scan_tree(tmp_path / "root")
-    finally:
-        (tmp_path / "root" / name).chmod(0o755)
-    assert str(caught.value).startswith(f"{tmp_path / 'root' / name}: ")
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b"])

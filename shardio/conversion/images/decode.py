@@ -49,7 +49,7 @@ _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _SHOWN_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 LeastSize = Callable[[int, int], tuple[int, int]]
-"""From the (height, width) of an image to the minimum (height, width) to which its picture may be reduced."""
+"""From the (height, width) of an image to the minimum (height, width) of its reduced picture."""
 
 # libjpeg reduces blocks of 8 x 8 coefficients, to 4 x 4, 2 x 2 or 1 x 1.
 _MAX_REDUCTION = 8
@@ -104,7 +104,7 @@ class Decoded:
     """1, 2, 4 or 8: the rows and columns of the image per pixel. The last pixels may stand for fewer."""
     reduced_from: tuple[int, int] | None = None
     orientation: int = UPRIGHT
-    """The Exif orientation by which the picture was turned after it was decoded."""
+    """The Exif orientation that was applied after decoding."""
 
     @property
     def source_size(self) -> tuple[int, int]:
@@ -356,7 +356,7 @@ _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})
 
 
 def read_turn(image: object, options: DecodeOptions) -> int:
-    """Returns the Exif orientation by which `decode_image` turns this image."""
+    """Returns the Exif orientation that `decode_image` applies to this image."""
     return read_orientation(image) if options.exif_rotate and isinstance(image, bytes) else UPRIGHT
 
 

@@ -78,9 +78,9 @@ class Fit:
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
     def least_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the least size to which the picture may be reduced before `apply`: twice that to which it is resized.
+        """Returns the minimum size of a reduced picture for `apply`: twice the size of the resized picture.
 
-        So the finest detail of the sample is left to the resampling filter, and not to the decoder.
+        So the resampling filter makes the finest detail of the sample, and not the decoder.
         """
         resized = self.placement(height, width).resized
         return 2 * resized[0], 2 * resized[1]
@@ -97,8 +97,7 @@ class Fit:
         If the picture was reduced while it was decoded, `source_size` is the (height, width) before, and each pixel
         stands for `reduction` rows and columns. It is placed as the whole picture would be.
 
-        Raises DecodeError if the picture is so long and thin that its resized form, or the one between, would be larger
-        than any picture may be.
+        Raises DecodeError if the picture is so long and thin that its resized or half-resized form would be too large.
         """
         height, width = pixels.shape[:2] if source_size is None else source_size
         placement = self.placement(height, width)
@@ -131,8 +130,8 @@ class Fit:
     def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
         """Returns a mask (height, width, ...) of a picture as the mask of its sample: a new array of the same type.
 
-        Every pixel is that of the mask in which the centre of the sample's pixel lies, in the place where `apply` puts
-        the picture. Margins that `apply` makes black are 0.
+        Each pixel of the sample is the mask's pixel at its centre, with the picture placed as by `apply`. Margins that
+        `apply` makes black are 0.
         """
         height, width = mask.shape[:2]
         placement = self.placement(height, width)
@@ -147,7 +146,7 @@ class Fit:
     def apply_boxes(self, boxes: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
         """Returns boxes in a picture of this size, rows of (left, top, right, bottom, label), as boxes in its sample.
 
-        They are cut off at the sample's edges. One of which nothing is left gets the label -1, which means no box.
+        Boxes are clipped to the sample. An empty box gets the label -1, which means no box.
         """
         placement = self.placement(height, width)
         moved = boxes.astype(np.float64)
@@ -162,14 +161,14 @@ class Fit:
 
 
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
-    """Returns, for each pixel along a side of the sample, in which pixel of the picture its centre lies."""
+    """Returns the picture's pixel at the centre of each pixel along a side of the sample."""
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
 
 
 def _factors(size: tuple[int, int], extent: tuple[float, float]) -> tuple[float, float]:
-    """Returns how many rows and columns of the size there are for each of the extent.
+    """Returns the rows and columns of the size per row and column of the extent.
 
-    torch rounds sides times factors down to the new size: a little more than the quotient, so that it is reached.
+    torch rounds sides times factors down to the new size, so the factors are a little more than the quotients.
     """
     return size[0] / extent[0] * (1 + 2**-40), size[1] / extent[1] * (1 + 2**-40)
 

@@ -61,9 +61,9 @@ def describe_unsupported(data: bytes) -> tuple[Reason, str]:
 
 
 def read_orientation(data: bytes) -> int:
-    """Returns the Exif orientation of a JPEG, PNG or WebP, 1 to 8; 1 (upright) without a valid one.
+    """Returns the Exif orientation of a JPEG, PNG or WebP, 1 to 8; 1 (upright) if there is no valid orientation.
 
-    A broken Exif block is ignored, as viewers do: whoever chose the picture never saw that it had one.
+    A broken Exif block is ignored, as viewers do: nobody who looks at the picture notices the block.
     """
     if is_jpeg(data):
         return _orientation_in(_jpeg_exif(data))

@@ -1,7 +1,7 @@
 """What a conversion starts from: sources, the collection that they make up, and the origin that reads them.
 
 A key names a source for good: the path of the image in a folder tree of classes, relative to SRC, as bytes (file names
-need not be UTF-8), whatever stores it. So the same images give the same set from any kind of storage.
+need not be UTF-8). It does not depend on the storage, so the same images give the same set from any kind of storage.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Origin(ABC):
         """Returns a text for each source that changes when the source is replaced, rewritten, mended or lost."""
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
-        """Returns the size of these encoded images; None if only reading them would tell."""
+        """Returns the size of these encoded images; None if it is unknown without reading them."""
         return None
 
     def with_copies_in(self, folder: Path) -> Origin:
@@ -115,7 +115,7 @@ class Origin(ABC):
 
 @dataclass(frozen=True)
 class Collection:
-    """The result of a scan. `ignored` counts, by kind, what is in SRC and not an image to convert."""
+    """The result of a scan. `ignored` counts, by kind, files and folders in SRC that are no images to convert."""
 
     origin: Origin
     classes: tuple[str, ...]
@@ -209,7 +209,7 @@ def identify(path: str | os.PathLike[str]) -> str:
 
 
 def is_want(error: BaseException) -> bool:
-    """Whether this process lacks descriptors or memory, which is not the fault of what it reads."""
+    """Whether this process lacks descriptors or memory, which is not the fault of the source."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 

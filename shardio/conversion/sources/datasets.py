@@ -1,7 +1,7 @@
 """Indexed Python datasets as sources: objects with a length that return (image, label) for a number.
 
 A dataset is called as a loop would call it: by one thread, one item at a time. It need not be thread safe, nor know its
-labels beforehand: the label is the one that comes with the image.
+labels beforehand: each item comes with its label.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int, arrays: tuple[Arr
     errors: list[DecodeError] = []
     for number in numbers:
         try:
-            with KeptWarnings():  # the conversion reads them again, and keeps what it is warned of
+            with KeptWarnings():  # the conversion reads them again, and keeps the warnings
                 first, again = (_hash_item(_get(split, dataset, number, num_classes, arrays)) for _ in range(2))
         except DecodeError as error:
             errors.append(error)

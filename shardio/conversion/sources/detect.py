@@ -1,8 +1,8 @@
 """Detects the kind of SRC, and scans the collection in it.
 
 A kind is chosen only where nothing else could be meant: by the names of ImageNet's archives, by Kaggle's folders, by
-the first bytes of a file, by files named parquet. Every other folder is a tree, whatever files lie next to its class
-folders.
+the first bytes of a file, by files named parquet. Every other folder is a tree, and may have any files next to its
+class folders.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SNIFFED_NBYTES = 8192
 def scan(
     src: Path, kind: SourceKind = "auto", *, accept_layout: bool = False, empty_classes: EmptyClasses = "refuse"
 ) -> Collection:
-    """Returns the images in SRC, whatever stores them, as a collection.
+    """Returns the images in SRC as a collection.
 
     - `accept_layout` accepts a layout that looks like a mistake, which is refused otherwise.
     - `empty_classes` decides about class folders without images.

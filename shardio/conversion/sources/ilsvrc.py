@@ -74,7 +74,7 @@ def scan_ilsvrc(src: Path) -> Collection:
 
 
 def holds_tars(archive: Archive) -> bool:
-    """Whether an archive holds archives, as that of the training images does, going by its first member."""
+    """Whether an archive holds archives, like the training images' archive, going by its first member."""
     first = next(members(archive), None)
     return first is not None and first.name.endswith(b".tar")
 

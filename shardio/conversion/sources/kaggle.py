@@ -2,7 +2,7 @@
 
     ILSVRC/Data/CLS-LOC/{train,val,test}    LOC_val_solution.csv    LOC_synset_mapping.txt
 
-Keys are those of the usual tree, in which each validation image is in the folder of its class too.
+Keys are the paths in the usual tree, where validation images are in class folders too.
 """
 
 from __future__ import annotations

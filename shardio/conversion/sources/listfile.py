@@ -91,7 +91,7 @@ def scan_list(src: Path) -> Collection:
 
 
 def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
-    """Returns the error for a list of which none of the first `paths` exists."""
+    """Returns the error for a list whose first `paths` are all missing."""
     absolute = next(filter(os.path.isabs, paths), None)
     relative = next((path for path in paths if not os.path.isabs(path)), None)
     found, ways = [], []

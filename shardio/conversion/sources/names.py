@@ -124,7 +124,7 @@ class Numbering:
     labels: Mapping[str, int]
     """Label as written -> label."""
     expected: Mapping[tuple[str, str], str]
-    """For each label that is wrong, (split, label as written) -> what was expected. These are not in `labels`."""
+    """(split, label as written) -> the expected label, for each wrong label. These are not in `labels`."""
 
 
 def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:

@@ -176,7 +176,7 @@ def _check_complete(root: Path, group: Sequence[str]) -> None:
     if missing := sorted(set(range(total)) - there):
         raise SourceError(
             f"{root}: expected {total} files like {group[0]}, found {len(there)}: number {missing[0]:05d} is the first "
-            "that is missing. Download the rest, or rename those that are there"
+            "that is missing. Download the rest, or rename the existing files"
         )
 
 
@@ -263,7 +263,7 @@ def _is_integer(kind: Any) -> bool:
 def _choose(
     path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
 ) -> str:
-    """Returns the only candidate, or the one with the expected name, or the one that the metadata name."""
+    """Returns the only fitting column, or the column with the expected name, or the column that the metadata name."""
     columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
@@ -276,7 +276,7 @@ def _choose(
         hint = f": {NO_VECTORS}" if "list<" in str(types[name]) else f". Rewrite it as {what}"
     else:
         found = ", ".join(columns)[:200] or "none"
-        hint = f". Name the one to use {name!r}"
+        hint = f". Rename the column to use to {name!r}"
     raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
 
 

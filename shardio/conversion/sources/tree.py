@@ -27,9 +27,8 @@ def scan_tree(root: Path) -> Collection:
     """Lists class folders, or folders of class folders named like splits: train, Validation, dev, ...
 
     Classes are numbered in the order of their sorted names, with or without images; other splits use the numbers of the
-    first. Keys begin with the split's own name, whatever its folder is called. Every regular file that is no clutter is
-    a source, whatever its name. The collection's `doubts` name what may be a mistake in the layout, and SourceError
-    what is one in any case.
+    first. Keys begin with the split's own name, not the folder's. Every regular file that is no clutter is a source.
+    The collection's `doubts` name possible mistakes in the layout. Raises SourceError for definite mistakes.
     """
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing"
@@ -115,7 +114,7 @@ class _Scan:
     def split(
         self, folder: Path, found: list[str], split: str = "", classes_of: tuple[str, tuple[str, ...]] | None = None
     ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-        """Returns the classes and sources of a folder. Its class folders, `found`, must be among those of `classes_of`.
+        """Returns the classes and sources of a folder. Its class folders, `found`, must be in `classes_of`, if given.
 
         Keys begin with `split` instead of the folder's own name.
         """
@@ -181,7 +180,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
-    """Returns the kind of an entry, or of what it links to. A link to nothing is a file, which will be refused."""
+    """Returns the kind of an entry, or of a link's target. A link to nothing is a file, which will be refused."""
     try:
         if entry.is_dir():
             return "folder"
