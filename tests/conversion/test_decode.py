@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conversions import decode_or_refuse
-from mutate_images import claimed_sizes, mutate
 from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image, ImageOps
@@ -864,46 +863,3 @@ def test_whatever_a_decoder_raises_becomes_a_decode_error(
     name = "too large: no memory" if error is MemoryError else f"damaged: {error.__name__}"
     with pytest.raises(DecodeError, match=f"^{name}.*odd"):
         decode_image(PNGS["colour"])
-
-
-# --- mutations --------------------------------------------------------------------------------------------------------
-
-SEEDS: dict[str, list[bytes]] = {
-    "JPEG": [
-        encode(picture(40, 24, 31), "JPEG"),
-        encode(picture(41, 24, 31), "JPEG", progressive=True),
-        encode(Image.fromarray(picture(42, 24, 31)).convert("CMYK"), "JPEG"),
-        encode(Image.fromarray(picture(43, 24, 31)).convert("L"), "JPEG", restart_marker_rows=1),
-        with_orientation("JPEG", 6)[0],
-    ],
-    "PNG": [encode(picture(44, 12, 15), "PNG"), with_orientation("PNG", 8)[0], *PNGS.values()],
-    "WebP": [
-        encode(picture(45, 24, 31), "WEBP"),
-        encode(picture(46, 24, 31), "WEBP", lossless=True),
-        encode(np.dstack([picture(47, 24, 31), picture(48, 24, 31)[:, :, :1]]), "WEBP"),
-        webp_of_size(16, 16),
-        with_orientation("WEBP", 5)[0],
-    ],
-}
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("kind", SEEDS)
-def test_mutated_images_give_a_picture_of_the_claimed_size_or_a_decode_error(kind: str, seed: int) -> None:
-    rng = np.random.default_rng([seed, len(kind)])
-    refused = 0
-    for i in range(50):
-        seeds = SEEDS[kind]
-        data = mutate(rng, seeds[i % len(seeds)], seeds[(i + 1) % len(seeds)])
-        outcome = decode_or_refuse(data)
-        if isinstance(outcome, DecodeError):
-            assert outcome.reason in ("damaged", "too large", "unsupported", "empty"), (seed, i)
-            assert outcome.detail, (seed, i)
-            refused += 1
-        else:
-            assert outcome.pixels.dtype == np.uint8, (seed, i)
-            assert outcome.pixels.shape[2:] == (3,), (seed, i)
-            assert outcome.pixels.shape[:2] in claimed_sizes(data), (seed, i)
-            assert read_size(data) == outcome.pixels.shape[:2], (seed, i)
-            assert read_size(data, UPRIGHT) == decode_image(data, UPRIGHT).pixels.shape[:2], (seed, i)
-    assert refused > 10  # or these are no mutations

@@ -300,41 +300,20 @@ def test_damage_never_raises_anything_but_a_source_error(seed: int) -> None:
 # --- many -------------------------------------------------------------------------------------------------------------
 
 
-def test_walking_any_number_of_headers_takes_no_memory() -> None:
-    # The archive is made as it is read: 10,000 members of 100 kB, 1 GB. A byte of each would be seen.
-    count, stride = 10_000, 512 + 100_352
-
-    class Made(io.RawIOBase):
-        place = 0
-
-        def seekable(self) -> bool:
-            return True
-
-        def readable(self) -> bool:
-            return True
-
-        def seek(self, offset: int, whence: int = 0) -> int:
-            self.place = offset
-            return offset
-
-        def tell(self) -> int:
-            return self.place
-
-        def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-            number, place = divmod(self.place, stride)
-            block = header(b"n01440764_%d.JPEG" % number, stride - 512) if number < count else bytes(512)
-            buffer[:] = (block + bytes(len(buffer)))[place : place + len(buffer)]
-            self.place += len(buffer)
-            return len(buffer)
-
-    archive = Archive("x.tar", io.BufferedReader(Made(), 4096), 0, count * stride + 1024)
+def test_walking_any_number_of_headers_takes_no_memory(tmp_path: Path) -> None:
+    count, nbytes = 5_000, 100_352
+    with (tmp_path / "x.tar").open("wb") as file:
+        for number in range(count):
+            file.write(header(b"n01440764_%d.JPEG" % number, nbytes))
+            file.seek(nbytes, os.SEEK_CUR)  # nothing is written there: the file is sparse
+        file.write(END)
     tracemalloc.start()
     try:
-        found = sum(1 for _ in members(archive))
+        with open_archive(tmp_path / "x.tar") as archive:
+            assert sum(1 for _ in members(archive)) == count
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == count
     assert peak < 60_000
 
 
