@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import describe_machine, generated_set, print_ratios
 
-from shardio.format.checksum import crc32
+from shardio.format.layout import crc32
 from shardio.loading.loader import ShardLoader
 
 

@@ -26,8 +26,8 @@ from shardio.cache.leases import Lease
 from shardio.cache.stage import Stager, take_lease
 from shardio.cache.staged_set import StagedSet, fetch
 from shardio.errors import FormatError, printable
-from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry, SplitEntry
+from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.kernels.rowcopy import Windows

@@ -26,8 +26,7 @@ from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished
 from shardio.conversion.sources.collection import Given, Item, Source
 from shardio.conversion.sources.masks import MaskedOrigin
 from shardio.errors import ConvertError, DecodeError, FormatError
-from shardio.format.checksum import crc32
-from shardio.format.layout import sample_nbytes, shard_nbytes
+from shardio.format.layout import crc32, sample_nbytes, shard_nbytes
 from shardio.sets.rows import RowsFile
 from shardio.system.opening import OpenFile, naming, open_untrusted
 

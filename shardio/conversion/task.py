@@ -36,7 +36,7 @@ from shardio.conversion.sources.collection import Given, Source, digest
 from shardio.conversion.writing.set_writer import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
-from shardio.format.checksum import crc32
+from shardio.format.layout import crc32
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
 # many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from shardio.format.checksum import crc32
+from shardio.format.layout import crc32
 from shardio.loading.meter import Counts, Snapshot
 from shardio.loading.report import Source
 from shardio.system.opening import OpenFile, open_file, open_memory

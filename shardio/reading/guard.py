@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.checksum import crc32
-from shardio.format.layout import sample_nbytes
+from shardio.format.layout import crc32, sample_nbytes
 from shardio.kernels.rowcopy import Windows, copy_windows
 from shardio.order.rng import make_keys, uniform
 from shardio.reading.layout import as_bytes

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry
-from shardio.format.layout import HEADER_NBYTES, SampleShape, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES, SampleShape, crc32, sample_nbytes
 from shardio.order.permutation import Permutation
 from shardio.sets.storage import FolderStorage
 

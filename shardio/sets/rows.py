@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.checksum import crc32
 from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntry, OrderEntry
 from shardio.format.layout import (
     CRC32_ROW,
@@ -23,6 +22,7 @@ from shardio.format.layout import (
     array_crc32_name,
     array_shard_name,
     columns_of,
+    crc32,
     index_header,
     index_name,
     order_name,

@@ -10,9 +10,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.checksum import crc32
 from shardio.format.entries import Crc32Entry, ShardEntry, SplitEntry
-from shardio.format.layout import HEADER_NBYTES, RowType
+from shardio.format.layout import HEADER_NBYTES, RowType, crc32
 
 
 @dataclass(frozen=True)

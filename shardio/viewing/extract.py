@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.errors import FormatError
-from shardio.format.checksum import crc32
+from shardio.format.layout import crc32
 from shardio.reading.shardset import ShardSet
 from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
 

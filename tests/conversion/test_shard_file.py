@@ -25,9 +25,8 @@ from shardio.conversion.writing import shard_file as writer_module
 from shardio.conversion.writing.set_writer import Reject, ShardWriter
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES, IndexRows, ShardFileWriter
 from shardio.errors import ConvertError
-from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry
-from shardio.format.layout import shard_header
+from shardio.format.layout import crc32, shard_header
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify

@@ -26,8 +26,7 @@ from shardio.conversion.task import Control, Stopped, do_task
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 from shardio.errors import DecodeError, FormatError
-from shardio.format.checksum import crc32
-from shardio.format.layout import WORK_FOLDER
+from shardio.format.layout import WORK_FOLDER, crc32
 from shardio.system.files import is_temporary
 
 

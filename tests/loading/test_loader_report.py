@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
-from shardio.format.checksum import crc32
+from shardio.format.layout import crc32
 from shardio.loading import gather, reporter
 from shardio.loading.exports import PrometheusPort, PrometheusTextfile, TensorBoard
 from shardio.loading.loader import ShardLoader

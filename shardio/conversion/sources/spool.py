@@ -19,7 +19,7 @@ from typing import Any
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
-from shardio.format.checksum import crc32
+from shardio.format.layout import crc32
 from shardio.sets.arrow import open_parquet
 from shardio.system.files import AtomicFile, write_all
 from shardio.system.opening import naming, open_untrusted

@@ -25,12 +25,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import (
     IndexColumns,
     SampleShape,
     check_sample_shape,
+    crc32,
     index_dtype,
     sample_nbytes,
     shard_header,
