@@ -1,18 +1,14 @@
-"""Augmentation of whole batches, on the CPU or a GPU: crop, resize, flip, normalise, cast, mix.
+"""Augments whole batches, on the CPU or a GPU: crop, resize, flip, normalize, cast, mix.
 
     transform = Compose([RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)])
     loader = ShardLoader("out/", batch_size=256, transform=transform)
 
-Random numbers depend on (seed, epoch, sample, view) alone: the augmented pixels are the same after a resume, on any
-number of ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and RandomChoice depend on the batch as well.)
+Random numbers depend only on (seed, epoch, sample, view): the pixels are the same after a resume, on any number of
+ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and a RandomChoice of them depend on the batch as well.)
 
-Crops, resizes and flips that follow each other are one pass over the pixels; on CUDA with Triton, and on the CPU with
-the kernel in C, normalising is part of it.
-
-Masks and boxes go through the same crops, flips and warps as their pictures (`masks=` and `boxes=` of the call).
-
-Pictures that were squashed to one shape (`shardio convert --fit squash`) are treated as if they had not been: crops are
-boxes of the true picture, in its own pixels, and the result is undistorted.
+Consecutive crops, resizes and flips are one pass over the pixels. Masks and boxes go through the same crops, flips and
+warps as their images. If a set was squashed to one shape (`shardio convert --fit squash`), crops are boxes of the
+original image, and the result is undistorted.
 """
 
 from shardio.augment.chain import Compose as Compose

@@ -26,10 +26,10 @@ Arrays = dict[str, Images]
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
+    """Images of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
 
-    There is at least one picture. A new batch is what the images show, which may be squashed. The filter sees no pixel
-    outside of `within`. Pictures are mirrored where `flips`, (B,), is true, go through `steps`, are normalised by
+    There is at least one image. A new batch is what the images show, which may be squashed. The filter sees no pixel
+    outside of `within`. Images are mirrored where `flips`, (B,), is true, go through `steps`, are normalized by
     `statistics`, mean and standard deviation of each channel, and then cast to `dtype`. None leaves them as they are.
     `targets` are those of `images`.
     """
@@ -53,7 +53,7 @@ class Batch:
         return len(self.images)
 
     def cropped(self, boxes: Boxes) -> Batch:
-        """Takes a box of each picture, in the picture's own pixels."""
+        """Takes a box of each image, in the image's own pixels."""
         self.check_uint8()
         if self.steps:
             return self.finished().cropped(boxes)
@@ -62,7 +62,7 @@ class Batch:
             boxes = replace(boxes, lefts=lefts)
         part = boxes.inside_of(self.region, self.sizes)
         sizes = np.stack([boxes.heights, boxes.widths], axis=1).astype(np.int64)
-        # A picture that was resized before its crop was made of pixels beyond the crop, too.
+        # An image that was resized before its crop was made of pixels beyond the crop, too.
         return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
 
     def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
@@ -86,14 +86,14 @@ class Batch:
         return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
 
     def stepped(self, codes: Op | NDArray[np.uint8], *values: ArrayLike) -> Batch:
-        """Adds an operation for each picture, an Op or `codes`, (B,); each of its `values` is a number or (B,)."""
+        """Adds an operation for each image, an Op or `codes`, (B,); each of its `values` is a number or (B,)."""
         self.check_uint8()
         step = Step.of(len(self), self.images.shape[1], codes, *values)
         self.check_channels(map(Op, np.unique(step.codes).tolist()))
         return replace(self, steps=(*self.steps, step))
 
     def check_channels(self, ops: Iterable[Op]) -> None:
-        """Raises ValueError if one of these operations is not defined for pictures of so many channels.
+        """Raises ValueError if one of these operations is not defined for images of so many channels.
 
         Transforms ask for all that they may draw: an error that only some batches bring would come late.
         """
@@ -101,40 +101,40 @@ class Batch:
         if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(ops)):
             names = ", ".join(sorted(op.name.lower() for op in wrong))
             raise ValueError(
-                f"expected images of 3 channels, red, green and blue, or of 1 for {names}; found {channels}"
+                f"expected images of 3 channels, red, green and blue, or of 1 channel for {names}; found {channels}"
             )
 
     def unsquashed(self) -> Batch:
-        """Resizes squashed pictures to what they were before, which must be one size for all, unless they are cast."""
+        """Resizes squashed images to what they were before, which must be one size for all, unless they are cast."""
         if self.boxes is not None or self.is_cast or (self.sizes == self.images.shape[2:]).all():
             return self
         return self.resized_to(self.sizes, self.interpolation, self.antialias)
 
     @property
     def is_cast(self) -> bool:
-        """True if the pictures are not uint8, or will not be in the end."""
+        """True if the images are not uint8, or will not be in the end."""
         return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
 
     def check_uint8(self) -> None:
         if self.is_cast:
             raise ValueError(
-                "crops, resizes, flips, warps and changes of colour take uint8 images: they come before Normalize and "
-                "ToDtype"
+                "expected uint8 images for crops, resizes, flips, warps and color changes: put them before Normalize "
+                "and ToDtype"
             )
 
     @property
     def region(self) -> Boxes:
-        """The boxes of `images` that the pictures are."""
+        """The boxes of `images` that the images are."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
-        """Returns a batch of other pictures of the same samples, with nothing noted.
+        """Returns a batch of other images of the same samples, with nothing noted.
 
-        Masks and boxes are `targets`, or those of the finished batch, whose pictures must have had this size.
+        Masks and boxes are `targets`, or those of the finished batch, whose images must have had this size.
         """
         targets = targets or self._moved_targets()
         if targets is not None and targets.size != (size := tuple(images.shape[2:])):
-            raise ValueError(f"expected masks and boxes of pictures of {size}, height and width; found {targets.size}")
+            raise ValueError(f"expected masks and boxes of images of (height, width) = {size}; found {targets.size}")
         return Batch(images, self.draws, sizes_of(images), self.labels, targets)
 
     def check_no_targets(self, what: str) -> None:
@@ -142,12 +142,12 @@ class Batch:
         if self.targets is not None:
             names = ", ".join([*self.targets.masks, *self.targets.boxes]) or "none in a mapping"
             raise ValueError(
-                f"{what} one picture of several, for which there are no masks and boxes; found {names}: leave "
-                "that out of the transform, or give images and labels only"
+                f"{what} combine several images, which leaves no masks and boxes; found {names}: leave them out of the "
+                "transform, or pass images and labels only"
             )
 
     def finished(self) -> Batch:
-        """Computes the pixels. Raises ValueError if the pictures have several sizes."""
+        """Computes the pixels. Raises ValueError if the images have several sizes."""
         images = self._done()
         if images is self.images:
             return self
@@ -206,16 +206,16 @@ class Batch:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of all pictures. Raises ValueError if they have several sizes."""
-        if self.boxes is None:  # mirrored only: pictures have the size in which they were stored
+        """Height and width of all images. Raises ValueError if they have several sizes."""
+        if self.boxes is None:  # mirrored only: images have the size in which they were stored
             height, width = self.images.shape[2:]
             return height, width
         height, width = self.sizes[0].tolist()
         if (self.sizes != (height, width)).any():
             least, most = self.sizes.min(axis=0).tolist(), self.sizes.max(axis=0).tolist()
             raise ValueError(
-                f"the pictures of a batch must have one size; found (height, width) from {tuple(least)} to "
-                f"{tuple(most)}: let a CenterCrop or RandomCrop follow, or resize to (height, width)"
+                f"the images of a batch must have one size; found (height, width) from {tuple(least)} to "
+                f"{tuple(most)}: add a CenterCrop or RandomCrop, or resize to (height, width)"
             )
         return height, width
 

@@ -1,6 +1,6 @@
-"""The part of each picture that a crop takes: for whole batches at once, from stateless random numbers.
+"""The part of each image that a crop takes: for whole batches at once, from stateless random numbers.
 
-All formulas are torchvision's, whose classes of the same names take one picture at a time.
+All formulas are torchvision's, whose classes of the same names take one image at a time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Loaded:
     images: torch.Tensor
     draws: Draws
     sizes: Callable[[], NDArray[np.int64]] | None = None
-    """The sizes that the pictures had before they were squashed."""
+    """The sizes that the images had before they were squashed."""
     num_calls: int = 0
 
     @contextmanager
@@ -111,7 +111,7 @@ def loaded(count: int) -> Loaded | None:
 
 @dataclass(frozen=True)
 class Boxes:
-    """One box of each picture of a batch, in its pixels: four float64 arrays (B,)."""
+    """One box of each image of a batch, in its pixels: four float64 arrays (B,)."""
 
     tops: NDArray[np.float64]
     lefts: NDArray[np.float64]
@@ -120,18 +120,18 @@ class Boxes:
 
     @classmethod
     def whole(cls, count: int, height: int, width: int) -> Boxes:
-        """Returns boxes that are all of `count` pictures."""
+        """Returns boxes that are all of `count` images."""
         return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
 
     @classmethod
     def picked(cls, several: Sequence[Boxes], numbers: NDArray[np.int64]) -> Boxes:
-        """Returns for each picture its box among those whose number is in `numbers`, (B,)."""
+        """Returns for each image its box among those whose number is in `numbers`, (B,)."""
         columns = np.arange(len(numbers))
         sides = np.stack([[b.tops, b.lefts, b.heights, b.widths] for b in several])
         return cls(*sides.transpose(1, 0, 2)[:, numbers, columns])
 
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
-        """Returns these boxes, of pictures of `sizes`, (B, 2), as parts of `outer`, which the pictures show."""
+        """Returns these boxes, of images of `sizes`, (B, 2), as parts of `outer`, which the images show."""
         by_height, by_width = outer.heights / sizes[:, 0], outer.widths / sizes[:, 1]
         return Boxes(
             outer.tops + self.tops * by_height,
@@ -149,9 +149,9 @@ def random_resized_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Boxes:
-    """Draws boxes as torchvision's RandomResizedCrop.get_params, for pictures of these sizes in pixels, each (B,).
+    """Draws boxes as torchvision's RandomResizedCrop.get_params, for images of these sizes in pixels, each (B,).
 
-    The area is a share of the picture's, uniform in `scale`; the aspect ratio, width to height, is uniform in `ratio`
+    The area is a share of the image's, uniform in `scale`; the aspect ratio, width to height, is uniform in `ratio`
     on a logarithmic scale; and the place is uniform among whole pixels. If none of ten such boxes fits, the box is the
     largest in the centre whose ratio is allowed.
     """
@@ -164,7 +164,7 @@ def random_resized_boxes(
     fits = (box_widths > 0) & (box_widths <= widths) & (box_heights > 0) & (box_heights <= heights)
     chosen = (fits.argmax(axis=0), np.arange(fits.shape[1]))
     found = fits.any(axis=0)
-    # Otherwise a box is as wide or as high as the picture, whichever keeps the ratio within its bounds.
+    # Otherwise a box is as wide or as high as the image, whichever keeps the ratio within its bounds.
     own = widths / heights
     widest, highest = np.maximum(np.rint(heights * ratio[1]), 1), np.maximum(np.rint(widths / ratio[0]), 1)
     box_width = np.where(found, box_widths[chosen], np.where(own > ratio[1], widest, widths))

@@ -1,4 +1,4 @@
-"""Transforms of batches, and those that are made of others: one after the other, or several views."""
+"""The base class of transforms; Compose, which chains them, and Views, which applies several to each sample."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _NoDraws(Draws):
     def _key(self, purpose: str) -> np.uint64:
         raise ValueError(
             f"torch.export: expected transforms without random numbers, found {purpose}: the exported program would "
-            "draw the same for every batch; export Resize, CenterCrop, Normalize and ToDtype only"
+            "draw the same numbers for every batch; export only Resize, CenterCrop, Normalize and ToDtype"
         )
 
 
@@ -60,10 +60,10 @@ class _WithArrays(_Samples, total=False):
 
 
 class Transform(Described, ABC):
-    """A change of each picture of a batch. Any number of threads may use one at the same time."""
+    """Changes each image of a batch. Threads may share a transform."""
 
     mask_fill: MaskFill | None = None
-    """What calls fill masks with, unless they say."""
+    """The default of `mask_fill` in calls."""
 
     @overload
     def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
@@ -94,38 +94,20 @@ class Transform(Described, ABC):
         view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns (B, C, *size) for uint8 images (B, C, H, W), on the same device, uint8 unless normalised or cast.
+        """Returns the transformed images, and labels, masks and boxes if they are given.
 
-        The result is in channels_last memory if it is cropped, resized or mirrored, or if `images` are.
+        - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,); float32 (B, classes) after Mixup or CutMix.
+        - `masks`: (B, H, W) or (B, H, W, C) by name; `mask_fill` is their value outside of the image, also by name.
+        - `boxes`: float32 (B, K, 5) by name: left, top, right, bottom and the label, which is -1 where there is no box.
+        - `indices`, `seed`, `epoch`, `view` key the random numbers. Without them, a call draws from torch's generator.
+        - `sizes`: (B, 2), the heights and widths of images that were squashed to one shape.
 
-        With `labels`, int64 (B,), returns the pair of images and labels. Mixup and CutMix make the labels float32
-        (B, classes).
-
-        With `masks` or `boxes`, tensors by name, the result ends with a dict of all of them, which have moved as their
-        pictures have. Colours, erasing and casts leave them as they are.
-
-        - A mask, (B, H, W) or (B, H, W, C) of any dtype, is read by nearest neighbour, as torch's "nearest-exact".
-          Where the picture shows what is outside of it, masks are `mask_fill`: a number, or numbers by name; by default
-          that of the Compose or Views, or 0.
-        - Boxes are float32 (B, K, 5): left, top, right and bottom in pixels of `images`, and the label, which is below
-          0 where there is no box. Those of the result are in its pixels, around the four moved corners, inside of the
-          picture. Row k is still row k: a box of which less than a pixel is left, in width or height, has become zeros
-          with the label -1.
-
-        Random numbers depend on `seed`, `epoch`, `view` and each sample's number in `indices`, (B,); another `view` is
-        an independent augmentation of the same samples. Without `indices`, a call with a `seed` counts the samples from
-        0, and draws the same each time; a call without draws afresh, from torch's generator. `epoch` needs `indices`.
-        In a function that a ShardLoader calls, all of them are the loader's by default.
-
-        `sizes`, (B, 2), are the heights and widths that the pictures had before they were squashed to one shape: with
-        them, they are treated as if they had never been. Masks and boxes are those of the squashed pictures all the
-        same. A ShardLoader gives samples and sizes.
-
-        All tensors are only read. Images and masks are returned themselves if nothing is to be done to them.
+        Tensors are only read, and returned themselves if nothing changes. See "Masks and boxes" and "Calling a
+        transform yourself" in the guide. A ShardLoader passes all of these.
         """
         if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
             found_types = f"{type(images).__name__} and {type(labels).__name__}"
-            raise TypeError(f"images, and labels if there are any, must be tensors; found {found_types}")
+            raise TypeError(f"images and labels must be tensors; found {found_types}")
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
         if images.device.type == "cpu":
@@ -155,7 +137,7 @@ class Transform(Described, ABC):
     def _of_no_samples(
         self, images: torch.Tensor, labels: torch.Tensor | None, **arrays: Any
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns what is left of a batch of one blank picture without it: tensors of the right sizes and types."""
+        """Returns what is left of a batch of one blank image without it: tensors of the right sizes and types."""
         for kind in ("masks", "boxes"):
             if arrays[kind] is not None:
                 arrays[kind] = {name: _one(tensor) for name, tensor in arrays[kind].items()}
@@ -164,12 +146,12 @@ class Transform(Described, ABC):
 
     @property
     def mixed_classes(self) -> frozenset[int]:
-        """The number of classes for which pictures and labels are mixed, or several; empty if nothing is mixed."""
+        """The numbers of classes for which labels are mixed; empty if the transform mixes nothing."""
         return frozenset[int]().union(*(part.mixed_classes for part in self._inner()))
 
     @property
     def mixes(self) -> bool:
-        """True if pictures of the result are made of several pictures of the batch, and labels likewise."""
+        """True if the transform combines several images of the batch, and their labels."""
         return bool(self.mixed_classes) or any(part.mixes for part in self._inner())
 
     def _inner(self) -> list[Transform]:
@@ -188,11 +170,13 @@ class Transform(Described, ABC):
 def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     """Returns a tuple. Raises ValueError if one of them may not be part of another transform."""
     if not isinstance(transforms, Iterable):
-        raise TypeError(f"transforms must be a list of them; found {transforms!r}")
+        raise TypeError(f"transforms must be a list of transforms; found {transforms!r}")
     parts = tuple(transforms)
     for transform in parts:
         if not isinstance(transform, Transform) or isinstance(transform, Views):
-            raise ValueError(f"expected a Transform, and Views only around all others; found {transform!r}")
+            raise ValueError(
+                f"expected a Transform of shardio.augment, and Views only as the outermost; found {transform!r}"
+            )
         if transform.mask_fill is not None:
             raise ValueError(f"mask_fill must be an argument of the outermost Compose or Views; found {transform!r}")
     return parts
@@ -225,8 +209,8 @@ def _draws(
     if indices is None:
         if epoch is not None:
             raise ValueError(
-                "epoch must come with indices, the numbers of the samples, or each batch of the epoch would draw the "
-                "same; leave out both and seed to draw afresh at each call"
+                "epoch needs indices, the numbers of the samples, or all batches of the epoch would draw the same; "
+                "leave out epoch, indices and seed to draw new numbers at each call"
             )
         return Draws(FreshSeed() if seed is None else seed, 0, np.arange(count), view or 0)
     numbers = np.asarray(_on_the_host(indices))
@@ -252,9 +236,9 @@ def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
 
 @dataclass(frozen=True, repr=False)
 class Compose(Transform):
-    """One transform after the other.
+    """Applies one transform after the other.
 
-    Where pictures show what is outside of them, masks are `mask_fill`, a number, or numbers by name.
+    `mask_fill` is the value of masks outside of the image: a number, or a dict of numbers by name.
     """
 
     transforms: Iterable[Transform]
@@ -281,10 +265,9 @@ class Compose(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Views(Transform):
-    """Several independent augmentations of each sample: a tuple of images, one for each of `transforms`.
+    """Augments each sample several times independently: the images are a tuple, with an item per transform.
 
-    Transforms that are the same give different views; labels come once, and as they were. `mask_fill` is as for
-    Compose.
+    Equal transforms give different views. Labels are returned once, unchanged. `mask_fill` is the same as in Compose.
     """
 
     transforms: Sequence[Transform]
@@ -294,7 +277,7 @@ class Views(Transform):
         _check_parts(self)
         super().__post_init__()
         if not self.transforms:
-            raise ValueError("Views takes one or more transforms; found none")
+            raise ValueError("Views: expected one or more transforms; found none")
 
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         count = len(self.transforms)
@@ -309,4 +292,4 @@ class Views(Transform):
         return tuple(views), batch.labels, None if batch.targets is None else arrays
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        raise ValueError("Views comes last, around all other transforms")
+        raise ValueError("Views must be the outermost transform; found it inside another one")

@@ -1,4 +1,4 @@
-"""Checks of arguments that several transforms have. Errors name the argument, what it must be and what was found."""
+"""Checks arguments. Errors name the argument, what it must be, and what was found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def check_number(name: str, value: object) -> None:
     if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
         raise TypeError(f"{name} must be a number; found {value!r}")
     if isinstance(value, int) and value.bit_length() > 1000:
-        raise ValueError(f"{name} must be a number that a float can hold; found one of {value.bit_length()} bits")
+        raise ValueError(
+            f"{name} must be a number that a float can hold; found an integer of {value.bit_length()} bits"
+        )
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
@@ -43,14 +45,14 @@ def check_range(
 ) -> tuple[float, float]:
     """Returns (low, high). Raises ValueError unless both lie from `least`, or `above` it, to `most`, and in order."""
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
-        raise ValueError(f"{name} must be (least, most); found {bounds!r}")
+        raise ValueError(f"{name} must be (min, max); found {bounds!r}")
     low, high = bounds
     check_number(name, low)
     check_number(name, high)
     if not (least < low if above else least <= low) or not low <= high <= most or not math.isfinite(high):
         limits = [f"{'above' if above else 'at least'} {least:g}"] * math.isfinite(least)
         limits += [f"at most {most:g}"] * math.isfinite(most)
-        raise ValueError(f"{name} must be (least, most), {' and '.join(limits) or 'finite'}; found {bounds!r}")
+        raise ValueError(f"{name} must be (min, max), {' and '.join(limits) or 'finite'}; found {bounds!r}")
     return float(low), float(high)
 
 
@@ -62,9 +64,9 @@ def around(
         return check_range(name, value, least, most)
     check_number(name, value)
     if not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a number of at least 0, or (least, most); found {value!r}")
+        raise ValueError(f"{name} must be a number of at least 0, or (min, max); found {value!r}")
     if centre + value > most:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a number from 0 to {most - centre:g}, or (least, most); found {value!r}")
+        raise ValueError(f"{name} must be a number from 0 to {most - centre:g}, or (min, max); found {value!r}")
     return max(centre - value, least), centre + value  # type: ignore[operator]
 
 
@@ -77,7 +79,7 @@ def check_choice(name: str, value: object, choices: object) -> None:
 def check_fill(fill: Fill, name: str = "fill") -> None:
     """Raises unless `fill` is a grey level, one for each channel, or None."""
     if isinstance(fill, str) or (isinstance(fill, Sequence) and not fill):
-        raise ValueError(f"{name} must be a grey level, or one for each channel; found {fill!r}")
+        raise ValueError(f"{name} must be a grey level, or a grey level per channel; found {fill!r}")
     for level in () if fill is None else fill if isinstance(fill, Sequence) else (fill,):
         check_number(name, level)
         if not 0 <= level <= 255:
@@ -89,5 +91,7 @@ def fill_of(fill: Fill, channels: int, name: str = "fill") -> tuple[float, ...]:
     if not isinstance(fill, Sequence):
         return (math.nan if fill is None else float(fill),) * channels
     if len(fill) not in (1, channels):
-        raise ValueError(f"{name} must be a number, or one for each of {channels} channels; found {fill!r}")
+        raise ValueError(
+            f"{name} must be a number, or {channels} numbers, as the images have {channels} channels; found {fill!r}"
+        )
     return tuple(map(float, fill)) * (channels // len(fill))

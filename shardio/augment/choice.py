@@ -1,4 +1,4 @@
-"""Transforms of transforms: some of them, one of them, or all in a random order, for each picture by itself."""
+"""RandomApply, RandomChoice and RandomOrder, which choose among transforms for each image separately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64]
 
 
 def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
-    """Returns for each picture what the alternative whose number is in `numbers`, (B,), has made of `base`.
+    """Returns for each image what the alternative whose number is in `numbers`, (B,), has made of `base`.
 
     If all of them have only noted what is wanted, so is the choice. Otherwise all are computed.
     """
@@ -59,13 +59,13 @@ def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
 
 
 def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
-    # Some may have undone that pictures were squashed, as what looks at neighbours does.
+    # Some may have undone that images were squashed, as what looks at neighbors does.
     done = [other.unsquashed().finished() for other in alternatives]
     images, targets = done[0].images, [other.targets for other in done if other.targets is not None]
     for number, other in enumerate(done[1:], start=1):
         if other.images.shape != images.shape or other.images.dtype != images.dtype:
             found = " and ".join(f"{some.dtype} {tuple(some.shape)}" for some in (images, other.images))
-            raise ValueError(f"transforms to choose from must give pictures of one size and dtype; found {found}")
+            raise ValueError(f"transforms to choose from must return images of one size and dtype; found {found}")
         mine = to_device(torch.from_numpy(numbers == number), images.device)
         images = torch.where(mine[:, None, None, None], other.images, images)
     if not targets:
@@ -77,13 +77,13 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
 def _parts(kind: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     parts = checked(transforms)
     if not parts:
-        raise ValueError(f"{kind} takes one or more transforms; found none")
+        raise ValueError(f"{kind}: expected one or more transforms; found none")
     return parts
 
 
 @dataclass(frozen=True, repr=False)
 class RandomApply(Transform):
-    """All of `transforms`, one after the other, with probability `p` for each picture; none of them otherwise."""
+    """Applies all of `transforms`, in order, with probability `p` for each image."""
 
     transforms: Sequence[Transform]
     p: float = 0.5
@@ -93,7 +93,9 @@ class RandomApply(Transform):
         super().__post_init__()
         check_probability("p", self.p)
         if any(transform.mixes for transform in self.transforms):
-            raise ValueError("Mixup and CutMix have a `p` of their own: RandomApply takes transforms of one picture")
+            raise ValueError(
+                "RandomApply: expected transforms of single images; found Mixup or CutMix: use their argument p"
+            )
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         wanted = batch.draws.uniform(purpose, 1)[0] < self.p
@@ -102,9 +104,9 @@ class RandomApply(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomChoice(Transform):
-    """One of several transforms, chosen for each picture; with probabilities `p`, or equal ones.
+    """Applies one of several transforms to each image, with probabilities `p` (default: equal).
 
-    If Mixup or CutMix is among them, the choice is made for each batch, by its first sample.
+    If Mixup or CutMix is among them, one transform is chosen for the whole batch, by its first sample.
     """
 
     transforms: Sequence[Transform]
@@ -122,7 +124,7 @@ class RandomChoice(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.mixes:
-            batch.check_no_targets("Mixup and CutMix make")
+            batch.check_no_targets("Mixup and CutMix")
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
         draws = batch.draws.of_the_batch() if self.mixes else batch.draws
         found = np.searchsorted(shares, draws.uniform(purpose, 1)[0] * shares[-1], side="right")
@@ -136,7 +138,7 @@ class RandomChoice(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomOrder(Transform):
-    """All of `transforms`, in an order of its own for each picture."""
+    """Applies all of `transforms`, in a random order for each image."""
 
     transforms: Sequence[Transform]
 
@@ -144,9 +146,11 @@ class RandomOrder(Transform):
         object.__setattr__(self, "transforms", _parts("RandomOrder", self.transforms))
         super().__post_init__()
         if any(transform.mixes for transform in self.transforms):
-            raise ValueError("Mixup and CutMix come last: RandomOrder takes transforms of one picture")
+            raise ValueError(
+                "RandomOrder: expected transforms of single images; found Mixup or CutMix, which come last"
+            )
         if len(self.transforms) > MOST_DRAWS:
-            raise ValueError(f"RandomOrder takes at most {MOST_DRAWS} transforms; found {len(self.transforms)}")
+            raise ValueError(f"RandomOrder: expected at most {MOST_DRAWS} transforms; found {len(self.transforms)}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         order = batch.draws.uniform(purpose, len(self.transforms)).argsort(axis=0)

@@ -1,4 +1,4 @@
-"""Transforms of colours: each picture by numbers of its own. Names, arguments and results are torchvision's."""
+"""Color transforms. Names, arguments and results are those of torchvision."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Range = float | tuple[float, float]
 
 @dataclass(frozen=True, repr=False)
 class ColorJitter(Transform):
-    """Brightness, contrast, saturation and hue changed by random amounts, in a random order.
+    """Changes brightness, contrast, saturation and hue by random amounts, in random order.
 
-    A number x stands for factors from max(0, 1 - x) to 1 + x; for `hue`, from 0 to 0.5, for shares of the circle from
-    -x to x. A pair gives both bounds. What cannot change is left out.
+    A number x means factors from max(0, 1 - x) to 1 + x; for `hue`, at most 0.5, shares of the color circle from -x to
+    x. A pair gives both bounds.
     """
 
     brightness: Range = 0.0
@@ -65,7 +65,7 @@ class ColorJitter(Transform):
 
 
 class _Sometimes(Transform):
-    """One operation with the same values, with probability `p` for each picture."""
+    """One operation with the same values, with probability `p` for each image."""
 
     op: ClassVar[Op]
     p: float
@@ -85,7 +85,7 @@ class _Sometimes(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomGrayscale(_Sometimes):
-    """Red, green and blue replaced by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
+    """Replaces red, green and blue by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
 
     p: float = 0.1
     op = Op.GRAYSCALE
@@ -93,7 +93,7 @@ class RandomGrayscale(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomInvert(_Sometimes):
-    """Grey levels x replaced by 255 - x, with probability `p`."""
+    """Replaces grey levels x by 255 - x, with probability `p`."""
 
     p: float = 0.5
     op = Op.INVERT
@@ -101,7 +101,7 @@ class RandomInvert(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomAutocontrast(_Sometimes):
-    """The darkest level of each channel becomes 0 and the brightest 255, with probability `p`."""
+    """Stretches each channel so its darkest level is 0 and its brightest 255, with probability `p`."""
 
     p: float = 0.5
     op = Op.AUTOCONTRAST
@@ -109,7 +109,7 @@ class RandomAutocontrast(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomEqualize(_Sometimes):
-    """Each channel's grey levels are spread so that all are about equally frequent, with probability `p`."""
+    """Equalizes the histogram of each channel, with probability `p`."""
 
     p: float = 0.5
     op = Op.EQUALIZE
@@ -117,7 +117,7 @@ class RandomEqualize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomPosterize(_Sometimes):
-    """The upper `bits` of each grey level are kept, with probability `p`."""
+    """Keeps the upper `bits` of each grey level, with probability `p`."""
 
     bits: int
     p: float = 0.5
@@ -133,7 +133,7 @@ class RandomPosterize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomSolarize(_Sometimes):
-    """Grey levels of `threshold` and more are inverted, with probability `p`."""
+    """Inverts grey levels of at least `threshold`, with probability `p`."""
 
     threshold: float
     p: float = 0.5
@@ -151,7 +151,7 @@ class RandomSolarize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomAdjustSharpness(_Sometimes):
-    """Sharpened by `sharpness_factor`, with probability `p`: 0 blurs, 1 changes nothing, 2 doubles the sharpness."""
+    """Sharpens by `sharpness_factor`, with probability `p`: 0 blurs, 1 changes nothing, 2 doubles the sharpness."""
 
     sharpness_factor: float
     p: float = 0.5
@@ -167,9 +167,9 @@ class RandomAdjustSharpness(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class GaussianBlur(Transform):
-    """Convolution with a Gaussian of `kernel_size` pixels, odd, or (width, height); `sigma` is drawn from its bounds.
+    """Blurs with a Gaussian of `kernel_size` pixels: an odd number, or (width, height).
 
-    A number as `sigma` is taken as it is. Beyond its edge, the picture is continued by its mirror image.
+    `sigma` is a number, or the bounds it is drawn from. The image is mirrored at its edges.
     """
 
     kernel_size: int | tuple[int, int]
@@ -200,7 +200,7 @@ class GaussianBlur(Transform):
         batch = batch.unsquashed()
         if width // 2 >= batch.size[1] or height // 2 >= batch.size[0]:
             raise ValueError(
-                f"kernel_size must be less than twice the picture's size, {batch.size}, height and width; found "
+                f"kernel_size must be less than twice the image's size, (height, width) = {batch.size}; found "
                 f"{self.kernel_size!r}"
             )
         low, high = self._sigmas

@@ -1,7 +1,7 @@
-"""What a transform sees of stored pictures, known before they are read: boxes depend on random numbers alone.
+"""What a transform sees of stored images, known before they are read: boxes depend on random numbers alone.
 
 A transform that begins with crops, resizes and flips is split behind them. Of the first part there is a Cut: which
-window of each picture has to be read, and what the pixels become. Threads that read pictures compute them, a few at a
+window of each image has to be read, and what the pixels become. Threads that read images compute them, a few at a
 time, from the windows alone. The rest of the transform goes on with the results.
 """
 
@@ -42,7 +42,7 @@ Part = tuple[Transform, str]
 _FLIPS = (HorizontalFlip, AlternatingFlip)
 _CASTS = (Normalize, ToDtype)
 _CHOICES = (Compose, RandomApply, RandomChoice, RandomOrder)
-# Where the transforms are that take pictures as they come, and leave their places to those before them.
+# Where the transforms are that take images as they come, and leave their places to those before them.
 _OF_PIXELS = {f"shardio.augment.{module}" for module in ("colour", "erasing", "geometry", "mix", "policies")}
 
 
@@ -56,7 +56,7 @@ class Split:
 
     @classmethod
     def of(cls, transform: Transform) -> Split | None:
-        """Returns None for a transform that needs whole pictures, or if there is no kernel to compute them."""
+        """Returns None for a transform that needs whole images, or if there is no kernel to compute them."""
         name = type(transform).__name__
         parts = [*transform.parts(name)] if type(transform) is Compose else [(transform, name)]
         resizes = [type(part) in (RandomResizedCrop, Resize) for part, _ in parts]
@@ -79,7 +79,7 @@ class Split:
         sizes: NDArray[np.int64] | None = None,
         whole_lines: int = 0,
     ) -> Cut:
-        """Returns the cut of the samples of `draws`, whose pictures are stored in `shape`, height, width and channels.
+        """Returns the cut of the samples of `draws`, whose images are stored in `shape`, height, width and channels.
 
         `sizes` are those of `Transform.__call__`. With `whole_lines`, its windows are whole lines, which begin and end
         at multiples of that number. Raises what the transform raises.
@@ -95,7 +95,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """What the head of a split makes of some pictures: `batch`, whose images are not there. Any thread may use one.
+    """What the head of a split makes of some images: `batch`, whose images are not there. Any thread may use one.
 
     `whole_lines` is that of `Split.cut`.
     """
@@ -120,12 +120,12 @@ class Cut:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """The type of the results: float32 if they are normalised."""
+        """The type of the results: float32 if they are normalized."""
         return np.uint8 if self.batch.statistics is None else np.float32
 
     @cached_property
     def windows(self) -> Windows:
-        """The part of each stored picture that the filter sees, or the lines in which that lies."""
+        """The part of each stored image that the filter sees, or the lines in which that lies."""
         (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
         if self.whole_lines:
             height, width = self.batch.images.shape[2:]
@@ -149,7 +149,7 @@ class Cut:
         return spans
 
     def resample(self, pixels: NDArray[np.uint8], some: slice, out: NDArray[Any]) -> None:
-        """Computes the results of some of the pictures, (B, *size, C) of `dtype`, of their `windows`, uint8 (n,)."""
+        """Computes the results of some of the images, (B, *size, C) of `dtype`, of their `windows`, uint8 (n,)."""
         resample_windows(pixels, self.windows[some], self._spans[:, some], self._flips[some], out, self.how)
 
     @cached_property
@@ -159,21 +159,21 @@ class Cut:
 
     @cached_property
     def parameters(self) -> NDArray[np.float32]:
-        """What the kernel for CUDA is told of each picture, (B, 9)."""
+        """The parameters of the kernel for CUDA, (B, 9)."""
         from shardio.augment.resample_cuda import parameters_of  # Triton takes its time to import
 
         return parameters_of(self._spans, self._flips)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Where that kernel finds each picture among the windows: its first byte, as if all of it were there, and the
+        """Where that kernel finds each image among the windows: its first byte, as if all of it were there, and the
         bytes of a line, (B, 2)."""
         lines = self.windows.widths * self.num_channels
         firsts = self.ends[:-1] - self.windows.tops * lines - self.windows.lefts * self.num_channels
         return np.stack([firsts, lines], axis=1)
 
     def works_on(self, device: torch.device) -> bool:
-        """Tells whether a CUDA device can resample such windows. The first time, this compiles a kernel."""
+        """Returns whether a CUDA device can resample such windows. The first time, this compiles a kernel."""
         from shardio.augment.resample_cuda import can_resample_packed
 
         return can_resample_packed(device, self._shape, self.how)
@@ -227,7 +227,7 @@ class Cut:
 
 
 def margin_of(width: int, channels: int) -> int:
-    """Returns how many bytes must be there before and after windows of pictures of this width: the kernel for
+    """Returns how many bytes must be there before and after windows of images of this width: the kernel for
     CUDA also reads what has no weight."""
     return -(-2 * width * channels // 256) * 256
 
@@ -237,7 +237,7 @@ def _is_crop(transform: Transform) -> bool:
 
 
 def _keep_places(transforms: Iterable[Transform]) -> bool:
-    """Returns whether these change pictures as they are, without a crop or a resize that could be one with those
+    """Returns whether these change images as they are, without a crop or a resize that could be one with those
     before."""
     for transform in transforms:
         if type(transform) in _CHOICES:

@@ -1,4 +1,4 @@
-"""A transform as text, as a dictionary of plain values that can be stored as JSON, and as a digest of that."""
+"""A transform as text, as a dictionary that JSON can store, and as the digest of this dictionary."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Described:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the arguments by name, all of them, and the name of the class as "transform". JSON can hold it.
+        """Returns the name of the class as "transform", and all arguments by name, as values that JSON can store.
 
-        Raises TypeError if the class is no dataclass, or an argument is none of these things.
+        Raises TypeError if the class is not a dataclass, or JSON cannot store an argument.
         """
         if not is_dataclass(self):
             raise TypeError(f"expected a dataclass, whose arguments are known; found {self!r}")
@@ -65,13 +65,13 @@ class Described:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of `to_dict()`, 64 hexadecimal digits: that of another run, if its transform was the same."""
+        """The SHA-256 of `to_dict()` in hexadecimal: equal transforms have equal digests."""
         text = json.dumps(_whole(self.to_dict()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def from_dict(values: Mapping[str, Any]) -> Described:
-    """Returns the transform whose `to_dict` has given these values. Raises ValueError if there is none."""
+    """Returns the transform that `to_dict` returned these values for. Raises ValueError if they are not a transform."""
     kind = values.get(KIND) if isinstance(values, Mapping) else None
     known = Described._classes.get(kind) if isinstance(kind, str) else None
     # What has no arguments of its own is a base of other classes.

@@ -1,4 +1,4 @@
-"""Random erasing: rectangles of each picture replaced by a colour or by noise.
+"""RandomErasing: replaces rectangles of each image by a color or by noise.
 
 Zhong, Zheng, Kang, Li, Yang, "Random erasing data augmentation", AAAI 2020.
 """
@@ -21,7 +21,7 @@ from shardio.augment.chain import Transform
 from shardio.augment.checks import check_fill, check_number, check_probability, check_range, check_whole, fill_of
 from shardio.augment.resample import to_device
 
-# torchvision and timm draw so often before they leave the picture as it is.
+# torchvision and timm draw so often before they leave the image as it is.
 _TRIES = 10
 
 # splitmix64, as in shardio.order.rng, of int64 numbers, whose products are the same modulo 2**64.
@@ -30,12 +30,12 @@ _GAMMA, _MIX_1, _MIX_2 = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 
 
 @dataclass(frozen=True, repr=False)
 class RandomErasing(Transform):
-    """A rectangle of the picture erased, with probability `p`; or several, each of an accordingly smaller area.
+    """Erases a rectangle of the image, with probability `p`.
 
-    `scale` bounds the share of the picture's area, `ratio` the rectangle's height to width. `value` is the colour: a
-    number, one for each channel, "random" for a random number of mean 0 and deviation 1 for each pixel, or "color" for
-    one for each rectangle and channel; these two for pictures that are normalised. `count` is the number of rectangles,
-    or the least and the most. What torchvision calls `value`, timm calls mode: 0 const, "random" pixel, "color" rand.
+    - `scale`: the bounds of the area, as a share of the image's. `ratio`: the bounds of height / width.
+    - `value`: the color, a number or a number per channel. "random" draws each pixel and "color" each rectangle and
+      channel from a standard normal distribution, for normalized images. (timm calls these const, pixel and rand.)
+    - `count`: the number of rectangles, or (min, max); several rectangles share the area.
     """
 
     p: float = 0.5
@@ -52,7 +52,7 @@ class RandomErasing(Transform):
         if isinstance(self.value, str):
             if self.value not in ("random", "color"):
                 raise ValueError(
-                    f'value must be a number, one for each channel, "random" or "color"; found {self.value!r}'
+                    f'value must be a number, a number per channel, "random" or "color"; found {self.value!r}'
                 )
         else:
             for number in self.value if isinstance(self.value, Sequence) else (self.value,):
@@ -60,9 +60,9 @@ class RandomErasing(Transform):
                 if not math.isfinite(float(number)):
                     raise ValueError(f"value must be finite; found {self.value!r}")
             if self.value == ():
-                raise ValueError("value must be a number, or one for each channel; found ()")
+                raise ValueError("value must be a number, or a number per channel; found ()")
         if len(self._counts) != 2:
-            raise ValueError(f"count must be a number of rectangles, or (least, most); found {self.count!r}")
+            raise ValueError(f"count must be a number of rectangles, or (min, max); found {self.count!r}")
         least, most = self._counts
         check_whole("count", least, 1)
         check_whole("count", most, least)
@@ -76,7 +76,7 @@ class RandomErasing(Transform):
         done = batch.finished()
         images = done.images.clone() if done is batch else done.images
         if isinstance(self.value, str) and not images.dtype.is_floating_point:
-            raise ValueError(f'value "{self.value}" is for normalised pictures: let RandomErasing follow Normalize')
+            raise ValueError(f'value "{self.value}" needs normalized images: put RandomErasing after Normalize')
         if not isinstance(self.value, str):
             fill_of(self.value, images.shape[1], "value")
             if not images.dtype.is_floating_point:
@@ -106,7 +106,7 @@ class RandomErasing(Transform):
         return np.stack([rows, columns, tall, wide]).astype(np.int64)
 
     def _colours(self, draws: Draws, purpose: str, images: Tensor) -> Tensor | NDArray[np.int64]:
-        """Returns (B, C, 1, 1); or keys of each picture's noise, (B,)."""
+        """Returns (B, C, 1, 1); or keys of each image's noise, (B,)."""
         count, channels = images.shape[:2]
         if self.value == "random":
             return draws.keys(f"{purpose} noise")
@@ -135,7 +135,7 @@ def _erased(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[
 
 
 def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[np.int64]) -> Tensor:
-    """Returns new images, by as many operations as there would be for one picture: launches cost more than pixels."""
+    """Returns new images, by as many operations as there would be for one image: launches cost more than pixels."""
     if not isinstance(colours, Tensor):
         keys = to_device(torch.from_numpy(colours), images.device)
         colours = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
@@ -150,9 +150,9 @@ def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | 
 
 
 def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:
-    """Returns float32 (n, C, height, width): the part of each picture's noise, of `shape`, (B, C, H, W), in a box.
+    """Returns float32 (n, C, height, width): the part of each image's noise, of `shape`, (B, C, H, W), in a box.
 
-    Each number depends on the picture's key and on the pixel alone, and is one of 65,536 quantiles of the normal
+    Each number depends on the image's key and on the pixel alone, and is one of 65,536 quantiles of the normal
     distribution. The numbers are the same on all devices.
     """
     top, left, height, width = box

@@ -131,10 +131,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Watch:
-    """Calls a function with the batches of a loader. Raises ValueError if it draws once for all pictures of a batch.
+    """Calls a function with the batches of a loader. Raises ValueError if it draws once for all images of a batch.
 
-    A call after which a generator has moved is looked into: the function gets a batch of equal pictures, several
-    times. It draws for each picture if their results differ, and once if only the results of another call differ. The
+    A call after which a generator has moved is looked into: the function gets a batch of equal images, several
+    times. It draws for each image if their results differ, and once if only the results of another call differ. The
     generator's state alone proves nothing: another thread may have drawn meanwhile.
     """
 
@@ -184,9 +184,9 @@ class Watch:
 
     def _drawn_once(self) -> ValueError:
         return ValueError(
-            f"transform: {name_of(self.function)} draws random numbers once for all pictures of a batch; take the "
-            "transforms of these names in shardio.augment, or PerSample(transform) from there, which calls it for each "
-            "picture"
+            f"transform: {name_of(self.function)} draws random numbers once for all images of a batch; use the "
+            "transforms of these names in shardio.augment, or shardio.augment.PerSample(transform), which calls it for "
+            "each image"
         )
 
 
@@ -211,8 +211,8 @@ def check_foreign(function: object, arrays: tuple[str, ...]) -> None:
         )
     if of_library(function, "albumentations"):
         raise ValueError(
-            f"transform: {name_of(function)} takes one picture at a time; expected PerSample(transform) of "
-            "shardio.augment, or transforms from there"
+            f"transform: {name_of(function)} takes one image at a time; use shardio.augment.PerSample(transform), or "
+            "transforms of shardio.augment"
         )
 
 

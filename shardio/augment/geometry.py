@@ -1,7 +1,7 @@
-"""Transforms of shape: each picture is read at other places. Names, arguments and distributions are torchvision's.
+"""Rotations, affine maps and perspectives. Names, arguments and distributions are those of torchvision.
 
-They come after the crop and the resize, and read the picture that these make, as torchvision's do. One map composed of
-both would read the stored picture once; but its result differs visibly: nearest neighbours are other pixels.
+They come after the crop and the resize, and read the image that these make, as torchvision's do. One map composed of
+both would read the stored image once; but its result differs visibly: nearest neighbors are other pixels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAMPLINGS = {"nearest": Sampling.NEAREST, "bilinear": Sampling.BILINEAR}
 class Affine:
     """Where each pixel of the result is read: (x, y) at (a x + b y + c, d x + e y + f), six numbers or arrays (B,).
 
-    Coordinates are pixels from the left upper corner of the picture; the middle of its first pixel is (1/2, 1/2).
+    Coordinates are pixels from the left upper corner of the image; the middle of its first pixel is (1/2, 1/2).
     """
 
     a: ArrayLike = 1.0
@@ -58,13 +58,13 @@ class Affine:
         scale: ArrayLike = 1.0,
         shear: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
     ) -> Affine:
-        """Returns the map that shears, scales and rotates a picture about `centre`, (x, y), and then translates it.
+        """Returns the map that shears, scales and rotates an image about `centre`, (x, y), and then translates it.
 
-        Angles are degrees, clockwise; they and their order are those of torchvision's `affine`: the picture moves by
+        Angles are degrees, clockwise; they and their order are those of torchvision's `affine`: the image moves by
         R(angle) scale Y(shear_y) X(shear_x), where X is [[1, -tan], [0, 1]], and Y [[1, 0], [-tan, 1]].
         """
         turn, shear_x, shear_y = (np.radians(np.asarray(value, np.float64)) for value in (angle, *shear))
-        # The inverse of the picture's movement, as the result's pixels are looked for in the picture.
+        # The inverse of the image's movement, as the result's pixels are looked for in the image.
         cos, sin = np.cos(turn - shear_y) / np.cos(shear_y), np.sin(turn - shear_y) / np.cos(shear_y)
         a = (np.cos(turn) - sin * np.tan(shear_x)) / scale
         b = (np.sin(turn) + cos * np.tan(shear_x)) / scale
@@ -88,7 +88,7 @@ def warped(
 
 @dataclass(frozen=True, repr=False)
 class VerticalFlip(Transform):
-    """Top and bottom exchanged, with probability `p`."""
+    """Flips top and bottom, with probability `p`."""
 
     p: float = 0.5
 
@@ -103,11 +103,13 @@ class VerticalFlip(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomAffine(Transform):
-    """Rotation, translation, scaling and shear by random amounts about the middle of the picture, or `center`, (x, y).
+    """Rotates, shifts, scales and shears by random amounts, about the middle of the image or `center`, (x, y).
 
-    `degrees` bounds the angle, a number on both sides of 0. `translate` are the greatest shares of width and height,
-    from 0 to 1; the picture moves by whole pixels. `scale` bounds the factor. `shear` bounds the angle of the shear
-    along x, and with four numbers along y, too. What lies outside of the picture has the colour `fill`; None is black.
+    - `degrees`: the bounds of the angle; a number d means from -d to d.
+    - `translate`: the maximum shift, as shares of width and height; shifts are whole pixels.
+    - `scale`: the bounds of the factor.
+    - `shear`: the bounds of the angle along x, in degrees; four numbers: along x and y.
+    - `fill`: the color outside of the image; None is black.
     """
 
     degrees: float | tuple[float, float]
@@ -123,7 +125,7 @@ class RandomAffine(Transform):
         around("degrees", self.degrees, 0)
         if self.translate is not None:
             if not isinstance(self.translate, tuple) or len(self.translate) != 2:
-                raise ValueError(f"translate must be the greatest shares of width and height; found {self.translate!r}")
+                raise ValueError(f"translate must be the maximum shares of width and height; found {self.translate!r}")
             for share in self.translate:
                 check_probability("translate", share)
         if self.scale is not None:
@@ -138,7 +140,7 @@ class RandomAffine(Transform):
             return (0.0, 0.0), (0.0, 0.0)
         if isinstance(self.shear, tuple) and len(self.shear) not in (2, 4):
             raise ValueError(
-                f"shear must be one number, or (least, most) along x, or along x and y; found {self.shear!r}"
+                f"shear must be a number, (min, max) along x, or four numbers along x and y; found {self.shear!r}"
             )
         if isinstance(self.shear, tuple) and len(self.shear) == 4:
             return around("shear", self.shear[:2], 0), around("shear", self.shear[2:], 0)
@@ -171,9 +173,9 @@ class RandomAffine(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomRotation(Transform):
-    """Rotation by a random angle about the middle of the picture, or `center`, (x, y), whose size stays as it is.
+    """Rotates by a random angle about the middle of the image or `center`, (x, y). The size does not change.
 
-    `degrees` bounds the angle, counter-clockwise, a number on both sides of 0.
+    `degrees` are the bounds of the angle, counterclockwise; a number d means from -d to d.
     """
 
     degrees: float | tuple[float, float]
@@ -208,9 +210,9 @@ def check_center(center: tuple[float, float] | None) -> None:
 
 @dataclass(frozen=True, repr=False)
 class RandomPerspective(Transform):
-    """The picture seen from a random side, with probability `p`: each corner moves inwards by a random way.
+    """Moves each corner inwards by a random number of pixels, with probability `p`.
 
-    The way is at most the share `distortion_scale` of half the picture's size, in whole pixels.
+    The maximum is the share `distortion_scale` of half the image's size.
     """
 
     distortion_scale: float = 0.5
@@ -258,7 +260,7 @@ def perspective(seen: Floats, corners: Floats) -> list[Floats]:
 
 
 def _nearly_solved(equations: Floats, wanted: Floats) -> Floats:
-    """Solves as well as can be what has no solution, as where corners have met. Each picture has its own solution."""
+    """Solves as well as can be what has no solution, as where corners have met. Each image has its own solution."""
     try:
         solved = np.linalg.solve(equations, wanted)
     except np.linalg.LinAlgError:

@@ -1,4 +1,4 @@
-"""Mixup and CutMix: each picture of a batch mixed with another one, and its label likewise.
+"""Mixup and CutMix: mix each image of a batch with another image, and their labels.
 
 Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond empirical risk minimization", ICLR 2018; Yun, Han, Oh, Chun, Choe, Yoo,
 "CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019. By default they do
@@ -53,7 +53,7 @@ def _beta_table(alpha: float) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, repr=False)
 class _Mix(Transform):
-    """Mixes each picture with its partner. Mixup and CutMix differ in how."""
+    """Mixes each image with its partner. Mixup and CutMix differ in how."""
 
     num_classes: int
     alpha: float = 1.0
@@ -78,7 +78,7 @@ class _Mix(Transform):
             raise ValueError(f"partner must be one of {', '.join(get_args(Partner))}; found {self.partner!r}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch.check_no_targets("Mixup and CutMix make")
+        batch.check_no_targets("Mixup and CutMix")
         labels = _labels_of(batch)
         batch = batch.finished()
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
@@ -97,7 +97,7 @@ class _Mix(Transform):
 
     @abstractmethod
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
-        """Returns what `_mix` is told of each picture, (B, n), and each one's share of itself.
+        """Returns what `_mix` is told of each image, (B, n), and each one's share of itself.
 
         `size` is height and width; `places` are from [0, 1), (2, B) or (2, 1).
         """
@@ -119,15 +119,12 @@ class _Mix(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Mixup(_Mix):
-    """The weighted sum of two pictures, which must be of a floating point type by then; and of their labels.
+    """Adds two images of a floating-point type, weighted, and their labels, with probability `p`.
 
-    The share of the picture itself is drawn from Beta(alpha, alpha), once for the batch or, `per_sample`, for each;
-    with probability 1 - `p` nothing is mixed. The other picture is the one before it in the batch, with partner="roll",
-    or the one that is as far from its end, with "flip". Labels, int64 (B,), become float32 (B, num_classes): 1 for a
-    class that is the only one. With `label_smoothing` that share is spread evenly over all classes.
-
-    A number that is drawn for the batch depends on (seed, epoch, view) and the batch's first sample; a number that is
-    drawn per sample, on the sample. The partner always comes from the same batch of the same rank.
+    - The weight is drawn from Beta(alpha, alpha), once per batch, by the batch's first sample, or `per_sample`.
+    - `partner`: "roll" mixes with the previous image of the batch, "flip" with the image at the same distance from the
+      other end.
+    - Labels, int64 (B,), become float32 (B, num_classes). `label_smoothing` is the share spread over all classes.
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
@@ -135,7 +132,9 @@ class Mixup(_Mix):
 
     def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
         if not images.dtype.is_floating_point:
-            raise ValueError(f"Mixup takes images of a floating point type, found {images.dtype}: let it follow a cast")
+            raise ValueError(
+                f"Mixup: expected images of a floating point type, found {images.dtype}: put it after Normalize"
+            )
         # All of it is float32: shares of 8 bits would not be those of the labels.
         mixed = torch.lerp(others.float(), images.float(), _column(numbers[:, 0], images))
         return mixed.to(images.dtype)
@@ -143,9 +142,9 @@ class Mixup(_Mix):
 
 @dataclass(frozen=True, repr=False)
 class CutMix(_Mix):
-    """A window of another picture in place of the picture's own pixels, and a share of its label as large.
+    """Replaces a window of each image by another image's pixels, and the same share of its label.
 
-    The options are those of Mixup; a window that is not all inside the picture leaves a larger share than was drawn.
+    The arguments are the same as for Mixup. A window is clipped at the image's edges, so its share may be smaller.
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
@@ -173,7 +172,7 @@ def _labels_of(batch: Batch) -> Tensor:
     if labels is None or labels.ndim != 1 or labels.dtype != torch.int64:
         found = "none" if labels is None else f"{labels.dtype} of shape {tuple(labels.shape)}"
         raise ValueError(
-            f"Mixup and CutMix also mix int64 labels, (B,), and found {found}: give them too, and mix once"
+            f"Mixup and CutMix: expected int64 labels (B,), found {found}: pass labels to the call, and mix once"
         )
     return labels
 

@@ -20,7 +20,7 @@ from shardio.augment.targets import Targets
 
 @dataclass
 class _Sample:
-    """One picture (C, H, W), its masks, and the boxes that there are: (R, 4), with a number for each, (R,)."""
+    """One image (C, H, W), its masks, and the boxes that there are: (R, 4), with a number for each, (R,)."""
 
     image: Tensor
     masks: dict[str, Tensor]
@@ -30,14 +30,14 @@ class _Sample:
 
 @dataclass(frozen=True, repr=False)
 class PerSample(Transform):
-    """A transform of torchvision or Albumentations, or any function of one picture, called with each of the batch.
+    """Calls a transform of torchvision or Albumentations, or any function of one image, with each image of a batch.
 
-    It gets a tensor (C, H, W), or what Albumentations takes, and returns pictures of one size for all. Masks and boxes
-    go along with torchvision's v2 and with an Albumentations Compose (bbox_params of format "pascal_voc"); a box that
-    is removed gets the label -1. Other functions are an error if there are any.
-
-    Each call is seeded by (seed, epoch, sample, view): the generators of torch, Python and NumPy and those that the
-    function holds, which are restored afterwards. No other thread should draw from them meanwhile.
+    - The function gets a tensor (C, H, W), or NumPy arrays if it is from Albumentations. All results must have one
+      size.
+    - torchvision's v2 and an Albumentations Compose (bbox_params of format "pascal_voc") also get masks and boxes. A
+      box that they remove gets the label -1. Other functions are an error if there are masks or boxes.
+    - Each call is seeded by (seed, epoch, sample, view): the generators of torch, Python, NumPy and the function. They
+      are restored afterwards. No other thread should draw from them at the same time.
     """
 
     transform: Callable[..., Any]
@@ -45,7 +45,9 @@ class PerSample(Transform):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.transform) or isinstance(self.transform, Transform):
-            raise TypeError(f"transform must be a function of one picture, from elsewhere; found {self.transform!r}")
+            raise TypeError(
+                f"transform must be a function of one image, not from shardio.augment; found {self.transform!r}"
+            )
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed().finished()
@@ -66,7 +68,7 @@ class PerSample(Transform):
                         f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
                     )
                 made.append(done)
-        pictures = self._stacked("a picture", [done.image for done in made], batch.draws.indices)
+        pictures = self._stacked("an image", [done.image for done in made], batch.draws.indices)
         if targets is not None:
             masks = {
                 name: self._stacked(f"masks[{name!r}]", [done.masks[name] for done in made], batch.draws.indices)
@@ -84,7 +86,7 @@ class PerSample(Transform):
             return _by_torchvision
         names = ", ".join([*targets.masks, *targets.boxes])
         raise ValueError(
-            f"PerSample: {name_of(self.transform)} gets the pictures alone, and {names} would stay where they are; "
+            f"PerSample: {name_of(self.transform)} gets the images alone, and {names} would stay where they are; "
             "expected transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
         )
 

@@ -22,7 +22,7 @@ from shardio.system.eager import is_recorded
 # Coordinates are whole numbers of this part of a pixel, so that all devices choose the same pixels.
 _BITS = 32
 _ONE = 1 << _BITS
-# Beyond every picture, and far from the limits of int64.
+# Beyond every image, and far from the limits of int64.
 _FAR = float(1 << 24)
 
 _GREY = (0.2989, 0.587, 0.114)
@@ -173,7 +173,7 @@ def _blur(x: Tensor, values: NDArray[np.float64]) -> Tensor:
     for axis, sizes, sigmas in ((3, values[:, 0], values[:, 2]), (2, values[:, 1], values[:, 3])):
         size = int(sizes.max())
         weights = np.zeros((len(x), size), np.float32)
-        for one in np.unique(sizes):  # pictures of one batch may come from two transforms
+        for one in np.unique(sizes):  # images of one batch may come from two transforms
             same, edge = sizes == one, (size - int(one)) // 2
             weights[same, edge : edge + int(one)] = gaussian(sigmas[same], int(one))
         reach = size // 2
@@ -226,7 +226,7 @@ def _perspective(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _sampled(x: Tensor, columns: Tensor, rows: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Returns the pictures read at these places, int64 (n, H, W) each."""
+    """Returns the images read at these places, int64 (n, H, W) each."""
     result = torch.empty_like(x)
     kinds = values[:, SAMPLING_AT]
     for kind in np.unique(kinds):
@@ -284,8 +284,8 @@ def _pillow_bilinear(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> 
 
 
 def _pillow_bicubic(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
-    # Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -1: between b and c. What is
-    # the same everywhere stays so, however it is rounded.
+    # Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -1: between b and c. A
+    # constant image stays constant, however it is rounded.
     def between(a: Tensor, b: Tensor, c: Tensor, d: Tensor, t: Tensor) -> Tensor:
         return b + ((c - a) + (((a - b) * 2 + (c - d)) + ((b - a) + (d - c)) * t) * t) * t
 

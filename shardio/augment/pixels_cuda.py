@@ -1,11 +1,11 @@
 """The steps of a batch on CUDA, by kernels written in Triton: one launch for each step of the whole batch.
 
-Each program makes some pixels of one picture, by the operation that this picture has. So all threads of a program take
-the same branch, and pictures with other operations cost no launch. A picture whose steps are few goes through the last
+Each program makes some pixels of one image, by the operation that this image has. So all threads of a program take
+the same branch, and images with other operations cost no launch. An image whose steps are few goes through the last
 launches unchanged. Operations that replace grey levels are tables. The host makes those that do not depend on the
-picture, and joins tables that follow each other; a kernel that counts grey levels makes the others, in one launch
+image, and joins tables that follow each other; a kernel that counts grey levels makes the others, in one launch
 before the step. `shardio.augment.pixels` is the definition: places are the same, grey levels within one. The last
-launch normalises and casts as well.
+launch normalizes and casts as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK = 512
 # Grey levels that are counted at once.
 _COUNTED = 2048
 _MOST_CHANNELS = 64
-# Places in a picture are int32, with room for the last program, which may begin inside and end outside.
+# Places in an image are int32, with room for the last program, which may begin inside and end outside.
 _MOST_NBYTES = 1 << 30
 _MOST_PROGRAMS = (1 << 31) - 1
 
@@ -47,7 +47,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 def can_fuse(
     images: Tensor, steps: Steps = (), statistics: Statistics | None = None, dtype: torch.dtype | None = None
 ) -> bool:
-    """Tells whether `run_steps_fused` can do these steps of these images."""
+    """Returns whether `run_steps_fused` can do these steps of these images."""
     if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images):
         return False
     needs = {Op(int(code)) for step in steps for code in np.unique(step.codes)}
@@ -97,9 +97,9 @@ def _works(
 def run_steps_fused(
     images: Tensor, steps: Steps, *, statistics: Statistics | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Does the steps of each picture, normalises, and casts, without waiting for the device.
+    """Does the steps of each image, normalizes, and casts, without waiting for the device.
 
-    Returns (B, C, H, W) in channels_last memory: of `dtype`, or else float32 if normalised, or else uint8. The images
+    Returns (B, C, H, W) in channels_last memory: of `dtype`, or else float32 if normalized, or else uint8. The images
     are only read.
     """
     count, channels, height, width = images.shape
@@ -168,8 +168,8 @@ def _tables_of(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.uint8]]:
     """Returns codes (S, B) and values (S, B, 1 + ...), of which the first is the number of a table, or -1; and tables.
 
-    Tables that follow each other in one picture are one. The steps of each picture move to the front, so that S is the
-    largest number of operations that a picture has. Tables that are measured are not filled, but have their place.
+    Tables that follow each other in one image are one. The steps of each image move to the front, so that S is the
+    largest number of operations that an image has. Tables that are measured are not filled, but have their place.
     """
     codes = np.stack([step.codes for step in steps]) if steps else np.zeros((0, count), np.uint8)
     values = np.zeros((*codes.shape, 1 + FILL_AT + channels))
@@ -196,7 +196,7 @@ def _tables_of(
 
 
 def _to_the_front(codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
-    """Moves what does nothing behind the rest, in each picture."""
+    """Moves what does nothing behind the rest, in each image."""
     order = np.argsort(codes == Op.NOTHING, axis=0, kind="stable")
     codes[:] = np.take_along_axis(codes, order, axis=0)
     values[:] = np.take_along_axis(values, order[:, :, None], axis=0)
@@ -205,7 +205,7 @@ def _to_the_front(codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None
 def _rows_of(
     codes: NDArray[np.uint8], values: NDArray[np.float64], levels: NDArray[np.uint8], height: int, width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Returns what the kernels are told of each step and picture, and the weights of blurs, (n, 2, taps)."""
+    """Returns the parameters of each step and image, and the weights of blurs, (n, 2, taps)."""
     rows = np.concatenate([codes[:, :, None], values], axis=2)
     numbers = rows[:, :, VALUES_AT:]
     turned = codes == Op.AFFINE

@@ -1,4 +1,4 @@
-"""Recipes by name: the chains of transforms with which published models were trained, with their sources."""
+"""Recipes by name: the transforms with which published models were trained, and their sources."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _deit3(size: int | None, num_classes: int) -> Transform:
 
 def _simclr(size: int | None, num_classes: int) -> Transform:
     # Chen, Kornblith, Norouzi, Hinton, "A simple framework for contrastive learning of visual representations", ICML
-    # 2020, appendix A, with strength 1. The kernel is a tenth of the picture.
+    # 2020, appendix A, with strength 1. The kernel is a tenth of the image.
     side = size or 224
     view = Compose(
         [
@@ -146,10 +146,10 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe(name: str, size: int | None = None, num_classes: int = 1000) -> Transform:
-    """Returns the training transform of this name, for pictures of `size`, by default the source's own.
+    """Returns the training transform of this name, for images of `size` (default: the source's size).
 
-    `num_classes` is for those that mix labels. The result prints as the chain that it is, which can be copied and
-    changed. Raises ValueError for an unknown name.
+    Recipes that mix labels need `num_classes`. The result prints as Python code, to copy and change. Raises ValueError
+    for an unknown name.
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"name must be one of {', '.join(RECIPES)}; found {name!r}")

@@ -1,7 +1,7 @@
-"""A box of each picture of a batch, resampled to one size: natively on the CPU, or by operations of torch anywhere.
+"""A box of each image of a batch, resampled to one size: natively on the CPU, or by operations of torch anywhere.
 
 The result is that of Pillow's `crop` and `resize`, within one grey level: an antialiased filter, computed along the
-columns and the lines one after the other. Boxes need not be whole pixels, as those in a picture that was squashed.
+columns and the lines one after the other. Boxes need not be whole pixels, as those in an image that was squashed.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def resample(
 ) -> torch.Tensor:
     """Returns the boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
 
-    Where `flips`, (B,), is true, the result is mirrored. With `statistics` it is normalised, and float32. The filter
+    Where `flips`, (B,), is true, the result is mirrored. With `statistics` it is normalized, and float32. The filter
     sees nothing beyond `within`, boxes around these ones, or beyond themselves. Raises IndexError if a box is not
-    inside its picture, or not inside of `within`. With `native`, the native kernel does it on the CPU, in as many
+    inside its image, or not inside of `within`. With `native`, the native kernel does it on the CPU, in as many
     threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
@@ -90,7 +90,7 @@ def resample(
 
 
 def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
-    """Returns what torch's operations need for a picture: three stages in float32, each with its copy in the order of
+    """Returns what torch's operations need for an image: three stages in float32, each with its copy in the order of
     axes that a product of matrices takes."""
     channels, height, width = images.shape[1:]
     return 8 * channels * (height * width + height * size[1] + size[0] * size[1])
@@ -143,9 +143,9 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
-    """Returns (2, B, 4): for both axes and each picture the box's start and length, and the limits of the filter.
+    """Returns (2, B, 4): for both axes and each image the box's start and length, and the limits of the filter.
 
-    Raises IndexError unless all boxes lie in their limits, and these in pictures of this size.
+    Raises IndexError unless all boxes lie in their limits, and these in images of this size.
     """
     spans = []
     for limit, start, length, low, room in (
@@ -155,7 +155,7 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
         high = low + room
         inside = (length > 0) & (low >= 0) & (start >= low - _SLACK)
         if not (inside & (start + length <= high + _SLACK) & (high <= limit + _SLACK)).all():
-            raise IndexError("a box that is not inside its picture")
+            raise IndexError("a box that is not inside its image")
         # A limit that rounding has put beside a whole pixel is that pixel.
         spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))
     return np.stack(spans)
@@ -203,7 +203,7 @@ def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
 
 
 def _weights(spans: torch.Tensor, taps: int, limit: int, size: int, how: Resampling) -> torch.Tensor:
-    """Returns the weights of all inputs for each output of each picture along one axis: float32 (B, size, limit).
+    """Returns the weights of all inputs for each output of each image along one axis: float32 (B, size, limit).
 
     With `antialias`, as in Pillow, the filter is as wide as what it shrinks, and it leaves out pixels outside of its
     limits. Without, as in torch, the pixels at the edge are repeated outside.

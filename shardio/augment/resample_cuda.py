@@ -1,4 +1,4 @@
-"""Crop, antialiased resize, flip, normalise and cast of a batch on CUDA: one kernel, written in Triton.
+"""Crop, antialiased resize, flip, normalize and cast of a batch on CUDA: one kernel, written in Triton.
 
 A program makes some lines of a tile of the output. Of each stored line that these need, it filters the part above its
 tile, in registers, and adds the result to the lines that it makes. Pixels are read as bytes, each warp 32 beside each
@@ -35,13 +35,13 @@ _PASSES = 4
 # The most weights along a line that are kept in registers; more are computed for every stored line.
 _MOST_KEPT = 8
 _MOST_CHANNELS = 64
-# Places in a picture are int32, with room for the last program, which may end beside it.
+# Places in an image are int32, with room for the last program, which may end beside it.
 _MOST_PIXELS = 1 << 30
 _MOST_PROGRAMS = (1 << 31) - 1
 
 
 def can_fuse(images: torch.Tensor, how: Resampling) -> bool:
-    """Tells whether `resample_fused` can make this of these images."""
+    """Returns whether `resample_fused` can make this of these images."""
     if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images, how.size):
         return False
     return _works(images.device, *_variant(images.shape[1], images.shape[3], how), packed=False)
@@ -178,8 +178,8 @@ if triton is not None:
     def _resample(  # type: ignore[no-untyped-def]
         images,
         out,
-        parameters,  # of each picture: both spans, and whether it is mirrored
-        places,  # of each picture, where it is PACKED: its first byte, which need not be there, and the bytes of a line
+        parameters,  # of each image: both spans, and whether it is mirrored
+        places,  # of each image, where it is PACKED: its first byte, which need not be there, and the bytes of a line
         affine,  # of each channel: what to multiply by, and what to add
         height,
         width,
@@ -297,7 +297,7 @@ def resample_fused(
 
 
 def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Returns what the kernel is told of each image, (B, 9), by the spans of `make_spans`."""
+    """Returns the kernel's parameters of each image, (B, 9), by the spans of `make_spans`."""
     return np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
 
 
@@ -314,7 +314,7 @@ def resample_packed(
 
 
 def can_resample_packed(device: torch.device, shape: tuple[int, int, int], how: Resampling) -> bool:
-    """Tells whether `resample_packed` can make this of images of this shape."""
+    """Returns whether `resample_packed` can make this of images of this shape."""
     height, width, channels = shape
     image = torch.empty((1, channels, height, width), dtype=torch.uint8, device="meta")
     if device.type != "cuda" or triton is None or not _fits(image, how.size):
@@ -382,7 +382,7 @@ def _launch_of(
             _LANES,
             # One warp has eight lanes a thread: as few programs compute the weights along the columns.
             num_warps=1 if 0 < taps <= 4 else 2,
-            # Normalised pixels are rounded after the product, as torch's operations do it; the sums say where not.
+            # Normalized pixels are rounded after the product, as torch's operations do it; the sums say where not.
             enable_fp_fusion=False,
             # Sixteen programs on a multiprocessor: some releases of Triton take 163 registers without need. Four taps
             # would not fit, and AMD's Triton does not know the option.

@@ -1,7 +1,7 @@
-"""What is done to pictures after they have been resampled: one operation for each picture of a batch, then the next.
+"""What is done to images after they have been resampled: one operation for each image of a batch, then the next.
 
-A Step holds an operation for every picture, so that each picture has its own: its own magnitudes, its own choice, its
-own order. All pictures of a batch have one size then, and keep it. A list of steps is run by the kernel in C on the
+A Step holds an operation for every image, so that each image has its own: its own magnitudes, its own choice, its
+own order. All images of a batch have one size then, and keep it. A list of steps is run by the kernel in C on the
 CPU, and by operations of torch elsewhere (`shardio.augment.pixels`); both give the same pixels, within one grey level.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Op(IntEnum):
-    """An operation on one picture of uint8, and the values that it takes. The kernel in C has the same numbers.
+    """An operation on one image of uint8, and the values that it takes. The kernel in C has the same numbers.
 
     Names and results are torchvision's, whose functions begin with `adjust_` where a factor is taken. Grey is what
     torchvision's `rgb_to_grayscale` computes.
@@ -44,14 +44,14 @@ class Op(IntEnum):
 
 
 NEEDS_RGB = frozenset({Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE})
-"""Operations that are defined for pictures of one and of three channels only."""
+"""Operations that are defined for images of one and of three channels only."""
 
 WARPS = frozenset({Op.AFFINE, Op.PERSPECTIVE})
 
 
 class Sampling(IntEnum):
-    """How a picture is read between its pixels. Those of torchvision blend the fill colour into the edge; Pillow's take
-    the fill where the middle of a pixel comes from outside of the picture, and repeat the edge otherwise."""
+    """How an image is read between its pixels. Those of torchvision blend the fill color into the edge; Pillow's take
+    the fill where the middle of a pixel comes from outside of the image, and repeat the edge otherwise."""
 
     NEAREST = 0
     BILINEAR = 1
@@ -66,7 +66,7 @@ FILL_AT = 9
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """`codes`, uint8 (B,), an Op for each picture; `values`, float64 (B, FILL_AT + channels), what these take."""
+    """`codes`, uint8 (B,), an Op for each image; `values`, float64 (B, FILL_AT + channels), what these take."""
 
     codes: NDArray[np.uint8]
     values: NDArray[np.float64]
@@ -83,7 +83,7 @@ class Step:
         return len(self.codes)
 
     def where(self, chosen: NDArray[np.bool_]) -> Step:
-        """Returns this step for the chosen pictures, and one that does nothing for the others."""
+        """Returns this step for the chosen images, and one that does nothing for the others."""
         return replace(self, codes=np.where(chosen, self.codes, np.uint8(Op.NOTHING)))
 
     @property
@@ -95,7 +95,7 @@ Steps = tuple[Step, ...]
 
 
 def merged(alternatives: Sequence[Steps], chosen: NDArray[np.int64]) -> Steps:
-    """Returns for each picture the steps of the alternative whose number is in `chosen`, (B,)."""
+    """Returns for each image the steps of the alternative whose number is in `chosen`, (B,)."""
     steps = []
     for some in zip_longest(*alternatives):
         parts = [step.where(chosen == number) for number, step in enumerate(some) if step is not None]

@@ -1,6 +1,6 @@
 """The kernels in Triton that do a step of a batch on CUDA: what `shardio.augment.pixels_cuda` launches.
 
-Each program makes some pixels of one picture, by the operation that this picture has. `measure` counts grey levels and
+Each program makes some pixels of one image, by the operation that this image has. `measure` counts grey levels and
 makes tables of them, `blur_lines` blurs along the lines, `step` does everything else.
 """
 
@@ -14,7 +14,7 @@ try:
 except Exception:  # there are wheels for Linux only; torch for CUDA brings them
     triton = None
 
-# A row of numbers for each picture and step, float64: the operation, its table or -1, and its values.
+# A row of numbers for each image and step, float64: the operation, its table or -1, and its values.
 VALUES_AT = 2
 # The values of BLUR: both sizes, and then, instead of the deviations, where the kernel finds its room and its weights.
 ROOM_AT, TAPS_AT = 2, 3
@@ -57,7 +57,7 @@ if triton is not None:
     def measure(  # type: ignore[no-untyped-def]
         pixels, rows, tables, size, ROW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
     ):
-        """Makes the table of one channel of a picture, for operations that depend on its grey levels."""
+        """Makes the table of one channel of an image, for operations that depend on its grey levels."""
         picture = (tl.program_id(0) // CHANNELS).to(tl.int64)
         channel = tl.program_id(0) % CHANNELS
         row = rows + picture * ROW
@@ -104,7 +104,7 @@ if triton is not None:
 
     @triton.jit
     def _mirrored_place(place, limit):  # type: ignore[no-untyped-def]
-        """Returns the pixel in place of one beside the picture, which never lies farther away than the other side."""
+        """Returns the pixel in place of one beside the image, which never lies farther away than the other side."""
         place = tl.abs(place)
         place = tl.where(place >= limit, 2 * limit - 2 - place, place)
         return tl.minimum(tl.maximum(place, 0), limit - 1)
@@ -302,10 +302,10 @@ if triton is not None:
         CHANNELS: tl.constexpr,
         PADDED: tl.constexpr,
         BLOCK: tl.constexpr,
-        STEPS: tl.constexpr,  # whether there is a step, or pictures are normalised and cast only
+        STEPS: tl.constexpr,  # whether there is a step, or images are normalized and cast only
         NORMALIZE: tl.constexpr,
     ):
-        """Makes BLOCK pixels of one picture by its operation."""
+        """Makes BLOCK pixels of one image by its operation."""
         blocks = tl.cdiv(height * width, BLOCK)
         picture = (tl.program_id(0) // blocks).to(tl.int64)
         place = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)

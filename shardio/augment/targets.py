@@ -1,7 +1,7 @@
-"""Masks and boxes of a batch, which move as their pictures do.
+"""Masks and boxes of a batch, which move as their images do.
 
-A mask is moved by nearest neighbour: its lines and columns are taken where those of the picture are, and then its bytes
-are the channels of a picture that goes through the same steps. Boxes go through the matrices of the same maps.
+A mask is moved by nearest neighbor: its lines and columns are taken where those of the image are, and then its bytes
+are the channels of an image that goes through the same steps. Boxes go through the matrices of the same maps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shardio.system.eager import is_recorded
 
 Floats = NDArray[np.float64]
 MaskFill = float | Mapping[str, float]
-"""What masks get outside of their pictures: a number, or numbers by name, which may be pairs."""
+"""What masks get outside of their images: a number, or numbers by name, which may be pairs."""
 Places = NDArray[np.int32]
-"""Numbers of rows or columns: (B, length), or (1, length) for all pictures. -1 is outside of the picture."""
+"""Numbers of rows or columns: (B, length), or (1, length) for all images. -1 is outside of the image."""
 
 MOVES = (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
 """Operations after which pixels lie elsewhere."""
@@ -63,7 +63,7 @@ def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int])
 
 
 def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
-    """Returns (B, 3, 3): where the points of pictures of `size` lie after a step."""
+    """Returns (B, 3, 3): where the points of images of `size` lie after a step."""
     height, width = size
     matrices = np.tile(np.eye(3), (len(step), 1, 1))
     matrices[step.codes == Op.MIRROR, 0] = -1, 0, width
@@ -82,7 +82,7 @@ def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
 
 
 def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Tensor:
-    """Returns the boxes, (B, K, 5), around what maps, (B, 3, 3), make of boxes: their parts in a picture of `size`."""
+    """Returns the boxes, (B, K, 5), around what maps, (B, 3, 3), make of boxes: their parts in an image of `size`."""
     numbers = to_device(torch.from_numpy(matrices).to(boxes.dtype), boxes.device)
     left, top, right, bottom = boxes[..., :4].unbind(2)
     across, down = torch.stack([left, right, right, left], dim=2), torch.stack([top, top, bottom, bottom], dim=2)
@@ -112,7 +112,7 @@ def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Ten
 
 
 def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tensor:
-    """Returns the parts of boxes, (B, K, 5), in a picture of `size`; no box where less than `least` pixels are left.
+    """Returns the parts of boxes, (B, K, 5), in an image of `size`; no box where less than `least` pixels are left.
 
     No box is zeros with the label -1.
     """
@@ -128,9 +128,9 @@ def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tens
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Masks (B, H, W, ...) of pictures of `size`, H and W, with what they get outside; and boxes (B, K, 5).
+    """Masks (B, H, W, ...) of images of `size`, H and W, with what they get outside; and boxes (B, K, 5).
 
-    Boxes are of the float type in which they are computed, and lie inside of the picture. Tensors are only read.
+    Boxes are of the float type in which they are computed, and lie inside of the image. Tensors are only read.
     """
 
     size: tuple[int, int]
@@ -172,9 +172,9 @@ class Targets:
     def moved(
         self, boxes: Boxes | None, flips: NDArray[np.bool_] | None, size: tuple[int, int], steps: Steps
     ) -> Targets:
-        """Returns those of the pictures of `size` that `boxes` of these become, mirrored where `flips`, after steps.
+        """Returns those of the images of `size` that `boxes` of these become, mirrored where `flips`, after steps.
 
-        None for `boxes` and `flips` stands for pictures that are neither cut, resized nor mirrored.
+        None for `boxes` and `flips` stands for images that are neither cut, resized nor mirrored.
         """
         moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
         rows = columns = None
@@ -190,14 +190,14 @@ class Targets:
         return self._moved(size, rows, columns, matrices, moving)
 
     def padded(self, rows: Places, columns: Places, left: int, above: int) -> Targets:
-        """Returns those of pictures made of these rows and columns, (1, length), of which the first has moved."""
+        """Returns those of images made of these rows and columns, (1, length), of which the first has moved."""
         matrix = np.array([[[1.0, 0.0, left], [0.0, 1.0, above], [0.0, 0.0, 1.0]]])
         return self._moved((rows.shape[1], columns.shape[1]), rows, columns, [matrix], ())
 
     def _moved(
         self, size: tuple[int, int], rows: Places | None, columns: Places | None, matrices: list[Floats], moving: Steps
     ) -> Targets:
-        """Returns those of pictures that are made of rows and columns, or of all, and then go through steps."""
+        """Returns those of images that are made of rows and columns, or of all, and then go through steps."""
         boxes = dict(self.boxes)
         for some in [*matrices, *(step_matrices(step, size) for step in moving)]:
             boxes = {name: boxes_through(tensor, some, size) for name, tensor in boxes.items()}
@@ -214,7 +214,7 @@ class Targets:
 
     @staticmethod
     def chosen(alternatives: Sequence[Targets], numbers: Tensor) -> Targets:
-        """Returns for each picture those of the alternative whose number is in `numbers`, (B,)."""
+        """Returns for each image those of the alternative whose number is in `numbers`, (B,)."""
         first = alternatives[0]
         masks, boxes = dict(first.masks), dict(first.boxes)
         for number, other in enumerate(alternatives[1:], start=1):

@@ -1,4 +1,4 @@
-"""The transforms of pictures: crops, resizes, flips, normalising, casting. Each changes the Batch, not its pixels."""
+"""Crops, resizes, flips, borders, normalizing and casting. Most of them change the Batch, not its pixels."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _pair(name: str, size: Size) -> tuple[int, int]:
 
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Transform):
-    """A box of random area and aspect ratio at a random place, resized: as torchvision's class of this name.
+    """Crops a box of random area, aspect ratio and position, and resizes it, as in torchvision.
 
-    `scale` bounds the share of the picture's area, `ratio` the box's width to height.
+    `scale` are the bounds of the area, as a share of the image's; `ratio` are the bounds of width / height.
     """
 
     size: Size
@@ -59,7 +59,7 @@ class RandomResizedCrop(Transform):
         check_range("ratio", self.ratio, 0, above=True)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        if batch.resized:  # the box is a part of the resized picture
+        if batch.resized:  # the box is a part of the resized image
             batch = batch.finished()
         heights, widths = batch.sizes.T
         boxes = random_resized_boxes(batch.draws, purpose, heights, widths, self.scale, self.ratio)
@@ -69,7 +69,7 @@ class RandomResizedCrop(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Resize(Transform):
-    """Resizes the whole picture to (height, width), or until its short side has `size` pixels, as in torchvision."""
+    """Resizes the image to (height, width), or its shorter side to `size` pixels, as in torchvision."""
 
     size: Size
     interpolation: Interpolation = "bilinear"
@@ -92,10 +92,10 @@ class Resize(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Pad(Transform):
-    """A border of `padding` pixels: one number, (left and right, above and below), or (left, above, right, below).
+    """Adds a border of `padding` pixels: a number, (left and right, top and bottom), or (left, top, right, bottom).
 
-    It has the colour `fill`, or continues the picture: by its "edge", by its mirror image without the edge ("reflect"),
-    or with it ("symmetric").
+    The border has the color `fill`, or continues the image by its "edge", or by its mirror image without the edge
+    ("reflect") or with the edge ("symmetric").
     """
 
     padding: int | Sequence[int]
@@ -132,7 +132,7 @@ class Pad(Transform):
             padded[:, :, above : above + height, left : left + width] = images
         else:
             if self.padding_mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
-                raise ValueError(f"padding must be less than the picture's size, {batch.size}; found {self.padding!r}")
+                raise ValueError(f"padding must be less than the image's size, {batch.size}; found {self.padding!r}")
             rows, columns = (
                 to_device(torch.from_numpy(places[0]), images.device) for places in self._places(height, width)
             )
@@ -154,9 +154,9 @@ class Pad(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomCrop(Transform):
-    """A window of so many pixels, height and width, at a random place; nothing is resized.
+    """Crops a window of `size` pixels, (height, width) or a number for both, at a random position.
 
-    With `padding`, the picture gets a border first: see Pad.
+    With `padding`, the image gets a border first: see Pad.
     """
 
     size: Size
@@ -180,9 +180,9 @@ class RandomCrop(Transform):
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop(Transform):
-    """A window of so many pixels, height and width, in the centre; nothing is resized.
+    """Crops a window of `size` pixels, (height, width) or a number for both, in the center.
 
-    A smaller picture is a ValueError; torchvision would pad it. (In a squashed set, the true picture counts.)
+    A smaller image is a ValueError; torchvision would pad it. (In a squashed set, the original size counts.)
     """
 
     size: Size
@@ -201,8 +201,8 @@ def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | 
     if room.size and room.min() < 0:
         height, width = batch.sizes[room.min(axis=0).argmin()].tolist()
         raise ValueError(
-            f"a crop of {size} pixels, height and width, does not fit into a picture of {(height, width)}: "
-            "choose a smaller one, or resize first"
+            f"a crop of (height, width) = {size} does not fit into an image of {(height, width)}: choose a smaller "
+            "crop, or resize first"
         )
     starts = np.rint(room / 2.0) if places is None else np.floor(places * (room + 1))
     sides = (np.full(len(batch), float(side)) for side in size)
@@ -211,7 +211,7 @@ def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | 
 
 @dataclass(frozen=True, repr=False)
 class HorizontalFlip(Transform):
-    """Mirror left and right, with probability `p`."""
+    """Flips left and right, with probability `p`."""
 
     p: float = 0.5
 
@@ -225,7 +225,7 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True, repr=False)
 class AlternatingFlip(Transform):
-    """Left and right exchanged in every other epoch: in even ones for half of the samples, in odd ones for the others.
+    """Flips left and right in every other epoch: half of the samples in even epochs, the others in odd epochs.
 
     Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     """
@@ -240,18 +240,17 @@ def _numbers(name: str, values: object) -> tuple[float, ...]:
     try:
         numbers = np.atleast_1d(np.asarray(values, np.float64))
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, or one for each channel; found {values!r}") from None
+        raise TypeError(f"{name} must be a number, or a number per channel; found {values!r}") from None
     if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
-        raise ValueError(f"{name} must be a finite number, or one for each channel; found {values!r}")
+        raise ValueError(f"{name} must be a finite number, or a finite number per channel; found {values!r}")
     return tuple(numbers.tolist())
 
 
 @dataclass(frozen=True, repr=False)
 class Normalize(Transform):
-    """(x / 255 - mean) / std for each channel, as float32: torchvision's ToTensor is part of it.
+    """Computes (x / 255 - mean) / std as float32; torchvision's ToTensor is included.
 
-    `mean` and `std` are one number for every channel, or a number for each. The name "imagenet" as `mean` stands for
-    both.
+    `mean` and `std` are a number for all channels, or a number per channel. `Normalize("imagenet")` uses ImageNet's.
     """
 
     mean: str | float | Sequence[float] = "imagenet"
@@ -270,14 +269,14 @@ class Normalize(Transform):
         else:
             values = (_numbers("mean", self.mean), _numbers("std", self.std))
             if min(values[1]) <= 0:
-                raise ValueError(f"std must be above 0, as pixels are divided by it; found {self.std}")
+                raise ValueError(f"std must be above 0; found {self.std}")
             if len({len(numbers) for numbers in values} - {1}) > 1:
-                raise ValueError(f"expected as many numbers in std as in mean, or one; found {self.mean}, {self.std}")
+                raise ValueError(f"expected as many numbers in std as in mean; found {self.mean}, {self.std}")
         object.__setattr__(self, "_values", values)
 
     @property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation, each one number or one for each channel."""
+        """Mean and standard deviation, each with a number for all channels or a number per channel."""
         return self._values
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -285,15 +284,15 @@ class Normalize(Transform):
         mean, std = (values * channels if len(values) == 1 else values for values in self._values)
         for values in (mean, std):
             if len(values) != channels:
-                raise ValueError(f"expected images of {len(values)} channels to normalise; found {channels}")
+                raise ValueError(f"Normalize: expected images of {len(values)} channels; found {channels}")
         if batch.is_cast:
-            raise ValueError("expected uint8 images to normalise, from 0 to 255: Normalize comes before ToDtype")
+            raise ValueError("Normalize: expected uint8 images, from 0 to 255: put it before ToDtype, and use it once")
         return replace(batch, statistics=(mean, std))
 
 
 @dataclass(frozen=True, repr=False)
 class ToDtype(Transform):
-    """Cast to a floating point type. uint8 images become 0 to 1 with `scale`, and stay 0 to 255 without."""
+    """Casts to a floating point type. With `scale`, uint8 images become 0 to 1; otherwise they stay 0 to 255."""
 
     dtype: torch.dtype
     scale: bool = False

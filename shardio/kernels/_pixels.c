@@ -1137,7 +1137,7 @@ static const char *wrong_with(struct job *job, int code, const double *values)
         return "a value that is no number, or too large";
     if (code == BLUR) {
         if (!is_kernel(values[0], values[2], job->width) || !is_kernel(values[1], values[3], job->height))
-            return "a kernel of blur that is even, or too large for the pictures, or without a standard deviation";
+            return "a kernel of blur that is even, or too large for the images, or without a standard deviation";
         for (size_t i = 0; i < 2; i++)
             job->blur = job->blur < (size_t)values[i] ? (size_t)values[i] : job->blur;
     }

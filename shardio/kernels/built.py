@@ -52,7 +52,7 @@ _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """Returns which code copies, reads, resamples and changes samples on the CPU, and fits pictures to samples.
+    """Returns which code copies, reads, resamples and changes samples on the CPU, and fits images to samples.
 
     torch also fits them on processors without AVX2, which the kernel in C needs.
     """

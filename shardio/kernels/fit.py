@@ -1,4 +1,4 @@
-"""A picture resized, then cropped or padded to the size of a sample: _fit.c.
+"""An image resized, then cropped or padded to the size of a sample: _fit.c.
 
 shardio.conversion.images.fit defines the result, to the bit, by torch's antialiased resizing of bytes.
 """
@@ -24,7 +24,7 @@ def fit_picture(
 ) -> None:
     """Resizes `pixels`, (h, w, 3), to `resized_size` and writes into `out`, (H, W, 3), what lies there from `place` on.
 
-    `scales` are how many rows and columns of `pixels` make one. What lies outside of the resized picture is black.
+    `scales` are how many rows and columns of `pixels` make one. What lies outside of the resized image is black.
     """
     size, out_size = pixels.shape[:2], out.shape[:2]
     _native.fit(np.ascontiguousarray(pixels), out, size, out_size, resized_size, place, scales, cubic)

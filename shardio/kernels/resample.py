@@ -1,4 +1,4 @@
-"""Boxes of pictures, resampled to one size and mirrored if need be, in the calling thread: _resample.c.
+"""Boxes of images, resampled to one size and mirrored if need be, in the calling thread: _resample.c.
 
 shardio.augment.resample defines the result by operations of torch.
 """
@@ -28,7 +28,7 @@ def resample_windows(
 ) -> None:
     """Fills `out`, uint8 (B, H, W, C), or float32 with `affine`, factor and offset of each channel, (2, C).
 
-    `pixels` holds the windows, one after the other: tops, lefts, heights and widths in their pictures, (B, 4). `spans`,
+    `pixels` holds the windows, one after the other: tops, lefts, heights and widths in their images, (B, 4). `spans`,
     (2, B, 4), has start and length of the box and the limits of the filter, for rows and columns. Raises IndexError for
     a box that is not inside its window.
     """

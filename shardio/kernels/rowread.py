@@ -42,7 +42,7 @@ def read_windows(
 ) -> int:
     """Reads windows, each (offset of its first byte, lines, bytes of a line, place in `out`), through `scratch`.
 
-    Lines of a picture are `stride` bytes apart; reads begin and end at multiples of `alignment`. Returns as read_rows.
+    Lines of an image are `stride` bytes apart; reads begin and end at multiples of `alignment`. Returns as read_rows.
     """
     if _native is None:
         return 0

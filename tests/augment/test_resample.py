@@ -114,7 +114,7 @@ def test_the_whole_picture_at_its_own_size_is_the_picture(native: bool) -> None:
 )
 def test_a_box_that_is_not_inside_its_picture_is_refused(native: bool, box: tuple[float, ...]) -> None:
     boxes = Boxes(*np.array(box, float)[:, None])
-    with pytest.raises(IndexError, match="not inside its picture"):
+    with pytest.raises(IndexError, match="not inside its image"):
         resample(torch.zeros(1, 3, 10, 10, dtype=torch.uint8), boxes, np.zeros(1, bool), (4, 4), native=native)
 
 

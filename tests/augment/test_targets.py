@@ -553,9 +553,7 @@ def test_a_batch_of_nothing(transform: Transform) -> None:
 )
 def test_a_picture_made_of_several_has_no_mask(transform: Transform) -> None:
     labels = torch.arange(COUNT) % 5
-    with pytest.raises(
-        ValueError, match=r"one picture of several.*found m, b: leave that out of the transform, or give"
-    ):
+    with pytest.raises(ValueError, match=r"combine several images.*found m, b"):
         transform(IMAGES, labels, masks={"m": IMAGES[:, 0]}, boxes={"b": box_of(count=COUNT)})
 
 
@@ -608,7 +606,7 @@ def test_a_transform_of_the_users_that_changes_the_size_must_move_masks_itself()
             return batch.finished().holding(255 - batch.finished().images)
 
     assert isinstance(Halved()(IMAGES), Tensor)
-    with pytest.raises(ValueError, match=r"expected masks and boxes of pictures of \(9, 17\), .*; found \(18, 17\)"):
+    with pytest.raises(ValueError, match=r"\(9, 17\); found \(18, 17\)"):
         Halved()(IMAGES, masks={"m": IMAGES[:, 0]})
     images, arrays = moved(Compose([RandomCrop(9), VerticalFlip(), Inverted()]), IMAGES, masks={"m": IMAGES[:, 0]})
     assert torch.equal(images[:, 0], 255 - arrays["m"])
