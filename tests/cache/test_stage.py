@@ -19,6 +19,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -85,28 +86,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gate]]:
     Gate.opened.set()
 
 
-class Caught(threading.Thread):
-    """A thread whose result or error the test sees."""
-
-    def __init__(self, do: Callable[[], Any]) -> None:
-        super().__init__()
-        self._do = do
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.result = self._do()
-        except BaseException as error:
-            self.error = error
-
-    def get(self) -> Any:
-        self.join(60)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-        return self.result
+@pytest.fixture
+def start() -> Iterator[Callable[..., Future[Any]]]:
+    """Makes a call in a thread."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool.submit
 
 
 @contextmanager
@@ -580,27 +564,28 @@ def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished
 # --- at the same time ------------------------------------------------------------------------------------------------
 
 
-def test_one_copies_and_the_others_wait_and_say_so_once(out: Path, cache: Path, gate: type[Gate]) -> None:
+def test_one_copies_and_the_others_wait_and_say_so_once(
+    out: Path, cache: Path, gate: type[Gate], start: Callable[..., Future[Any]]
+) -> None:
     told: list[int | None] = []
     progress: list[int] = []
-    first = Caught(lambda: stage(out, cache))
+    first = start(stage, out, cache)
     assert gate.asked.wait(60)
     others = [
-        Caught(lambda: stage(out, cache, on_wait=told.append, on_progress=lambda n, total: progress.append(n)))
-        for _ in range(3)
+        start(stage, out, cache, on_wait=told.append, on_progress=lambda n, total: progress.append(n)) for _ in range(3)
     ]
     while len(told) < 3:
-        others[0].join(0.01)
-    others[0].join(3 * staging._POLL_SECONDS)
+        time.sleep(0.01)
+    time.sleep(3 * staging._POLL_SECONDS)
     assert told == [os.getpid()] * 3
     gate.opened.set()
-    assert first.get().num_copied == 7
-    assert [other.get().num_copied for other in others] == [0, 0, 0]
+    assert first.result(60).num_copied == 7
+    assert [other.result(60).num_copied for other in others] == [0, 0, 0]
     assert (told, progress) == ([os.getpid()] * 3, [])
 
 
 def test_when_the_one_that_copies_is_killed_another_goes_on_with_its_files(
-    out: Path, cache: Path, tmp_path: Path
+    out: Path, cache: Path, tmp_path: Path, start: Callable[..., Future[Any]]
 ) -> None:
     code = """
 import sys, threading
@@ -626,11 +611,11 @@ staging.stage(sys.argv[1], sys.argv[2], workers=1)
         assert kept.keys() == {"train-index.npy", "train-00000.npy", "train-00001.npy"}
         waits: list[int | None] = []
         waiting = threading.Event()
-        other = Caught(lambda: stage(out, cache, on_wait=lambda who: (waits.append(who), waiting.set())))
+        other = start(stage, out, cache, on_wait=lambda who: (waits.append(who), waiting.set()))
         assert waiting.wait(60)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    report = other.get()
+    report = other.result(60)
     assert waits == [process.pid]
     assert report.num_copied == 4
     assert inodes(folder).items() >= kept.items()
@@ -671,25 +656,29 @@ def test_a_stager_that_takes_over_from_another_is_told_so(out: Path, cache: Path
     assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
 
 
-def test_a_stager_that_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
-    first = Caught(lambda: stage(out, cache))
+def test_a_stager_that_waits_can_be_told_to_stop(
+    out: Path, cache: Path, gate: type[Gate], start: Callable[..., Future[Any]]
+) -> None:
+    first = start(stage, out, cache)
     assert gate.asked.wait(60)
     stop, waiting = threading.Event(), threading.Event()
     with stager_of(out, cache, stop=stop, on_wait=lambda who: waiting.set()) as stager:
-        other = Caught(stager.run)
+        other = start(stager.run)
         assert waiting.wait(60)
         stop.set()
-        assert other.get() is False
+        assert other.result(60) is False
     gate.opened.set()
-    first.get()
+    first.result(60)
 
 
-def test_a_copy_that_is_being_made_is_not_evicted(out: Path, cache: Path, gate: type[Gate]) -> None:
-    first = Caught(lambda: stage(out, cache))
+def test_a_copy_that_is_being_made_is_not_evicted(
+    out: Path, cache: Path, gate: type[Gate], start: Callable[..., Future[Any]]
+) -> None:
+    first = start(stage, out, cache)
     assert gate.asked.wait(60)
     assert not Cache(cache).evict(keep=0).removed
     gate.opened.set()
-    assert first.get().num_copied == 7
+    assert first.result(60).num_copied == 7
     assert [copy.complete for copy in Cache(cache).evict(keep=0).removed] == [True]
     assert os.listdir(cache) == [MARKER_NAME]
 
@@ -758,7 +747,7 @@ def test_stage_shows_no_credentials_when_it_waits(
 
 
 def test_a_stager_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_not(
-    out: Path, cache: Path, tmp_path: Path
+    out: Path, cache: Path, tmp_path: Path, start: Callable[..., Future[Any]]
 ) -> None:
     code = """
 import os, sys, time
@@ -778,7 +767,7 @@ cli.main()
 """
     go = tmp_path / "go"
     copier, its_terminal = on_a_terminal(code, out, cache, go)
-    shown = Caught(lambda: rest_of(its_terminal))
+    shown = start(rest_of, its_terminal)
     while not list(cache.rglob(".*.tmp")):
         assert copier.poll() is None
         time.sleep(0.01)
@@ -788,7 +777,7 @@ cli.main()
     told += rest_of(terminal)
     assert [copier.wait(60), waiter.wait(60)] == [0, 0]
     assert told.decode().strip() == f"shardio: process {copier.pid} is copying {out} to {cache}: waiting for it"
-    assert f"/{load_manifest(out).nbytes / 1000:.1f}k [" in shown.get().decode()
+    assert f"/{load_manifest(out).nbytes / 1000:.1f}k [" in shown.result(60).decode()
 
 
 def on_a_terminal(code: str, *words: Path) -> tuple[subprocess.Popen[bytes], int]:
