@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @click.argument("src", type=folder)
 @new_argument
 @source_option
-@click.option(
-    "--accept-layout", is_flag=True, help="Convert SRC as it is understood although that looks like a mistake."
-)
+@click.option("--accept-layout", is_flag=True, help="Accept a layout of SRC that looks like a mistake.")
 @click.option(
     "--empty-classes",
     type=click.Choice(["refuse", "omit", "keep"]),
@@ -36,10 +34,10 @@ if TYPE_CHECKING:
 @merge_options
 @change_options
 def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> None:
-    """Make a new set in NEW of the set in OUT and the images in SRC, which are converted as those of OUT were.
+    """Make a new set in NEW from the set in OUT and the images in SRC, converted with the options of OUT.
 
-    Classes are united by their names. The files of OUT are shared between both sets by hard links. After an
-    interruption or a kill, the same command continues where it stopped.
+    Classes are merged by name. Both sets share the files of OUT by hard links. After an interruption or a kill, the
+    same command keeps finished shards and makes the others.
     """
     from shardio.conversion.append import append as append_images
     from shardio.conversion.report import ImagesBar

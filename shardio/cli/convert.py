@@ -54,7 +54,7 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     help="How samples are stored. shuffled: any contiguous run is a fair sample of the whole.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the shuffled order.")
-@click.option("--exif-rotate", is_flag=True, help="Turn pictures as their Exif orientation says.")
+@click.option("--exif-rotate", is_flag=True, help="Apply the Exif orientation of pictures.")
 @click.option(
     "--background",
     callback=parsed(_parse_background),
@@ -69,19 +69,19 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_in_a_folder,
     metavar="FILE",
-    help="List images that have the same bytes in FILE: first those under different labels.",
+    help="List images with the same bytes in FILE, images under different labels first.",
 )
 @columns_option
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
-    help="Address of a Dask cluster that does the work, such as tcp://host:8786.",
+    help="Do the work on a Dask cluster; the address of its scheduler, such as tcp://host:8786.",
 )
 @click.option(
     "--part",
     callback=parsed(parse_part),
     metavar="K/N",
-    help="Make every N-th shard, from the K-th on: for array jobs. The part that ends last publishes the set.",
+    help="Make every N-th shard, from the K-th: for array jobs. The last part to finish publishes the set.",
 )
 @json_option
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
@@ -98,7 +98,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 
 
 def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
-    """Converts, and prints progress and the result. `options` are those of `shardio.convert`."""
+    """Converts, and prints progress and the result. `options` are options of `shardio.convert`."""
     import shardio.conversion.convert as converter
     from shardio.conversion.report import run_with_bar
     from shardio.system.files import write_output

@@ -204,7 +204,7 @@ def image_options(command: Command) -> Command:
             click.option(
                 "--accept-layout",
                 is_flag=True,
-                help="Convert SRC as it is understood although that looks like a mistake.",
+                help="Accept a layout of SRC that looks like a mistake.",
             ),
             click.option(
                 "--empty-classes",
@@ -240,7 +240,7 @@ def image_options(command: Command) -> Command:
                     parsed(parse_size)(context, parameter, value) for value in values
                 ),
                 metavar="N|HxW",
-                help="A smaller size that the set shall also have, as the array `imageN`. May be given again.",
+                help="Add a smaller size to the set, as the array `imageN`; several times for several.",
             ),
             click.option(
                 "--shard-size",

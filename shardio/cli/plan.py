@@ -30,15 +30,14 @@ if TYPE_CHECKING:
     "--seconds",
     type=click.FloatRange(0.01),
     default=2,
-    help="Seconds for which the rate is measured.",
+    help="Seconds to measure the rate.",
 )
 @json_option
 def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Say what `convert` would make of SRC, and how long it would take, before anything is written.
+    """Show what `convert` would make of SRC, and how long it would take. Nothing is written.
 
-    The command measures the rate on images from all over SRC, and estimates from those that it refuses how many of all
-    `convert` would refuse. Exit code 1 if these are more than --max-bad allows, or, with OUT, if the set would not fit
-    there.
+    The command measures the rate on images from all over SRC, and estimates how many images `convert` would refuse.
+    Exit code 1 if there are more than --max-bad allows, or, with OUT, if the set would not fit there.
     """
     from shardio.conversion.estimate import estimate
 

@@ -21,7 +21,7 @@ from shardio.cli.output import next_step, say, show
 from shardio.errors import counted
 
 
-@click.command(short_help="Make the damaged files of a set again.")
+@click.command(short_help="Make damaged files of a set again.")
 @set_argument
 @click.argument("src", type=folder)
 @source_option
@@ -30,11 +30,11 @@ from shardio.errors import counted
 @cores_option
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
-    """Make the files that `shardio verify` finds damaged in OUT again from SRC, which OUT was converted from.
+    """Make the damaged files of OUT again from SRC, the images that OUT was converted from.
 
-    A file is replaced only by one that has the checksum of the manifest: the set is then what was published, to the
-    byte. Exit code 1 if that cannot be, since images or libraries have changed. An index with columns needs their file,
-    masks need their folder.
+    Reads all of OUT to find them. A new file replaces a damaged file only if it has the checksum in the manifest. Exit
+    code 1 if a file comes out different because images or libraries have changed. An index with columns needs their
+    file (--columns), masks need their folder (--masks).
     """
     import shardio.conversion.repair as repairer
     from shardio.system.progress import Bar, BytesBar

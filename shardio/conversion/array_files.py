@@ -42,8 +42,8 @@ def make_arrays(
 ) -> dict[str, ArrayPart]:
     """Makes the files of the task's arrays for its shard, and publishes those that the task publishes.
 
-    `on_block` is called now and then; what it raises ends the work. Raises ConvertError if a source is not what it was
-    when the shard was made. A repair leaves out the arrays for which that is so, or whose shard is still damaged.
+    `on_block` is called now and then, and may raise to end the work. Raises ConvertError if a source has changed since
+    the shard was made. A repair leaves out such arrays, and arrays whose shard is still damaged.
     """
     parts = {}
     for spec in task.arrays if record.entry else ():
@@ -153,15 +153,15 @@ def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDAr
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-# What a source has for the array: a mask as it lies there or is given, or a value to store as it is.
+# A source's own value for an array: a mask before it is cropped and resized, or a value to store as it is.
 Raw = NDArray[Any]
 
 
 def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded: Decoded) -> None:
-    """Reads what the source has for the task's arrays. `found` is its image, `decoded` the picture in it.
+    """Reads the source's values for the task's arrays. `found` is its image, `decoded` the picture in it.
 
-    Raises DecodeError for a source that is to be refused, TypeError or ValueError for an item of a dataset that is not
-    what was declared.
+    Raises DecodeError if the source is to be refused, TypeError or ValueError if an item of a dataset does not match
+    the declaration.
     """
     for spec in task.arrays:
         if spec.source != "pixels":
@@ -171,9 +171,9 @@ def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded:
 def make_value(
     task: ShardTask, spec: ArraySpec, source: Source, pixels: NDArray[np.uint8], source_size: tuple[int, int]
 ) -> NDArray[Any]:
-    """Returns the value of an array for a sample that has these pixels and was made of a picture of this size.
+    """Returns the value of an array for a sample with these pixels, made from a picture of this size.
 
-    Raises what `check_values` raises, if the source has changed since.
+    Raises the errors of `check_values` if the source has changed.
     """
     fit = task.options.fit
     if spec.source == "pixels":
@@ -198,7 +198,7 @@ def _raw(
     orientation: int,
     source_size: tuple[int, int],
 ) -> Raw:
-    """Returns what the source has, masks turned as its picture is."""
+    """Returns the source's own value; masks are rotated as its picture is."""
     if spec.source == "file":
         assert isinstance(task.origin, MaskedOrigin)
         mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)

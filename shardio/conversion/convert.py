@@ -28,11 +28,11 @@ from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.options import (
     DEFAULT_MAX_BAD,
     ConvertOptions,
-    Order,
     Quality,
     Size,
     SourceOptions,
     Src,
+    StoredOrder,
     check_max_bad,
     make_options,
 )
@@ -50,7 +50,7 @@ from shardio.conversion.report import (
     Monitor,
     Progress,
     TooManyBad,
-    Unfinished,
+    UnfinishedParts,
     report_set,
     report_work,
     run_with_bar,
@@ -84,7 +84,7 @@ def convert(
     resample: Resample = "bicubic",
     quality: Quality = "exact",
     shard_size: int = DEFAULT_SHARD_NBYTES,
-    order: Order = "shuffled",
+    order: StoredOrder = "shuffled",
     seed: int = 0,
     exif_rotate: bool = False,
     background: Colour | str = "white",
@@ -103,16 +103,16 @@ def convert(
 ) -> ConvertReport:
     """Converts the images in `src` into a shard set in the folder `out`, and returns a report of it.
 
-    `src` may also be a dataset of Python, or one for each split: see `shardio.conversion.sources.datasets.Dataset`.
-    `SourceOptions` describes the arguments from `source` to `empty_classes`, `columns`, `masks` and `arrays`;
-    `ConvertOptions` those from `size` to `background`, and `also`; `Engine` says what `workers`, `executor` and
-    `scheduler` do. `max_bad` is how many sources may be refused, as a count (int) or a share (float). With
-    `report_duplicates` the report tells which sources have the same bytes. `part=(k, n)` makes every n-th shard, from
-    the k-th on: see `Part`. `on_progress` is called in this thread, and `progress` shows a bar, also in a notebook.
+    - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
+    - `source` to `empty_classes`, `columns`, `masks`, `arrays`: see `SourceOptions`
+    - `size` to `background`, `also`: see `ConvertOptions`
+    - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th: see `Part`
+    - `max_bad`: sources that may be refused, as a count (int) or a share (float)
+    - `report_duplicates`: list the sources with the same bytes in the report
+    - `on_progress` is called in this thread; `progress` shows a bar, also in a notebook
 
-    The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
-    Raises SourceError, ConvertError, SpaceError or OSError if nothing is published. Whatever ends the call, finished
-    shards are kept, and the same call resumes with them; KeyboardInterrupt says how many images that are.
+    Raises SourceError, ConvertError, SpaceError or OSError if nothing is published. However the call ends, finished
+    shards are kept, and the same call makes the others.
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
@@ -134,7 +134,7 @@ def convert(
 def _plan(
     src: Src, out: Path, sources: SourceOptions, options: ConvertOptions, engine: Engine, hash_sources: bool
 ) -> Plan:
-    """Scans SRC, which may take minutes: whatever else can be wrong is found out before."""
+    """Scans SRC, which may take minutes, once everything else is checked."""
     if hash_sources and engine.serial:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
     sources.check(src, out, options)
@@ -147,7 +147,7 @@ def _plan(
     return make_plan(out, collection, options, columns, hash_sources=hash_sources, arrays=arrays)
 
 
-# Refused images that the error names; rejects.jsonl has all.
+# Refused images that the error names; rejects.jsonl lists them all.
 _MOST_NAMED = 20
 
 
@@ -244,8 +244,7 @@ class Conversion:
         return records
 
     def _discard_damaged(self, records: dict[str, ShardRecord]) -> list[str]:
-        """Removes the records of shards that are not what was written, or have such a file of an array. Returns their
-        names."""
+        """Discards the records of shards with a damaged file, and returns the names of the shards."""
         owners = {entry: name for name, record in records.items() for entry in record.files}
         out, workers = self._plan.out, self._engine.workers or usable_cores()
         filler = Filler(FolderStorage(out), workers, "shardio-compare", Flag(), lambda nbytes: None)
@@ -311,7 +310,7 @@ class Conversion:
         return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
 
     def _find_duplicates(self) -> tuple[Duplicates, ...]:
-        """Reads sources again whose hashes no record has: a finished set has no records, older records no hashes."""
+        """Reads sources again if no record has their hashes: a finished set has no records, older records no hashes."""
         plan, workers = self._plan, self._engine.workers or usable_cores()
         known = {name: record.hashes for name, record in self._records.items()}
         if not all(known.get(task.name) for task in plan.tasks):
@@ -321,15 +320,15 @@ class Conversion:
         sources = [(task.split, source) for task in plan.tasks for source in task.sources]
         return find_duplicates(sources, hashes, refused)
 
-    # --- what the caller is told --------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _unfinished(self) -> Unfinished:
+    def _unfinished(self) -> UnfinishedParts:
         tasks, missing = self._plan.tasks, {task.name for task in self._missing}
         parts = {number % self._part.count + 1 for number, task in enumerate(tasks) if task.name in missing}
-        return Unfinished(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
+        return UnfinishedParts(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
 
     def _describe_kept(self) -> str:
-        """Returns how many images of this part the same call would not have to convert again."""
+        """Returns how many images of this part are in finished shards."""
         out, total = self._plan.out, self._monitor.progress.total
         try:
             undone = {task.name for task in without_record(self._mine)}
@@ -339,7 +338,7 @@ class Conversion:
         return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
     def _list_refused(self) -> ConvertError:
-        """Writes down which images are refused so far, and returns the error that says so."""
+        """Lists the images refused so far in rejects.jsonl, and returns the error that names them."""
         plan, monitor, now = self._plan, self._monitor, self._monitor.progress
         write_atomic(plan.out / REJECTS_NAME, *(line for task in plan.tasks for line in refused_so_far(task)))
         rejects = read_rejects(plan.out / REJECTS_NAME)

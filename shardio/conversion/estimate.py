@@ -45,7 +45,7 @@ DEFAULT_SECONDS = 2.0
 _MOST_READ_AHEAD = 128
 
 
-class ClassCount(NamedTuple):
+class ClassSize(NamedTuple):
     name: str
     num_sources: int
 
@@ -54,8 +54,8 @@ class ClassCount(NamedTuple):
 class SplitEstimate:
     num_sources: int
     num_shards: int
-    smallest: ClassCount
-    largest: ClassCount
+    smallest: ClassSize
+    largest: ClassSize
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def estimate(
 def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstimate:
     sources, classes = collection.splits[split], collection.classes
     counts = np.bincount([source.label for source in sources], minlength=len(classes))
-    smallest, largest = (ClassCount(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
+    smallest, largest = (ClassSize(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
     return SplitEstimate(len(sources), num_shards, smallest, largest)
 
 

@@ -1,6 +1,6 @@
-"""Choices of the caller: how SRC is understood, and all that the bytes of the set depend on.
+"""What a caller chooses: how to read SRC, and everything that decides the bytes of the set.
 
-`convert`, `estimate` and `repair` take the same arguments; they stand, are checked and are described here.
+`convert`, `estimate` and `repair` share these arguments, which are described and checked here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardio.format.parse import first_repeated
 from shardio.sets.names import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
 from shardio.system.machine import usable_cores
 
-Order = Literal["shuffled", "source"]
+StoredOrder = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
 Size = int | tuple[int, int]
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
@@ -42,37 +42,39 @@ MASK = "mask"
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """How SRC is understood: a path, or a dataset of Python, or one for each split."""
+    """How to read SRC: a path, a Python dataset, or a dataset for each split."""
 
     source: SourceKind = "auto"
     """The kind of the path: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list"
-    file, "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one or a
-    folder can. "auto" looks, and the report says what it found."""
+    file, "webdataset" tars (a file, a folder or a pattern), or "parquet" files (a file or a folder). "auto" detects the
+    kind, and the report names it."""
     accept_layout: bool = False
-    """Whether to take a layout that looks like a mistake, such as a single class. It is taken in any case where OUT
-    holds what the same call has made or begun."""
+    """Accept a layout that looks like a mistake, such as a single class. It is accepted in any case if the same call
+    has made or begun the set in OUT."""
     empty_classes: EmptyClasses = "refuse"
-    """A class folder without images is an error if this is "refuse". "omit" leaves the class out, so that labels number
-    the others; "keep" gives it a label that no sample has."""
+    """Class folders without images: "refuse" raises an error, "omit" leaves the class out and numbers the others,
+    "keep" gives it a label that no sample has."""
     columns: str | os.PathLike[str] | None = None
-    """A CSV or parquet file with numbers for each source, which `read_columns` describes; they go into the index."""
+    """A CSV or parquet file with numbers for each source, which go into the index. `read_columns` describes it."""
     masks: str | os.PathLike[str] | None = None
-    """A folder with a mask for each picture, at the same relative path, as a PNG (grey of 8 or 16 bits, or a palette,
-    whose indices count) or a lossless WebP. They become the array "mask"; a picture without its mask is refused."""
+    """A folder with a mask for each picture, at the same relative path: a PNG (grey of 8 or 16 bits, or a palette) or a
+    lossless WebP. Masks become the array "mask"; a picture without a mask is refused."""
     arrays: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
     """Entries of a dataset's items that become arrays: for each name (kind, dtype, shape of the stored value). Items
-    are dicts then."""
+    must be dicts."""
 
     def check(self, src: Src, out: Path | None, options: ConvertOptions | None = None) -> None:
-        """Raises all errors that can be found without a scan."""
+        """Raises every error that needs no scan."""
         if isinstance(src, (str, os.PathLike)):
             check_local(src, SourceError, "images are read from files, so copy or mount them here first")
             if out is not None:
                 check_apart(Path(os.path.abspath(src)), out)
         elif self.source != "auto":
-            raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {self.source!r}")
+            raise ValueError(
+                f"source is the kind of a path, and `src` is a dataset: leave it out, found {self.source!r}"
+            )
         elif self.masks is not None:
-            raise ValueError("masks are files beside those of a path, and `src` is a dataset: let its items have them")
+            raise ValueError("masks are for a path, and `src` is a dataset: put the masks into its items")
         elif self.accept_layout or self.empty_classes != "refuse":
             raise ValueError(
                 "accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out"
@@ -93,11 +95,11 @@ class SourceOptions:
                 check_apart(Path(os.path.abspath(self.masks)), out)
 
     def declared(self, sample_shape: SampleShape) -> tuple[ArraySpec, ...]:
-        """Returns what is declared of a dataset's items."""
+        """Returns the arrays declared for a dataset's items."""
         return declare(self.arrays, sample_shape, ("image", "label"))
 
     def collect(self, src: Src, out: Path | None, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
-        """Returns what is in SRC, as `_collect` does, and the arrays that its sources have."""
+        """Returns the sources in SRC, and the arrays that they have."""
         if not isinstance(src, (str, os.PathLike)):
             specs = self.declared(options.sample_shape)
             return collect_datasets(src, specs), specs
@@ -111,10 +113,9 @@ class SourceOptions:
         return collection, (ArraySpec(MASK, "mask", RowType(dtype.str, options.sample_shape[:2]), "file"),)
 
     def _collect(self, src: str | os.PathLike[str], out: Path | None) -> Collection:
-        """Returns what is in SRC, for a set in `out`.
+        """Returns the sources in SRC.
 
-        If that conversion has begun, its layout was accepted then, and the sources are compared with its plan anyway:
-        the caller is not asked again.
+        If a conversion into `out` has begun, its layout was accepted then, and the sources are compared with its plan.
         """
         accept_layout, empty_classes = self.accept_layout, self.empty_classes
         begun = (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")
@@ -134,29 +135,29 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Everything about a conversion that the bytes of the set depend on, beside the sources."""
+    """Everything but the sources that decides the bytes of the set."""
 
     fit: Fit = field(default_factory=Fit)
-    """`size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre),
-    "squash" or "pad" (with black), `resample` the filter."""
+    """`size` is the height and width of a sample in pixels. `fit` is "crop" (short side to size, then the center),
+    "squash", or "pad" (with black). `resample` is the filter."""
     shard_nbytes: int = DEFAULT_SHARD_NBYTES
-    """The most bytes that a shard may have."""
-    order: Order = "shuffled"
-    """"shuffled" stores the samples in an order that depends on `seed` and the sources' names alone, "source" as they
-    are listed."""
+    """The maximum size of a shard in bytes."""
+    order: StoredOrder = "shuffled"
+    """"shuffled" stores samples in an order that depends on `seed` and the names of the sources, "source" in the order
+    in which they are listed."""
     seed: int = 0
     decode: DecodeOptions = field(default_factory=DecodeOptions)
-    """`exif_rotate` turns pictures as their Exif orientation says, but none that a dataset has decoded. Transparent
-    pixels are laid over `background`: (red, green, blue), "#rrggbb", or one of CSS's names."""
+    """`exif_rotate` applies the Exif orientation, except to pictures that a dataset has decoded. `background` is the
+    color under transparent pixels: (red, green, blue), "#rrggbb", or a CSS name."""
     quality: Quality = "exact"
-    """"fast" decodes a JPEG to a half, a quarter or an eighth of its size where that is still twice what it is resized
-    to; such samples differ by about 50 dB PSNR."""
+    """"fast" decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least twice the resized picture; such samples
+    differ by about 50 dB PSNR."""
     also: tuple[tuple[int, int], ...] = ()
     """Other sizes (height, width) of every sample, made from its pixels with the same filter."""
 
     def __post_init__(self) -> None:
-        if self.order not in get_args(Order):
-            raise ValueError(f"order must be one of {', '.join(get_args(Order))}; found {self.order!r}")
+        if self.order not in get_args(StoredOrder):
+            raise ValueError(f"order must be one of {', '.join(get_args(StoredOrder))}; found {self.order!r}")
         if self.quality not in get_args(Quality):
             raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
         if type(self.shard_nbytes) is not int or self.shard_nbytes <= 0:
@@ -188,7 +189,7 @@ class ConvertOptions:
 
     @cached_property
     def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
-        """The least size to which a picture of (height, width) may be decoded; None if that is its own."""
+        """The minimum size at which a picture of (height, width) may be decoded; None for its full size."""
         return self.fit.least_size if self.quality == "fast" else None
 
     def describe(self) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def make_options(
     resample: Resample,
     quality: Quality,
     shard_size: int,
-    order: Order = "shuffled",
+    order: StoredOrder = "shuffled",
     seed: int = 0,
     exif_rotate: bool = False,
     background: Colour | str = "white",

@@ -33,13 +33,13 @@ from shardio.format.parse import first_repeated
 from shardio.version import __version__
 
 MAX_SAMPLES = 16_384
-"""The most samples of a shard. A kill costs the shard that is being made, so that must take seconds, of small images,
-too."""
+"""The maximum number of samples in a shard. A kill costs the shard that is being made, which must be seconds of work
+with small images, too."""
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to make: the unit of work. Picklable and complete: nothing else is needed to do it."""
+    """One shard to make: the unit of work. Picklable, and complete in itself."""
 
     origin: Origin
     out: Path
@@ -49,9 +49,9 @@ class ShardTask:
     key_nbytes: int
     options: ConvertOptions
     hash_sources: bool = False
-    """Whether the record shall tell which sources have the same bytes."""
+    """Record a hash of each source, to find sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
-    """The arrays that the set has beside the pixels."""
+    """The arrays of the set, other than the pixels."""
     wanted: Mapping[str, str] | None = None
     """The damaged files of a published set that the task repairs, with their sha256: it publishes nothing else."""
 
@@ -81,15 +81,12 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class Part:
-    """Part `number` of `count`, from 1 to count, of a conversion. Part 1 of 1 is everything.
+    """Part `number` of `count` of a conversion, from 1 to count. Part 1 of 1 is everything.
 
-    Parts know nothing of each other; OUT alone ties them. A part is done when its shards have records there, the set
-    when all shards have. When two parts end at the same moment, at least one finds all records, as each looks after it
-    has written its own; if both do, both publish the same bytes.
-
-    `count` calls, on any machines and in any order, make the set, and the last of them publishes it; the report of the
-    others says what is `unfinished`. `max_bad` is that of the whole set: a part counts the images that it refuses, and
-    those of shards that others had finished before it began.
+    `count` calls, on any machines and in any order, make the set. Parts share nothing but OUT: the part that finds
+    records of all shards publishes the set. If two parts end at the same moment and both find them, both publish the
+    same bytes. `max_bad` counts for the whole set: a part counts the images that it refuses itself, and the refused
+    images of shards that were finished before it began.
     """
 
     number: int
@@ -100,7 +97,7 @@ class Part:
             raise ValueError(f"part must be (K, N) with K from 1 to N; found ({self.number!r}, {self.count!r})")
 
     def of(self, tasks: Sequence[ShardTask]) -> Sequence[ShardTask]:
-        """Returns the part's tasks. They are dealt out like cards, so that all parts are of about equal size."""
+        """Returns the part's tasks: every `count`-th, so parts are about equal in size."""
         return tasks[self.number - 1 :: self.count]
 
 
@@ -114,7 +111,7 @@ class Plan:
     tasks: tuple[ShardTask, ...]
     columns: ColumnTable | None = None
     hash_sources: bool = False
-    """Whether it shall be known which sources have the same bytes."""
+    """Find sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
 
     @property
@@ -173,7 +170,7 @@ def make_plan(
     for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
         key_nbytes = key_field_nbytes(max(len(source.key) for source in sources))
-        # As few shards as the size allows, and all of about the same size, so that no worker ends with a long one.
+        # As few shards as the size allows, all about the same size, so no worker ends with a long shard.
         num_shards = -(-len(ordered) // most)
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
         tasks += [

@@ -106,8 +106,8 @@ def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
 
 
 def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
-    """Returns the tasks of which a file was written to after its record. The files may be sound all the same: two
-    processes may have made a shard. Raises FileNotFoundError if there is no work folder any more."""
+    """Returns the tasks with a file that was written to after its record. The file may still be sound, as two processes
+    may have made the shard. Raises FileNotFoundError if there is no work folder any more."""
 
     def is_newer(task: ShardTask) -> bool:
         recorded = _record_path(task).stat().st_mtime_ns
@@ -141,7 +141,7 @@ def _checksum(fields: Mapping[str, Any]) -> str:
 
 
 def discard_record(task: ShardTask) -> None:
-    """Makes the task count as not done, so that no process publishes its shard, which is about to be replaced."""
+    """Makes the task count as not done: no process may publish its shard, which is about to be replaced."""
     _record_path(task).unlink(missing_ok=True)
 
 
@@ -176,7 +176,7 @@ def load_record(task: ShardTask) -> ShardRecord | None:
         if any((task.out / one.file).stat().st_size != one.nbytes for one in record.files):
             return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None  # no record, or a damaged one: the shard is made again
+        return None  # no record, or a damaged record: the shard is made again
     return record if record.sources_sha256 == digest(task.origin.fingerprints(task.sources)) else None
 
 
@@ -188,7 +188,7 @@ def discard_refused(task: ShardTask) -> None:
 
 
 def note_refused(task: ShardTask, reject: Reject) -> None:
-    """Appends the line of rejects.jsonl, so that it is known of a task that does not come to its end."""
+    """Appends the source's line of rejects.jsonl to the task's list, which counts if the task is never finished."""
     path = _refused_path(task)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path), open_untrusted(path, flags, sole_name=True) as file:

@@ -1,8 +1,8 @@
 """`repair`: files that `verify` finds damaged in a set are made again from the sources, to the same bytes.
 
-The tasks of the damaged files are done again, in the set's own folder, and a file takes the place of a damaged one only
-if it has the sha256 that the manifest promises. So no repair can make a set worse, two at the same time do no harm, one
-that was killed is run again, and a reader that has the damaged file mapped keeps what it has mapped.
+The tasks of damaged files are done again in the folder of the set. A new file replaces a damaged file only if it has
+the sha256 in the manifest. So a repair never makes a set worse, two repairs at the same time do no harm, a killed
+repair can be run again, and a reader keeps the damaged file that it has mapped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shardio.sets.verify import verify
 from shardio.system.files import sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
 
-# Samples that came out different are named one by one, up to so many of a shard.
+# Samples of a shard that came out different and are named one by one.
 _MOST_NAMED = 5
 
 
@@ -46,7 +46,7 @@ class RepairReport:
 
     path: str
     repaired: tuple[str, ...]
-    """Files that were damaged or missing, and are now what was published."""
+    """Files that were damaged or missing, and are now as they were published."""
 
 
 def repair(
@@ -62,13 +62,13 @@ def repair(
 ) -> RepairReport:
     """Makes the damaged files of the set in the folder `path` again from `src`, which it was converted from.
 
-    The whole set is read to find them. `source`, `columns`, `masks` and `workers` are those of `convert`. A damaged
-    index costs decoding all images of its split. `on_verify` is called, in any thread, with (bytes read since, bytes in
-    all); `on_progress` in this thread with (sources done, sources to do).
+    Reads the whole set to find them. `convert` describes `source`, `columns`, `masks` and `workers`. A damaged index
+    costs decoding all images of its split. `on_verify` is called, in any thread, with (bytes since the last call, bytes
+    in total); `on_progress` in this thread with (sources done, sources in total).
 
-    Raises ConvertError if `convert` did not make the set or `src` lists other images now; and for the files that come
-    out different, which are left as they are while all others are repaired. Raises FormatError if the manifest itself
-    is damaged, and SetNotFoundError if there is none.
+    Raises ConvertError if `convert` did not make the set, if `src` lists other images now, or for files that come out
+    different: these are left as they are, and all others are repaired. Raises FormatError if the manifest is damaged,
+    and SetNotFoundError if there is no manifest.
     """
     folder = Path(os.path.abspath(path))
     if not isinstance(src, (str, os.PathLike)):
@@ -130,7 +130,7 @@ def _without_masks(manifest: Manifest, plan: Plan) -> set[str]:
 
 
 def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], sources: SourceOptions) -> Plan:
-    """Returns the plan by which the set was made."""
+    """Returns the plan of the set's conversion."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
         change = manifest.provenance.get("change")
@@ -160,7 +160,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
 
 
 def _readings(src: Path, source: SourceKind) -> Iterator[Collection]:
-    """Yields what SRC may have been taken for. The manifest tells which it was, so the caller is not asked."""
+    """Yields the collections that SRC may have been read as. The manifest decides between them."""
     collection = scan(src, source, accept_layout=True, empty_classes="keep")
     yield collection
     if empty := find_empty(collection):
@@ -221,8 +221,8 @@ class _Repair:
         return not self.damaged.isdisjoint(files) or (has_refused and self.manifest.rejects.file in self.damaged)
 
     def _changes(self, task: ShardTask, record: ShardRecord, indexes: dict[str, Mapping[bytes, int]]) -> str:
-        """Returns which samples differ from those that were published, as far as the index tells. `indexes` has the
-        crc32 of each key of the splits whose index was read."""
+        """Returns the samples that differ from the published samples, if the index is sound. `indexes` keeps the crc32
+        of each key, by split."""
         index = self.manifest.splits[task.split].index
         if index.file in self.damaged:
             return ""

@@ -1,4 +1,4 @@
-"""The caller of a conversion is told its progress while it works, and gets a report in the end."""
+"""The progress of a conversion, its bar, and the report at the end."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from shardio.system.progress import Bar
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion, or this part of one, is, in sources."""
+    """Counts of sources, of a conversion or a part of it."""
 
     done: int
     refused: int
     total: int
     spooled: int = 0
-    """Sources copied out of parquet files, which comes before the first is done."""
+    """Sources copied out of parquet files, before the first source is done."""
     kept: int = 0
-    """Sources among those done that earlier calls did. They are counted before this call does any."""
+    """Sources that earlier calls did, included in `done`. They are counted before this call does any."""
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """The state of a set when one part of its conversion is done, and others are not."""
+class UnfinishedParts:
+    """What is missing when one part of a conversion is done and others are not."""
 
     num_shards: int
     """All shards of the set."""
     num_finished: int
     parts: tuple[int, ...]
-    """The parts, of the same count, that have still to finish or must be run again."""
+    """The parts, of the same count, that still have to finish or must be run again."""
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """The outcome of a conversion. If it was a part and the set is not published yet, all numbers are of this part."""
+    """The outcome of a conversion. Until the set is published, all numbers count this part alone."""
 
     out: str
     digest: str
@@ -62,21 +62,21 @@ class ConvertReport:
     source: str
     """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
     mended: tuple[MendedSource, ...]
-    """Sources that were taken although their header had to be mended; each says why."""
+    """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
     """Entries of SRC, and of the columns' file, that are no images to convert, per kind."""
     seconds: float
     num_converted: int
     """Sources that this call worked on; the others were done by an earlier one."""
     duplicates: tuple[Duplicates, ...] | None = None
-    """Sources of the samples that have the same bytes; None if they were not asked for."""
+    """Groups of sources with the same bytes; None unless asked for."""
     warned: tuple[MendedSource, ...] = ()
-    """Sources that a library warned of while they were read and decoded; each says how."""
-    unfinished: Unfinished | None = None
-    """The state of the set if other parts have still something to do; None if it is published."""
+    """Sources that a library warned of while reading or decoding them, with the warning."""
+    unfinished: UnfinishedParts | None = None
+    """What other parts still have to do; None if the set is published."""
 
 
-# A caller who mends images wants all of them in one list; but who chose the wrong folder should not wait for its end.
+# A caller who mends images wants all of them in one list, but should not wait for the end of a wrong folder.
 _MOST_REFUSED = 100
 _MOST_DONE = 10_000
 
@@ -86,9 +86,9 @@ class TooManyBad(Exception):
 
 
 class Monitor:
-    """Counts sources, tells the caller, and stops the work when too many are refused.
+    """Counts sources, reports progress, and stops the work when too many sources are refused.
 
-    It stops at the hundredth refused source or the ten thousandth source: a small collection is first done to its end.
+    It stops at the 100th refused source or the 10,000th source: a small collection is first converted to its end.
     """
 
     def __init__(self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None) -> None:
@@ -164,7 +164,7 @@ def report_work(
 def report_set(
     work: ConvertReport, plan: Plan, manifest: Manifest, duplicates: tuple[Duplicates, ...] | None
 ) -> ConvertReport:
-    """Returns the report of the published set, of which the call has done `work`."""
+    """Returns the report of the published set. `work` is the report of this call's tasks."""
     return replace(
         work,
         digest=manifest.digest,
@@ -188,7 +188,7 @@ Tell = Callable[[Progress], None]
 
 
 class ImagesBar(Bar):
-    """Counts images. Those that earlier calls have made are no speed of this one."""
+    """Counts images. Images kept from earlier calls do not count for the rate."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(unit=" images", smoothing=0.1, **options)
@@ -201,7 +201,7 @@ class ImagesBar(Bar):
             if progress.kept:
                 line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} images were kept"
                 self.write(line, file=sys.stderr)
-                # The rate, and the time that is left, are those of the images that this call converts itself.
+                # Rate and remaining time count the images that this call converts itself.
                 self.n = self.initial = self.last_print_n = progress.kept
         spooling = progress.spooled and not progress.done
         self.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
@@ -210,7 +210,7 @@ class ImagesBar(Bar):
 
 
 def run_with_bar(run: Callable[[Tell], T], src: object, on_progress: Tell | None = None) -> T:
-    """Returns what `run` returns, while a bar shows what it tells, which `on_progress` is told, too."""
+    """Calls `run(tell)`, shows its progress as a bar, passes it to `on_progress`, and returns the result."""
     what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
     with ImagesBar() as bar, bar.before_it_begins(f"scanning {what}"):
 

@@ -1,7 +1,7 @@
 """Makes one shard: reads, decodes, resizes and writes its images, then its arrays, and last the record of both.
 
-A task can be done any number of times, by any process, with the same bytes. It is done once its record is written, and
-not begun before that: whatever ends it earlier, the shard is made again.
+A task can be done any number of times, by any process, with the same bytes. It is done when its record is written; if
+it ends earlier, the shard is made again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Report(Protocol):
 
 
 class Stopped(Exception):
-    """A task was told to stop."""
+    """A task was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ _Block = tuple[NDArray[np.uint8], Iterator[_Outcome]]
 def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int) -> Generator[_Block, None, None]:
     """Yields the shard's blocks, each with the outcomes of its sources: row i belongs to the i-th of them.
 
-    While the outcomes of one block are waited for, the threads go on to the next. With one thread nothing runs beside
-    the caller: a source is prepared when its outcome is asked for.
+    While the caller waits for the outcomes of one block, the threads work on the next. With one thread, the caller
+    prepares each source when it asks for its outcome.
     """
 
     def prepare(sources: Sequence[Source], rows: NDArray[np.uint8]) -> list[_Outcome]:
@@ -187,7 +187,7 @@ def _do_task(task: ShardTask, control: Control) -> ShardRecord:
 
     def on_block() -> None:
         control.check()
-        control.report(0, 0)  # which raises what is to end the work
+        control.report(0, 0)  # raises if the work is to end
 
     record = replace(record, arrays=make_arrays(task, record, control.threads, on_block))
     if task.wanted is None:

@@ -22,7 +22,7 @@ from shardio.conversion import convert as converter
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.plan import Part
-from shardio.conversion.report import ConvertReport, Progress, Unfinished
+from shardio.conversion.report import ConvertReport, Progress, UnfinishedParts
 from shardio.errors import ConvertError
 
 OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source", "workers": 1}
@@ -72,7 +72,7 @@ def test_four_parts_in_any_order_and_one_of_them_twice_make_the_set(
         done.add(number)
         if len(done) < 4:
             left = sorted({1, 2, 3, 4} - done)
-            assert report.unfinished == Unfinished(6, sum([2, 2, 1, 1][n - 1] for n in done), tuple(left))
+            assert report.unfinished == UnfinishedParts(6, sum([2, 2, 1, 1][n - 1] for n in done), tuple(left))
             assert report.digest == ""
             assert (report.num_shards, report.num_sources) == (mine, 3 * mine)
             assert sum(report.num_samples.values()) == 3 * mine
@@ -109,7 +109,7 @@ def test_another_parts_shard_that_was_written_to_since_is_not_published(
     os.utime(shard, (time.time() + 9, time.time() + 9))  # later than its record, however coarse the clock is
     with pytest.raises(ConvertError, match=shard.name):
         convert(image_tree, out, **OPTIONS, part=(2, 2))
-    assert convert(image_tree, out, **OPTIONS, part=(2, 2)).unfinished == Unfinished(6, 5, (1,))
+    assert convert(image_tree, out, **OPTIONS, part=(2, 2)).unfinished == UnfinishedParts(6, 5, (1,))
     convert(image_tree, out, **OPTIONS, part=(1, 2))
     assert hashes(out) == finished
 
@@ -120,7 +120,7 @@ def test_more_parts_than_shards_leave_some_with_nothing_to_do(
     for number in (9, 6, 5, 4, 3, 2):
         report = convert(image_tree, out, **OPTIONS, part=(number, 9))
         assert report.num_converted == (3 if number < 7 else 0)
-    assert report.unfinished == Unfinished(6, 5, (1,))
+    assert report.unfinished == UnfinishedParts(6, 5, (1,))
     convert(image_tree, out, **OPTIONS, part=(1, 9))
     assert hashes(out) == finished
 
@@ -216,7 +216,7 @@ def test_a_source_that_changed_since_another_part_took_it_is_left_to_that_part(
     convert(image_tree, out, **OPTIONS, part=(1, 2))
     changed = image_tree / "train" / "n03" / "n03_0.JPEG"  # in the third shard
     write_jpeg(changed, random_picture(np.random.default_rng(99), 50, 50))
-    assert convert(image_tree, out, **OPTIONS, part=(2, 2)).unfinished == Unfinished(6, 5, (1,))
+    assert convert(image_tree, out, **OPTIONS, part=(2, 2)).unfinished == UnfinishedParts(6, 5, (1,))
     assert convert(image_tree, out, **OPTIONS, part=(1, 2)).num_converted == 3
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert hashes(out) == hashes(tmp_path / "reference")
@@ -252,7 +252,7 @@ def test_refused_images_that_were_mended_since_do_not_count(
     convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
     for name in bad[:2]:
         shutil.copyfile(image_tree.with_name("sound") / name, image_tree / name)
-    assert convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2)).unfinished == Unfinished(6, 4, (1,))
+    assert convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2)).unfinished == UnfinishedParts(6, 4, (1,))
     report = convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
     assert report.refused == {"empty": 1}
 
@@ -265,7 +265,7 @@ def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
     def after_the_other(*arguments: Any) -> Any:
         monkeypatch.undo()
         report = convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2))
-        assert report.unfinished == Unfinished(6, 3, (1,))
+        assert report.unfinished == UnfinishedParts(6, 3, (1,))
         return real(*arguments)
 
     monkeypatch.setattr(Engine, "run", after_the_other)
@@ -318,7 +318,7 @@ def test_no_part_publishes_a_shard_that_is_being_made_again(
     def after_the_other(*arguments: Any) -> Any:
         monkeypatch.undo()
         report = convert(image_tree, out, **OPTIONS, max_bad=1, part=(2, 2))
-        assert report.unfinished == Unfinished(6, 5, (1,))
+        assert report.unfinished == UnfinishedParts(6, 5, (1,))
         return real(*arguments)
 
     monkeypatch.setattr(Engine, "run", after_the_other)

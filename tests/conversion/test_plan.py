@@ -124,6 +124,15 @@ def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) 
         assert len(tasks) == -(-count // fit_in)
 
 
+def test_a_shard_has_at_most_16384_samples_and_by_default_1_gib() -> None:
+    for count, shards in ((16_384, [16_384]), (16_385, [8192, 8193])):
+        plan = plan_of(tree(train=sources(count)), ConvertOptions(Fit((4, 4))))
+        assert [len(task.sources) for task in plan.tasks] == shards
+    plan = plan_of(tree(train=sources(5461)), ConvertOptions())
+    assert [task.nbytes for task in plan.tasks] == [HEADER_NBYTES + 5461 * 256 * 256 * 3]
+    assert len(plan_of(tree(train=sources(5462)), ConvertOptions()).tasks) == 2
+
+
 def test_every_split_has_its_own_shards_and_key_width() -> None:
     plan = plan_of(tree(train=sources(25, "train/"), val=sources(11, "a-much-longer-folder/")))
     assert [(task.split, task.name, len(task.sources)) for task in plan.tasks] == [

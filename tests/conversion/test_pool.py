@@ -27,7 +27,7 @@ from pictures import random_picture, write_jpeg
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
 from shardio.conversion.engines import pool as executors
-from shardio.conversion.engines.pool import Line, Pool, Terms, run_on_pool
+from shardio.conversion.engines.pool import Pool, TaskLine, Terms, run_on_pool
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
@@ -366,7 +366,7 @@ def run_file(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_each_task_counts_in_a_place_of_its_own_until_the_file_is_gone(run_file: Path) -> None:
-    lines = [Line(run_file, number) for number in range(3)]
+    lines = [TaskLine(run_file, number) for number in range(3)]
     for number, line in enumerate(lines):
         for _ in range(number):
             line.report(1, 0)
@@ -385,7 +385,7 @@ def test_each_task_counts_in_a_place_of_its_own_until_the_file_is_gone(run_file:
 def test_a_task_looks_at_once_and_then_every_second(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    line = Line(run_file, 0)
+    line = TaskLine(run_file, 0)
     line.report(5, 2)
     assert not line.stopped()
     assert executors._read_counts(run_file)[0].tolist() == [5, 2]
@@ -408,7 +408,7 @@ def test_only_a_file_that_is_gone_says_stop(
     def fail(*args: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    line = Line(run_file, 0)
+    line = TaskLine(run_file, 0)
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
         assert line.stopped() == stops
@@ -417,7 +417,7 @@ def test_only_a_file_that_is_gone_says_stop(
 
 @pytest.mark.usefixtures("no_waiting")
 def test_counts_go_into_a_file_and_nothing_else(run_file: Path, tmp_path: Path) -> None:
-    line = Line(run_file, 0)
+    line = TaskLine(run_file, 0)
     (tmp_path / "precious").write_bytes(bytes(8))
     for put in (os.mkfifo, lambda path: path.symlink_to("precious"), lambda path: os.link(tmp_path / "precious", path)):
         run_file.unlink(missing_ok=True)

@@ -91,7 +91,7 @@ def test_fewer_boxes_are_filled_up_with_rows_that_are_none(tmp_path: Path) -> No
         (
             {"other": np.zeros(3)},
             TypeError,
-            r"those of the set \(mask, depth, boxes, small, clip, score\), found .*other",
+            r"the arrays of the set \(mask, depth, boxes, small, clip, score\), found .*other",
         ),
     ],
 )

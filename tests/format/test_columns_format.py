@@ -283,9 +283,9 @@ def test_a_set_that_no_reader_would_take_is_refused_at_once(
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
-        ({}, ValueError, r"columns must be those of the set \(n, x\), found none"),
-        ({"n": 1}, ValueError, r"columns must be those of the set \(n, x\), found n"),
-        ({"n": 1, "x": 2.0, "y": 3}, ValueError, r"columns must be those of the set \(n, x\), found n, x, y"),
+        ({}, ValueError, r"expected the columns of the set \(n, x\), found none"),
+        ({"n": 1}, ValueError, r"expected the columns of the set \(n, x\), found n"),
+        ({"n": 1, "x": 2.0, "y": 3}, ValueError, r"expected the columns of the set \(n, x\), found n, x, y"),
         ({"n": 1.0, "x": 2.0}, TypeError, "float"),
         ({"n": 1 << 63, "x": 2.0}, ValueError, r"column 'n' must fit in int64, found 9223372036854775808"),
         ({"n": 1, "x": "two"}, ValueError, "two"),
@@ -310,5 +310,5 @@ def test_numbers_that_are_missing_or_do_not_fit_leave_no_trace(
 def test_columns_for_a_set_without_any_are_refused(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "out", SHAPE) as writer:
         writer.append(sample_pixels(0, SHAPE), 0)
-        with pytest.raises(ValueError, match=r"columns must be those of the set \(none\), found x"):
+        with pytest.raises(ValueError, match=r"expected the columns of the set \(none\), found x"):
             writer.append(sample_pixels(0, SHAPE), 0, columns={"x": 1})

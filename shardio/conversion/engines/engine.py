@@ -33,10 +33,10 @@ class Engine:
     workers: int | None = None
     """Cores to use, by default all. With an executor or a scheduler: cores that make each shard, by default one."""
     executor: Executor | None = None
-    """Any concurrent.futures.Executor, on machines that have the same libraries, and SRC and OUT under the same names.
+    """Any concurrent.futures.Executor, on machines with the same libraries, and with SRC and OUT under the same names.
     It is not shut down."""
     scheduler: str | None = None
-    """The address of a Dask scheduler, for the same on its cluster."""
+    """The address of a Dask scheduler, whose workers do the tasks under the same conditions."""
     serial: bool = False
     """One thread per worker; a single worker is the calling thread. For datasets of Python."""
 
@@ -96,7 +96,7 @@ class Engine:
 
 class _OwnProcesses(Pool):
     def submit(self, *call: Any) -> Future[ShardRecord]:
-        # Ctrl-C is for this process to handle. Submitting starts workers, which inherit what is blocked.
+        # Ctrl-C is for this process alone: submitting starts workers, which inherit the blocked signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return super().submit(*call)
@@ -106,8 +106,7 @@ class _OwnProcesses(Pool):
 
 @contextlib.contextmanager
 def _own_processes(count: int) -> Iterator[Pool]:
-    """Spawned worker processes, so that they inherit no lock or thread of this one. If the block fails, they end at
-    once."""
+    """Spawned worker processes: they inherit no lock or thread. If the block fails, they are killed."""
     executor = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         yield _OwnProcesses(executor)
@@ -121,7 +120,7 @@ def _own_processes(count: int) -> Iterator[Pool]:
 
 def _end_with_parent() -> None:
     """Begins a worker process, which ends when the process that started it is gone, however it went."""
-    # At its end nothing is left to do but taking torch apart, for which the parent would wait.
+    # The parent would wait while the interpreter takes torch apart.
     atexit.register(os._exit, 0)
     parent = multiprocessing.parent_process()
     assert parent is not None

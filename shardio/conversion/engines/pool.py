@@ -1,8 +1,8 @@
-"""Shard tasks in other processes: this machine's own, those of an executor (threads, processes, MPI ranks), or Dask's.
+"""Shard tasks in a pool: worker processes, an executor's threads, processes or MPI ranks, or a Dask cluster.
 
 Other machines must have the same folders under the same names, and the same libraries: each task checks that first.
 A task returns its record. While it works, a file in OUT, which all machines see, ties it to the process that started
-it: each task writes its counts there about once a second, to a place of its own, and stops when the file is gone.
+it: the task writes its counts to a place of its own there, about once a second, and stops when the file is gone.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class Pool:
 def run_on_pool(
     tasks: Sequence[ShardTask], pool: Pool, report: Report, run_file: Path, threads: int
 ) -> list[ShardRecord]:
-    """Does all tasks, each with so many threads, and returns their records in the order of the tasks.
+    """Does all tasks, each with `threads` threads, and returns their records in the order of the tasks.
 
-    If `report` raises, a task fails or on Ctrl-C, the work stops: tasks that were not begun are cancelled, and the file
-    `run_file`, which is made here, is removed. Raises ConvertError if the pool fails.
+    If `report` raises, a task fails, or on Ctrl-C, the work stops: tasks that were not begun are cancelled, and
+    `run_file`, the file that ties the others, is removed. Raises ConvertError if the pool fails.
     """
     counts = told = np.zeros((len(tasks), 2), np.int64)
     run_file.write_bytes(bytes(len(tasks) * _COUNTS.itemsize))
@@ -155,7 +155,7 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
     except BrokenExecutor:
         raise
     except Exception as error:
-        # Another process may have finished the same conversion, and removed the folder: FileNotFoundError tells that.
+        # FileNotFoundError: another process has finished the same conversion, and removed the folder.
         _read_counts(run_file)
         if isinstance(error, (ShardioError, OSError)):
             raise
@@ -169,12 +169,12 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
 def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
     """Does a task. An executor may run one again that a lost worker has finished."""
     terms.check()
-    line = Line(terms.run_file, number)
+    line = TaskLine(terms.run_file, number)
     return load_record(task) or do_task(task, Control(line.report, line.stopped, threads))
 
 
-class Line:
-    """A task's end of the file that ties it to the process that started it. Not thread safe."""
+class TaskLine:
+    """A task's side of the file that ties it to the process that started it. Not thread safe."""
 
     def __init__(self, path: Path, number: int) -> None:
         self._path = path
@@ -184,7 +184,7 @@ class Line:
         self._next_look = 0.0
 
     def report(self, done: int, refused: int, /) -> None:
-        """Counts so many more sources. They are written at the next look."""
+        """Adds to the counts, which are written at the next look."""
         self._counts += np.array((done, refused), _COUNTS.base)
 
     def stopped(self) -> bool:

@@ -1,4 +1,4 @@
-"""A whole set from finished shards: indexes, rejects, manifest; and ShardWriter, which makes one from arrays."""
+"""Publishes a set from finished shards: indexes, rejects, manifest. ShardWriter makes a set from arrays."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def read_rejects(path: Path) -> list[Reject]:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise FormatError(
                 f"{path}: line {number}: expected a JSON object with split, key, reason and detail, found "
-                f"{line[:80]!r}; `shardio verify` tells what else is damaged, `shardio repair` makes it again"
+                f"{line[:80]!r}; `shardio verify` lists all damage, and `shardio repair` makes the file again"
             ) from None
     return rejects
 
@@ -114,7 +114,7 @@ def publish_set(
     provenance: Mapping[str, Any],
     class_names: Sequence[str] = (),
 ) -> Manifest:
-    """Writes what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
+    """Writes the indexes, rejects.jsonl and, last, the manifest. The set exists when this returns, or not at all."""
     manifest = Manifest(
         sample_shape=sample_shape,
         classes=tuple(classes),
@@ -147,26 +147,25 @@ class _OpenSplit:
 
 
 class ShardWriter:
-    """Writes one's own fixed-shape uint8 arrays as a shard set. The set is published when the `with` block ends.
+    """Writes your own fixed-shape uint8 arrays as a shard set, published when the `with` block ends.
 
         with ShardWriter("cifar/", (32, 32, 3), classes=names) as writer:
             for image, label in samples:
                 writer.append(image, label)
 
-    `classes` may be empty: then labels are any int64. `class_names` are their names for people, in the same order.
-    `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
-    `arrays` are values of any shape for each sample, in files of their own; each is (kind, dtype, shape):
+    - `classes` may be empty: then labels are any int64. `class_names` are their names for people, in the same order
+    - `columns`: numbers for each sample in the index, by name: `int` (int64) or `float` (float64)
+    - `arrays`: values of a fixed shape for each sample, in files of their own, by name: (kind, dtype, shape)
+    - `squashed`: images were resized to the set's shape without regard to their aspect ratios, as by `--fit squash`;
+      a loader's transforms then treat each as a picture of its `source_size`
 
         arrays = {"mask": ("mask", "uint8", (224, 224)), "clip": ("array", "float16", (768,))}
         with ShardWriter("masked/", (224, 224, 3), arrays=arrays) as writer:
             writer.append(image, label, mask=mask, clip=vector)
 
-    A "mask" has the pictures' height and width, "boxes" are float32 (most boxes, 5): left, top, right, bottom and
-    label, an "image" is the picture in another size, uint8, and an "array" is anything else.
-    `squashed` says that images were resized to the set's shape without regard to their aspect ratios: then a loader's
-    transforms treat each as a picture of its `source_size`, as those of `shardio convert --fit squash`.
-    An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
-    here. `out` must not exist or be an empty folder. Not thread safe.
+    A "mask" has the height and width of the pictures; "boxes" are float32 (maximum number, 5): left, top, right, bottom
+    and label; an "image" is the picture in another size, uint8; an "array" is anything else. `out` must not exist or be
+    an empty folder. If the block raises, nothing is published or left in `out`. Not thread safe.
     """
 
     def __init__(
@@ -225,11 +224,13 @@ class ShardWriter:
     ) -> None:
         """Adds one sample, copying it. `image` is uint8 of the set's (height, width, channels).
 
-        `key` is a name that finds the sample's origin again; by default its number in the split. Every row of the
-        split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
-        own. `columns` has a number for each of the set's columns. All other arguments are the values of its arrays, by
-        name: NumPy arrays, or what `np.asarray` takes, of the declared dtype and shape. Of boxes there may be fewer.
-        Raises TypeError or ValueError, and adds nothing, if anything is not as it should be.
+        - `key`: a name for the sample's origin, by default its number in the split. The longest key decides the width
+          of all rows of the index
+        - `source_size`: the original (height, width), by default the sample's own
+        - `columns`: a number for each column of the set
+        - other arguments: the values of the set's arrays, of the declared dtype and shape; there may be fewer boxes
+
+        Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
         """
         label = check_label(label)
         if self.classes and not 0 <= label < len(self.classes):
@@ -274,7 +275,7 @@ class ShardWriter:
     def _column_values(self, columns: Mapping[str, int | float]) -> dict[str, int | float]:
         if columns.keys() != {name for name, _ in self.columns}:
             expected = ", ".join(name for name, _ in self.columns) or "none"
-            raise ValueError(f"columns must be those of the set ({expected}), found {', '.join(columns) or 'none'}")
+            raise ValueError(f"expected the columns of the set ({expected}), found {', '.join(columns) or 'none'}")
         numbers: dict[str, int | float] = {}
         for name, kind in self.columns:
             value: Any = columns[name]
@@ -286,7 +287,7 @@ class ShardWriter:
     def _array_values(self, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
         if given.keys() != {spec.name for spec in self.arrays}:
             expected = ", ".join(spec.name for spec in self.arrays) or "none"
-            raise TypeError(f"arrays must be those of the set ({expected}), found {', '.join(given) or 'none'}")
+            raise TypeError(f"expected the arrays of the set ({expected}), found {', '.join(given) or 'none'}")
         return {spec.name: spec.check(given[spec.name]) for spec in self.arrays}
 
     def _finish_shard(self, state: _OpenSplit) -> None:

@@ -1,11 +1,10 @@
 """Writes fixed-shape samples into one shard.
 
-Pixels are collected in blocks and written from them, so that a sample of any layout (a crop of a larger picture, say)
-is copied once, checksummed where it lies, and reaches the disk in large writes. While one block is being written,
-others can be filled, by as many threads as the caller has.
+Pixels are collected in blocks: a sample of any layout (say, a crop of a larger picture) is copied once, checksummed in
+place, and written with many others. While one block is written, the caller's threads can fill others.
 
-A large shard is written past the page cache (O_DIRECT): finding pages for what is not read soon costs more than hashing
-it, and would push out what is read, the sources not least.
+A large shard is written past the page cache (O_DIRECT): finding pages for bytes that are not read soon costs more than
+hashing them, and would push the sources out of the cache.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from shardio.system.pour import BackgroundSync, pour
 BLOCK_NBYTES = 8 << 20
 # Blocks that may wait for the disk. More would not make it faster.
 _MOST_WRITING = 2
-# A set of smaller shards is a small one, and may stay in the page cache for its first reader.
+# A set of smaller shards is small, and may stay in the page cache for its first reader.
 _DIRECT_NBYTES = 64 << 20
 
 
@@ -135,7 +134,7 @@ class ShardFileWriter:
             if self._reserve_samples:
                 reserve(descriptor, nbytes)
             write_all(descriptor, header)
-        # The clients of network filesystems have a pipeline of their own behind the page cache.
+        # The clients of network filesystems pipeline writes from the page cache.
         if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(self.path.parent)):
             with contextlib.suppress(OSError):  # a filesystem that cannot
                 set_direct(descriptor)
@@ -167,11 +166,10 @@ class ShardFileWriter:
         self._filled = 0
 
     def take_block(self) -> NDArray[np.uint8]:
-        """Returns memory for the next samples, (n, *sample_shape) with n the same for all blocks: the caller's until
-        `write_block`.
+        """Returns memory for the next samples, (n, *sample_shape), with arbitrary content and the same n each time.
 
-        Its content is arbitrary. Waits for the disk if that is two blocks behind, and raises OSError for what failed
-        there. So memory is bounded by two blocks and those that the caller has.
+        The caller owns it until `write_block`. Waits if two blocks are still to be written, which bounds memory, and
+        raises OSError if a write has failed.
         """
         if len(self._writing) == _MOST_WRITING:
             return self._oldest_written()
@@ -225,7 +223,7 @@ class ShardFileWriter:
         return entry
 
     def complete(self) -> ShardEntry:
-        """Writes what is left, under the temporary name still, and returns the manifest entry.
+        """Writes the last samples, still under the temporary name, and returns the manifest entry.
 
         Nothing can be written after that. Raises ValueError if the shard has no sample.
         """
