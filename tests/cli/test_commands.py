@@ -22,7 +22,7 @@ import click
 import numpy as np
 import pytest
 from command import assert_one_clear_error, shardio
-from folders import drop
+from folders import drop, flip
 from pictures import random_picture, write_jpeg
 from places import ROOT
 
@@ -52,20 +52,14 @@ def test_convert_sums_up_what_it_did(image_tree: Path, tmp_path: Path) -> None:
         assert part in result.stdout
 
 
-def test_convert_json_is_one_object(image_tree: Path, tmp_path: Path) -> None:
-    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--json")
-    report = json.loads(result.stdout)
+def test_convert_json_is_one_object_and_the_second_call_finds_nothing_to_do(image_tree: Path, tmp_path: Path) -> None:
+    words = ("convert", image_tree, tmp_path / "out", "--size", "16")
+    report = json.loads(shardio(*words, "--json").stdout)
     assert report["num_samples"] == {"train": 12, "val": 6}
     assert report["num_converted"] == report["num_sources"] == 18
-    again = json.loads(shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--json").stdout)
-    assert again["num_converted"] == 0
-    assert again["digest"] == report["digest"]
-
-
-def test_convert_again_says_that_nothing_is_to_do(image_tree: Path, converted: Path) -> None:
-    result = shardio("convert", image_tree, converted, "--size", "16x24")
-    assert result.returncode == 0
-    assert "nothing to do: the set is published" in result.stdout
+    again = json.loads(shardio(*words, "--json").stdout)
+    assert (again["num_converted"], again["digest"]) == (0, report["digest"])
+    assert "nothing to do: the set is published" in shardio(*words).stdout
 
 
 def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, converted: Path) -> None:
@@ -87,27 +81,19 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
     [
         (["convert"], "Missing argument 'SRC'"),
         (["convert", "a", "b", "--size", "big"], "found 'big'"),
-        (["convert", "a", "b", "--size", "16x"], "found '16x'"),
         (["convert", "a", "b", "--shard-size", "4 parsecs"], "found '4 parsecs'"),
         (["convert", "a", "b", "--max-bad", "200%"], "found '200%'"),
         (["convert", "a", "b", "--part", "3/2"], "found '3/2'"),
         (["convert", "a", "b", "--fit", "stretch"], "'stretch' is not one of"),
         (["convert", "a", "b", "--workers", "0"], "0 is not in the range"),
         (["bench", "a", "--threads", "1,0"], "expected numbers from 1 on, such as 1,2,4; found '1,0'"),
-        (["bench", "a", "--threads", "none"], "found 'none'"),
         (["bench", "a", "--prefetch", "-1"], "expected numbers from 0 on"),
-        (["convert", "a", "b", "--source", "zip"], "'zip' is not one of"),
         (
             ["verify", "a", "--subset", "0"],
             "expected a share such as 5% or 0.05, more than 0 and at most 100%; found '0'",
         ),
         (["verify", "a", "--subset", "5"], "found '5'"),
-        (["verify", "a", "--subset", "100.1%"], "found '100.1%'"),
-        (["verify", "a", "--subset", "some"], "found 'some'"),
         (["verify", "a", "--subset", "5%", "--quick"], "choose one of them"),
-        (["verify", "a", "--seed", "5"], "no subset was asked for"),
-        (["plan"], "Missing argument 'SRC'"),
-        (["plan", "a", "--size", "big"], "found 'big'"),
         (["explode"], "expected a command of shardio, found 'explode'"),
     ],
 )
@@ -115,9 +101,8 @@ def test_wrong_usage_is_exit_code_2(words: list[str], expected: str) -> None:
     assert_one_clear_error(shardio(*words), 2, expected)
 
 
-@pytest.mark.parametrize("size", ["0", "70000"])
-def test_values_that_no_set_can_have_are_wrong_usage(image_tree: Path, tmp_path: Path, size: str) -> None:
-    result = shardio("convert", image_tree, tmp_path / "out", "--size", size)
+def test_values_that_no_set_can_have_are_wrong_usage(image_tree: Path, tmp_path: Path) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "70000")
     assert_one_clear_error(result, 2, "size must be (height, width)")
 
 
@@ -218,16 +203,6 @@ def test_plan_exits_with_1_if_the_set_would_not_fit(image_tree: Path, tmp_path: 
     assert f"{tmp_path / 'out'}: TOO LITTLE" in result.stdout
 
 
-def test_info_tells_what_is_in_the_set(converted: Path) -> None:
-    text = shardio("info", converted).stdout
-    facts = json.loads(shardio("info", converted, "--json").stdout)
-    assert facts["sample_shape"] == [16, 24, 3]
-    train = facts["splits"]["train"]
-    assert (train["num_samples"], train["num_shards"], train["squashed"], train["arrays"]) == (12, 1, False, {})
-    assert facts["digest"] in text
-    assert "12 samples in 1 shard" in text
-
-
 def test_info_does_not_load_torch(converted: Path) -> None:
     code = "import sys, shardio.cli.main as c; sys.argv = ['shardio', 'info', sys.argv[1]]\n"
     code += "try:\n    c.main()\nexcept SystemExit as e:\n    assert e.code == 0\nassert 'torch' not in sys.modules"
@@ -255,35 +230,22 @@ def test_the_next_step_after_damage_is_one_that_works(converted: Path, tmp_path:
 
 def test_verify_names_the_damaged_sample_and_exits_with_1(converted: Path) -> None:
     assert "intact" in shardio("verify", converted).stdout
-    shard = converted / "train-00000.npy"
-    data = bytearray(shard.read_bytes())
-    data[4096 + 5 * 16 * 24 * 3 + 7] ^= 1
-    shard.write_bytes(data)
-    assert shardio("verify", converted, "--quick").returncode == 0
-    result = shardio("verify", converted)
-    assert result.returncode == 1
-    assert "train-00000.npy" in result.stdout
-    assert "damaged samples: 5 (train/" in result.stdout
-    (problem,) = json.loads(shardio("verify", converted, "--json").stdout)["problems"]
-    assert problem["samples"] == [5]
-
-
-def test_verify_of_a_subset_says_how_many_samples_it_read_and_with_which_seed(converted: Path) -> None:
     result = shardio("verify", converted, "--subset", "50%", "--seed", "9")
     assert (result.returncode, result.stderr) == (0, "")
     assert "intact: 9 samples (seed 9), sizes, headers and indexes of 6 files" in result.stdout
-    drawn = json.loads(shardio("verify", converted, "--subset", "0.01", "--json").stdout)["subset"]
-    assert drawn["share"] == 0.01
-    assert drawn["num_samples"] == 2
-    repeated = json.loads(shardio("verify", converted, "--subset", "1%", "--seed", drawn["seed"], "--json").stdout)
-    assert repeated["subset"] == drawn
-    assert json.loads(shardio("verify", converted, "--json").stdout)["subset"] is None
+    flip(converted / "train-00000.npy", 4096 + 5 * 16 * 24 * 3 + 7)
+    assert shardio("verify", converted, "--quick").returncode == 0
+    result = shardio("verify", converted)
+    assert result.returncode == 1
+    assert "damaged samples: 5 (train/" in result.stdout
+    facts = json.loads(shardio("verify", converted, "--json").stdout)
+    assert (facts["problems"][0]["samples"], facts["subset"]) == ([5], None)
 
 
 def test_verify_of_a_pinned_set_takes_the_digest_that_info_prints(converted: Path) -> None:
     digest = json.loads(shardio("info", converted, "--json").stdout)["digest"]
     assert f"  digest  {digest}\n" in shardio("info", converted).stdout
-    assert shardio("verify", converted, "--digest", digest[:12]).returncode == 0
+    assert shardio("verify", converted, "--digest", digest[:12], "--quick").returncode == 0
     result = shardio("verify", converted, "--digest", "0" * 64)
     assert result.returncode == 1
     assert f"digest: expected {'0' * 64}, found {digest}" in result.stdout
