@@ -17,7 +17,7 @@ from command import NO_GPU, run_python
 from places import BENCHMARKS
 
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Draws, random_resized_boxes
+from shardio.augment.boxes import Draws
 from shardio.conversion.convert import convert
 from shardio.reading.shardset import open_shards
 
@@ -128,23 +128,6 @@ def test_what_is_measured_on_a_gpu_is_computed_right(
     names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
     assert names[0] == "bare pinned copies"
     assert any(name.startswith("ShardLoader, bfloat16") for name in names)
-
-
-def test_the_usual_transforms_are_those_of_shardio(module: Callable[[str], ModuleType]) -> None:
-    """Areas, ratios and places of boxes agree on average. The tests of shardio.augment.boxes are stricter."""
-    classic = module("classic")
-    rng = np.random.default_rng(0)
-    boxes = np.array([classic.random_box(rng, 500, 375) for _ in range(2000)])
-    left, top, width, height = boxes.T
-    assert min(left.min(), top.min()) >= 0
-    assert (left + width).max() <= 500
-    assert (top + height).max() <= 375
-    sides = np.full(2000, 375), np.full(2000, 500)
-    ours = random_resized_boxes(Draws(0, 0, np.arange(2000)), "x", *sides, classic.SCALE, classic.RATIO)
-    for theirs, others in ((left, ours.lefts), (top, ours.tops), (width, ours.widths), (height, ours.heights)):
-        assert abs(theirs.mean() - others.mean()) < 4 * np.hypot(theirs.std(), others.std()) / np.sqrt(2000)
-    # No ratio that is allowed fits here.
-    assert classic.random_box(rng, 1000, 10) == (493, 0, 13, 10)
 
 
 def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path: Path) -> None:

@@ -76,12 +76,7 @@ def test_what_the_loader_chooses_is_named_and_measured_once(path: Path) -> None:
     assert result.combination == Combination("cpu", 4, "auto", chosen, 2)
     assert result.engine == engine
     assert result.io_reason
-
-
-def test_a_batch_is_256_or_all_samples_if_they_are_fewer(path: Path, make_set: Callable[..., Path]) -> None:
-    for folder, expected in ((path, 30), (make_set(300), 256)):
-        (result,) = quick(folder, batch_sizes=(None,)).loaders
-        assert result.combination.batch_size == expected
+    assert next(Sweep().combinations(300)).batch_size == 256
 
 
 def test_limits_are_measured_once_and_np_take_for_each_batch_size(path: Path) -> None:
@@ -172,9 +167,11 @@ class Clock:
         monkeypatch.setattr(shardio.measure.bench, "time", clock)
 
 
-@pytest.mark.parametrize(("again", "seeds"), [(True, [6, 6]), (False, [6, 7])])
+@pytest.mark.parametrize(
+    ("again", "seeds", "seconds", "count"), [(True, [6, 6], 30, 10), (False, [6, 7], 30, 10), (True, [6, 6], 1, 1)]
+)
 def test_the_second_pass_is_measured_and_without_its_first_steps(
-    again: bool, seeds: list[int], monkeypatch: pytest.MonkeyPatch
+    again: bool, seeds: list[int], seconds: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     passes: list[int] = []
@@ -192,24 +189,11 @@ def test_the_second_pass_is_measured_and_without_its_first_steps(
             closed.append(seed)
 
     speed = Speed()
-    shardio.measure.bench._measure(speed, steps, 3, seconds=30, again=again, lead=5)
+    shardio.measure.bench._measure(speed, steps, 3, seconds=seconds, again=again, lead=5)
     assert passes == closed == seeds
     assert speed.seconds == [2 / 8]
     assert speed.cpu_seconds == [20 / 8]
-    assert clock.now == (5 * 100 + 10 * 3) + (5 * 100 + 10 * 2)
-
-
-def test_a_turn_has_a_step_even_if_one_takes_longer_than_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-
-    def steps(seed: int) -> Steps:
-        while True:
-            clock.now += 60
-            yield 4
-
-    speed = Speed()
-    shardio.measure.bench._measure(speed, steps, 0, seconds=1, again=True, lead=2)
-    assert speed.seconds == [15]
+    assert clock.now == (5 * 100 + count * 3) + (5 * 100 + count * 2)
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
@@ -250,13 +234,11 @@ def test_the_consumer_keeps_no_batches(path: Path) -> None:
 
 def test_only_one_way_at_a_time_has_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    most = 0
 
     def counted(steps: Callable[..., Steps]) -> Callable[..., Steps]:
         def run(*arguments: Any) -> Steps:
-            nonlocal most
+            assert not opened
             opened.append(steps)
-            most = max(most, len(opened))
             try:
                 yield from steps(*arguments)
             finally:
@@ -277,8 +259,6 @@ def test_only_one_way_at_a_time_has_memory(path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(shardio.measure.bench, "_open", spy)
     quick(path, rounds=2, batch_sizes=(4, 8), num_threads=(1, 2))
-    assert most == 1
-    assert not opened
     assert len(loaders) == 4 + 2 * 4  # to look at them, and for each turn
     assert all(loader.closed for loader in loaders)
 
@@ -335,26 +315,16 @@ def test_a_limit_that_cannot_be_measured_is_left_out_with_its_reason(
 
 def test_json_has_everything(path: Path) -> None:
     found = json.loads(json.dumps(quick(path, rounds=2).to_dict()))
-    assert set(found) == {
-        *("path", "split", "digest", "num_samples", "sample_shape", "resident_share"),
-        *("machine", "rounds", "seconds", "limits", "left_out", "loaders"),
-    }
     assert (found["path"], found["split"], found["num_samples"]) == (str(path), "train", 30)
     assert (found["sample_shape"], found["rounds"], found["seconds"]) == ([64, 64, 1], 2, 0.001)
-    assert set(found["machine"]) == {
-        *("system", "cores", "filesystem", "kernel", "devices", "shardio", "python", "numpy", "torch")
-    }
-    speed = {"images_per_second", "gigabytes_per_second", "cpu_microseconds_per_image"}
-    for limit in found["limits"]:
-        assert set(limit) == {"kind", "batch_size", "device"} | speed
+    assert {"digest", "resident_share", "left_out"} < set(found)
+    assert {"cores", "filesystem", "kernel", "shardio", "torch"} < set(found["machine"])
     (loader,) = found["loaders"]
-    assert set(loader) == speed | {
-        *("device", "batch_size", "io", "num_threads", "prefetch"),
-        *("engine", "io_reason", "first_batch_seconds", "ratios"),
-    }
+    assert {"device", "batch_size", "io", "num_threads", "prefetch", "engine", "io_reason"} < set(loader)
     assert set(loader["ratios"]) == {limit["kind"] for limit in found["limits"]}
-    assert loader["gigabytes_per_second"] == pytest.approx(loader["images_per_second"] * 4096e-9, rel=1e-3)
-    assert all(loader["ratios"].values())
+    for speed in (*found["limits"], loader):
+        assert speed["gigabytes_per_second"] == pytest.approx(speed["images_per_second"] * 4096e-9, rel=1e-3)
+        assert speed["cpu_microseconds_per_image"] >= 0
 
 
 # The GPU is a double here: its copies are unfinished until the host waits for them.
@@ -468,17 +438,7 @@ def test_the_table_has_a_line_of_at_most_100_characters_for_everything(everythin
     assert max(map(len, lines)) <= 100
     assert sum("1,234,567" in line for line in lines) == len(report.loaders) + len(report.limits) - 1
     assert sum("12345" in line for line in lines) == len(report.loaders)
-
-
-def test_options_that_are_not_swept_stand_above_the_table_once() -> None:
-    lines = list(summary(made_up_result(everything=False)))
-    assert "ShardLoader: device cpu, batch 256, io auto, prefetch 2" in lines
-    header = next(line for line in lines if line.startswith("threads"))
-    assert header.split() == ["threads", "images/s", "GB/s", "/image", "ms", "memcpy", "take", "direct"]
+    assert any(line.endswith(" -") for line in lines) == everything  # a loader on the CPU has no limit of pinned copies
     assert lines[lines.index("io auto is direct here:") + 1] == "  why"
-
-
-def test_a_limit_that_a_loader_does_not_have_is_a_dash() -> None:
-    report = made_up_result(everything=True)
-    rows = [line for line in summary(report) if line.startswith(("cpu ", "cuda:0 "))]
-    assert [line.endswith(" -") for line in rows] == [loader.combination.device == "cpu" for loader in report.loaders]
+    # An option with one value stands above the table.
+    assert ("ShardLoader: device cpu, batch 256, io auto, prefetch 2" in lines) == (not everything)

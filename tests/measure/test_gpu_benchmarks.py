@@ -137,39 +137,16 @@ def test_figures_are_told_with_their_aims(all_gpu: ModuleType) -> None:
     assert max(map(len, table)) <= 80
 
 
-@pytest.fixture
-def report(make_set: Callable[..., Path], tmp_path: Path) -> dict[str, object]:
-    path = make_set(9, (40, 40, 3))
-    sizes = ["--batch-size", "2", "--crop", "32", "--steps", "1", "--uncounted", "0", "--rounds", "1"]
-    ended = run_python(
-        BENCHMARKS / "train_step.py",
-        path,
-        "--device",
-        "cpu",
-        "--transform",
-        *sizes,
-        "--trace",
-        tmp_path / "trace.json",
-        "--json",
-        **NO_GPU,
-    )
+def test_the_training_loop_runs_on_a_cpu(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--transform", "--json", "--trace", tmp_path / "trace.json"]
+    words += ["--batch-size", "2", "--crop", "32", "--steps", "1", "--uncounted", "0", "--rounds", "1"]
+    ended = run_python(BENCHMARKS / "train_step.py", make_set(9, (40, 40, 3)), *words, **NO_GPU)
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])
-    return found
-
-
-def test_the_training_loop_runs_on_a_cpu(report: dict[str, object], tmp_path: Path) -> None:
-    assert set(report) == {
-        *("machine", "batch_size", "crop", "transform", "compile"),
-        *("mean_step_seconds", "median_step_seconds", "loss", "losses", "stats"),
-    }
-    for times in (report["mean_step_seconds"], report["median_step_seconds"]):
-        assert isinstance(times, dict)
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    for times in (found["mean_step_seconds"], found["median_step_seconds"]):
         assert list(times) == ["one batch", "loader"]
         assert all(seconds > 0 for seconds in times.values())
-    assert isinstance(report["losses"], list)
-    assert len(report["losses"]) == 1
-    assert isinstance(report["stats"], dict)
+    assert len(found["losses"]) == 1
     # The one batch, and those of two rounds and of the trace.
-    assert report["stats"]["batches"] == 1 + 2 + 1
+    assert found["stats"]["batches"] == 1 + 2 + 1
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-import shardio.measure.limits
 from shardio.measure import limits
 from shardio.reading.shardset import ShardSet, open_shards
 
@@ -35,28 +34,23 @@ def paged(make_set: Callable[..., Path]) -> ShardSet:
 
 
 class Reads:
-    """Notes every os.preadv and its file."""
+    """Notes the thread, the file, its O_DIRECT, the offset and the bytes of every os.preadv."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.threads: set[str] = set()
-        self.files: set[str] = set()
-        self.flags: set[int] = set()
-        self.samples: list[tuple[str, int, bytes]] = []
+        self.calls: list[tuple[str, str, int, int, bytes]] = []
         self._preadv = os.preadv
         monkeypatch.setattr(os, "preadv", self)
 
     def __call__(self, descriptor: int, buffers: list[Any], offset: int) -> int:
         count = self._preadv(descriptor, buffers, offset)
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        self.threads.add(threading.current_thread().name)
-        self.flags.add(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
-        self.samples.append((name, offset, bytes(buffers[0])))
-        self.files.add(name)
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        self.calls.append((threading.current_thread().name, name, direct, offset, bytes(buffers[0])))
         return count
 
 
 def test_memcpy_moves_one_large_block_of_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shardio.measure.limits, "BLOCK_NBYTES", 1000)
+    monkeypatch.setattr(limits, "BLOCK_NBYTES", 1000)
     with closing(limits.memcpy(90)) as steps:
         assert list(islice(steps, 3)) == [11, 11, 11]
     with closing(limits.memcpy(5000)) as steps:
@@ -68,13 +62,13 @@ def test_take_copies_random_samples_into_aligned_slots_in_turn(
 ) -> None:
     shards = open_shards(make_set(25))
     pictures = {sample_pixels(i).tobytes() for i in range(25)}
-    make, slots = shardio.measure.limits.aligned_empty, []
+    make, slots = limits.aligned_empty, []
 
     def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
         slots.append(make(shape))
         return slots[-1]
 
-    monkeypatch.setattr(shardio.measure.limits, "aligned_empty", aligned_empty)
+    monkeypatch.setattr(limits, "aligned_empty", aligned_empty)
     taken = []
     for seed in (3, 3, 4):
         slots.clear()
@@ -89,29 +83,21 @@ def test_take_copies_random_samples_into_aligned_slots_in_turn(
 def test_direct_reads_are_of_whole_samples_past_the_page_cache_by_all_threads(
     paged: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.measure.limits, "_DIRECT_STEP_NBYTES", 3 * 4096)
+    monkeypatch.setattr(limits, "_DIRECT_STEP_NBYTES", 3 * 4096)
+    monkeypatch.setattr(limits, "_MAX_FILES", 2)  # of three: it opens only these
     reads = Reads(monkeypatch)
     with closing(limits.direct_reads(paged, 0)) as steps:
         assert list(islice(steps, 50)) == [3] * 50
-        while len(reads.threads) < limits.DIRECT_THREADS:
-            next(steps)
-    assert reads.flags == {os.O_DIRECT}
-    assert len(reads.samples) >= 150
-    for name, offset, found in reads.samples:
-        number = int(name.split("-")[1].split(".")[0]) * 10 + (offset - 4096) // 4096
-        assert found == sample_pixels(number, PAGES).tobytes()
-    assert len({found for _, _, found in reads.samples}) > 20
-
-
-def test_direct_reads_of_many_files_open_only_some(paged: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shardio.measure.limits, "_MAX_FILES", 2)
-    reads = Reads(monkeypatch)
-    with closing(limits.direct_reads(paged, 0)) as steps:
-        for _ in range(20):
+        while len({thread for thread, *_ in reads.calls}) < limits.DIRECT_THREADS:
             next(steps)
         opened = {Path(os.path.realpath(link)).name for link in Path("/proc/self/fd").iterdir()}
-    assert reads.files == {"train-00000.npy", "train-00001.npy"}
     assert "train-00002.npy" not in opened
+    assert {name for _, name, *_ in reads.calls} == {"train-00000.npy", "train-00001.npy"}
+    assert len(reads.calls) >= 150
+    for _, name, direct, offset, found in reads.calls:
+        number = int(name.split("-")[1].split(".")[0]) * 10 + (offset - 4096) // 4096
+        assert (direct, found) == (os.O_DIRECT, sample_pixels(number, PAGES).tobytes())
+    assert len({found for *_, found in reads.calls}) > 15
 
 
 @pytest.mark.parametrize(
@@ -141,62 +127,36 @@ def test_a_truncated_file_is_an_error(paged: ShardSet) -> None:
 
 def test_why_there_are_no_direct_reads_is_said(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     shards = open_shards(make_set(12))
-    monkeypatch.setattr(shardio.measure.limits, "alignment_of", lambda shards: 512)
+    monkeypatch.setattr(limits, "alignment_of", lambda shards: 512)
     assert limits.why_no_direct_reads(shards) == "samples of 90 bytes are not whole sectors of 512 bytes"
     assert limits.why_no_direct_reads(open_shards(make_set(12, PAGES))) is None
-    monkeypatch.setattr(shardio.measure.limits, "alignment_of", lambda shards: None)
-    monkeypatch.setattr(shardio.measure.limits, "filesystem_kind", lambda path: "oldfs")
+    monkeypatch.setattr(limits, "alignment_of", lambda shards: None)
+    monkeypatch.setattr(limits, "filesystem_kind", lambda path: "oldfs")
     assert limits.why_no_direct_reads(shards) == "O_DIRECT does not work on oldfs"
-    monkeypatch.setattr(shardio.measure.limits, "filesystem_kind", lambda path: "")
+    monkeypatch.setattr(limits, "filesystem_kind", lambda path: "")
     assert limits.why_no_direct_reads(shards) == "O_DIRECT does not work on this filesystem"
 
 
-class FakeTarget:
-    """Memory of a device that copies when it is waited for, and not before."""
-
-    def __init__(self) -> None:
-        self.unfinished: list[torch.Tensor] = []
-        self.sources: list[int] = []
-        self.finished = 0
-
-    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
-        assert non_blocking
-        self.unfinished.append(source)
-        self.sources.append(source.data_ptr())
-
-    def synchronize(self, device: torch.device) -> None:
-        self.finished += len(self.unfinished)
-        self.unfinished.clear()
-
-
 def test_pinned_copies_are_of_whole_batches_in_turn_and_finished_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = FakeTarget()
-    pinned: list[torch.Tensor] = []
-    places: list[object] = []
+    """The device is a double that copies when it is waited for, and not before."""
+    pinned = [torch.empty((8, 90), dtype=torch.uint8) for _ in range(limits.SLOTS_IN_TURN)]
+    unmade, unfinished, finished = iter(pinned), [], []
 
-    def pinned_empty(shape: tuple[int, ...]) -> torch.Tensor:
-        pinned.append(torch.empty(shape, dtype=torch.uint8))
-        return pinned[-1]
+    class Target:
+        def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
+            assert non_blocking
+            unfinished.append(source.data_ptr())
 
-    def device_empty(shape: tuple[int, ...], device: torch.device) -> FakeTarget:
-        places.extend((shape, device))
-        return target
+    def synchronize(device: torch.device) -> None:
+        finished.extend(unfinished)
+        unfinished.clear()
 
-    monkeypatch.setattr(shardio.measure.limits, "pinned_empty", pinned_empty)
-    monkeypatch.setattr(shardio.measure.limits, "device_empty", device_empty)
-    monkeypatch.setattr(torch.cuda, "synchronize", target.synchronize)
-    device = torch.device("cuda:1")
+    monkeypatch.setattr(limits, "pinned_empty", lambda shape: next(unmade) if shape == (8, 90) else None)
+    monkeypatch.setattr(limits, "device_empty", lambda shape, device: Target() if shape == (8, 90) else None)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     images = 0
-    with closing(limits.pinned_copies(device, 8, 90)) as steps:
+    with closing(limits.pinned_copies(torch.device("cuda:1"), 8, 90)) as steps:
         for count in islice(steps, 3):
             images += count
-            assert not target.unfinished
-            assert images == target.finished * 8
-    assert places == [(8, 90), device]
-    assert {tensor.shape for tensor in pinned} == {(8, 90)}
-    assert len(pinned) == len(set(target.sources[: limits.SLOTS_IN_TURN])) == limits.SLOTS_IN_TURN
-
-
-def test_on_the_cpu_there_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.cuda, "synchronize")
-    limits.synchronize(torch.device("cpu"))
+            assert (len(unfinished), images) == (0, 8 * len(finished))
+    assert finished[: len(pinned)] == [source.data_ptr() for source in pinned]

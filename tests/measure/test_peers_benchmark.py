@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
@@ -137,47 +136,3 @@ def test_a_batch_counts_once_it_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert next(delivered)[0].tolist() == [1, 1]
     assert done == ["copying", "copied"]
     assert next(delivered) == (None, [2])
-
-
-def test_a_picture_shows_one_task_of_many_and_has_room_for_every_name() -> None:
-    rows = {
-        f"{way}: {task}, {count} workers": row(9.0) for way in "AB" for task in ("one", "one, two") for count in (1, 2)
-    }
-    long = ["a" * 60 + f": two, {workers}" for workers in ("1 worker", "2 workers")]
-    rows |= {name: row(8.0) for name in long}
-    found = ElementTree.fromstring(imported("peers").picture({"rows": rows, "title": "T", "workers": 2}, "two"))
-    assert [text.text for text in found.findall("{*}text")][2::2] == long
-    assert float(found.attrib["viewBox"].split()[2]) >= 8 + 7 * max(map(len, long))
-
-
-def test_a_prefetcher_begins_the_next_copy_before_it_hands_a_batch_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-
-    class Tensor:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def cuda(self, non_blocking: bool) -> Tensor:
-            assert non_blocking
-            events.append(f"copy {self.name}")
-            return self
-
-        def record_stream(self, stream: object) -> None:
-            events.append(f"keep {self.name}")
-
-    class Stream:
-        def wait_stream(self, other: Stream) -> None:
-            events.append("wait")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    one_ahead = imported("device_with_prefetcher").one_ahead
-    for (tensor,) in one_ahead([[Tensor(name)] for name in "abc"]):
-        events.append(f"use {tensor.name}")
-    assert events == [
-        *("copy a", "wait", "keep a", "copy b", "use a"),
-        *("wait", "keep b", "copy c", "use b", "wait", "keep c", "use c"),
-    ]
-    assert list(one_ahead([])) == []

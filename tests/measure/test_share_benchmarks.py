@@ -31,16 +31,6 @@ def test_processes_share_the_pages_of_a_set_and_have_little_of_their_own(make_se
         assert min(result["read_rate"], result["memcpy_rate"], result["ratio"]) > 0
 
 
-def test_a_set_that_is_read_and_not_mapped_is_in_no_process(make_set: Callable[..., Path]) -> None:
-    path = make_set(60, (64, 64, 3), 20)
-    words = ("--processes", "1", "--batch-size", "8", "--rounds", "1", "--seconds", "0.01", "--io", "pread")
-    lines = run("share.py", path, *words).splitlines()
-    row = lines[-3].split()
-    assert (row[0], len(row)) == ("1", 9)
-    assert lines[-2] == "set: not mapped"
-    assert lines[-1].endswith("under the 30 MB promised")
-
-
 def test_the_cost_of_a_check_is_told_as_a_ratio(make_set: Callable[..., Path]) -> None:
     text = run("check.py", make_set(60, (64, 64, 3), 20), "--batch-size", "8", "--batches", "9", "--rounds", "2")
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["off", "sample", "off", "sample"]
