@@ -1,4 +1,4 @@
-"""Limits of the machine, speeds of the loader beside them, and the randomness of an order.
+"""Limits of the machine, the speed of the loader compared with them, and what would end a job.
 
-It times `loading` and `reading` beside limits that are measured in the same run.
+It times `loading` and `reading`, and in the same run what the machine has to offer.
 """
