@@ -26,7 +26,6 @@ from documents import BATCH_SIZE, BLOCKS, RECORDER
 from pictures import sample_pixels
 from places import ROOT
 from starts import Starts, starting
-from torch.utils.data import DataLoader
 
 from shardio import ShardDataset, ShardLoader, ShardWriter
 
@@ -285,9 +284,9 @@ def lightning(reader: Path) -> dict[str, Any]:
     return names
 
 
-def larger(batch_size: int, *, kind: type[ShardLoader] = ShardLoader, **also: Any) -> Callable[..., ShardLoader]:
+def larger(batch_size: int, **also: Any) -> Callable[..., ShardLoader]:
     """A ShardLoader, as the page makes it, but with these options."""
-    return lambda path, **options: kind(path, **{**options, "batch_size": batch_size, "device": "cpu", **also})
+    return lambda path, **options: ShardLoader(path, **{**options, "batch_size": batch_size, "device": "cpu", **also})
 
 
 def fit(names: dict[str, Any], *, checkpoint: str | None = None, **options: Any) -> list[list[int]]:
@@ -360,26 +359,13 @@ def test_lightning_goes_on_exactly_where_max_steps_ends_the_training(when: str, 
     check_every_checkpoint(lightning, when, 13, max_steps=13, max_epochs=-1, limit_val_batches=0)
 
 
-class PlainLoader(DataLoader[Any]):
-    """torch's own, in the order of the samples."""
-
-    def __init__(self, path: str, *, split: str = "train", **options: Any) -> None:
-        super().__init__(ShardDataset(path, split), batch_size=FIVE_BATCHES, drop_last=True)
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
 @leaf_spec
 @saves_no_more
-@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning")
-@pytest.mark.parametrize("kind", [PlainLoader, larger(FIVE_BATCHES)])
 def test_lightning_begins_an_epoch_twice_after_a_checkpoint_of_the_end_of_one_in_a_training_of_max_steps(
-    kind: Callable[..., Any], lightning: dict[str, Any]
+    lightning: dict[str, Any],
 ) -> None:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    lightning["ShardLoader"] = kind
     options = {"max_steps": 8, "max_epochs": -1, "limit_val_batches": 0}
     saving = ModelCheckpoint("saved", filename="{step}", save_top_k=-1, **SAVING["at the end of the epoch"])
     expected = fit(lightning, callbacks=[saving], enable_checkpointing=True, **options)
@@ -399,21 +385,6 @@ def test_lightning_ends_a_resumed_epoch_too_early_if_batches_have_grown(lightnin
     lightning["ShardLoader"] = larger(160)
     (batch,) = fit(lightning, checkpoint="saved/step=2.ckpt", **options)
     assert 2 * len(batch) == 2 * 160 == NUM_TRAIN - 2 * FIVE_BATCHES
-
-
-@leaf_spec
-@saves_no_more
-def test_lightning_calls_iter_once_more_than_it_reads(lightning: dict[str, Any]) -> None:
-    begun: list[int] = []
-
-    class Counting(ShardLoader):
-        def __iter__(self) -> Any:
-            begun.append(1)
-            return super().__iter__()
-
-    lightning["ShardLoader"] = larger(FIVE_BATCHES, kind=Counting)
-    assert len(fit(lightning, max_epochs=2, limit_val_batches=0)) == 2 * 5
-    assert len(begun) == 3
 
 
 @leaf_spec
