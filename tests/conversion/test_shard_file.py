@@ -216,21 +216,39 @@ def test_a_shard_without_samples_is_refused(tmp_path: Path) -> None:
         assert names(tmp_path) == []
 
 
-def test_nothing_is_visible_before_finish(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reserve_samples", [0, 5, 9])
+def test_a_shard_is_whole_or_absent_whatever_call_fails_and_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve_samples: int
+) -> None:
+    monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 2 * NBYTES)
+    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 2 * NBYTES)
     path = tmp_path / "x.npy"
-    with ShardFileWriter(path, SHAPE, 1) as shard:
-        shard.append(sample_pixels(0, SHAPE), label=0, key=b"", source_size=(1, 1))
-        assert not path.exists()
-        shard.finish()
-        assert names(tmp_path) == ["x.npy"]
-    assert names(tmp_path) == ["x.npy"]
+
+    def do(disk: FailingDisk) -> bool:
+        path.unlink(missing_ok=True)
+        error = None
+        with disk.installed():
+            try:
+                write_shard(path, 5, reserve_samples)
+            except OSError as caught:
+                error = caught
+        assert error is None or (error.errno == disk.code and str(tmp_path) in str(error)), disk
+        assert names(tmp_path) in ([], ["x.npy"]), f"{disk}: a temporary file was left"
+        if path.exists():
+            assert path.read_bytes() == expected_shard(5), disk
+        return error is None
+
+    assert every_failure(do) >= 4 * 8
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
-def test_an_exception_discards_the_shard(tmp_path: Path, error: BaseException) -> None:
+def test_a_shard_is_not_visible_before_its_end_and_an_exception_discards_it(
+    tmp_path: Path, error: BaseException
+) -> None:
     def fail_halfway() -> None:
         with ShardFileWriter(tmp_path / "x.npy", SHAPE, 5) as shard:
             shard.append(sample_pixels(0, SHAPE), label=0, key=b"", source_size=(1, 1))
+            assert not shard.path.exists()
             raise error
 
     with pytest.raises(type(error)):
@@ -249,52 +267,6 @@ def test_a_short_write_of_the_header_is_continued(tmp_path: Path, monkeypatch: p
     for reserve_samples in (0, 12345, 3):
         path = tmp_path / f"{reserve_samples}.npy"
         check_shard(path, write_shard(path, 3, reserve_samples), 3)
-
-
-@pytest.mark.parametrize("reserve_samples", [0, 5, 9])
-def test_a_shard_is_whole_or_absent_whatever_call_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve_samples: int
-) -> None:
-    monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 2 * NBYTES)
-    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 2 * NBYTES)
-    path = tmp_path / "x.npy"
-
-    def do(disk: FailingDisk) -> bool:
-        path.unlink(missing_ok=True)
-        error = None
-        with disk.installed():
-            try:
-                write_shard(path, 5, reserve_samples)
-            except OSError as caught:
-                error = caught
-        assert error is None or error.errno == disk.code, disk
-        assert names(tmp_path) in ([], ["x.npy"]), f"{disk}: a temporary file was left"
-        if path.exists():
-            assert path.read_bytes() == expected_shard(5), disk
-        return error is None
-
-    assert every_failure(do) >= 4 * 8
-
-
-@pytest.mark.parametrize("reserve_samples", [0, 5])
-def test_the_error_names_the_file_whatever_call_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve_samples: int
-) -> None:
-    monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 2 * NBYTES)
-    unnamed = []
-
-    def do(disk: FailingDisk) -> bool:
-        with disk.installed():
-            try:
-                write_shard(tmp_path / "x.npy", 5, reserve_samples)
-            except OSError as error:
-                if str(tmp_path) not in str(error):
-                    unnamed.append(f"{disk}: {error}")
-                return False
-        return True
-
-    every_failure(do)
-    assert not unnamed, unnamed
 
 
 def test_a_shard_too_large_for_the_kernel_leaves_nothing(tmp_path: Path) -> None:
@@ -664,33 +636,6 @@ def test_default_keys_are_the_numbers_in_the_split(tmp_path: Path) -> None:
     assert set(open_shards(out).index["source_width"]) == {SHAPE[1]}
 
 
-def test_keys_are_bytes_and_may_be_anything_but_end_in_nul(tmp_path: Path) -> None:
-    keys = [b"\xff\xfe", b"a\0b", b" ", b"x" * 300, "\u00fc/\U0001f600".encode()]
-    with ShardWriter(tmp_path / "out", SHAPE) as writer:
-        for key in keys[:-1]:
-            writer.append(sample_pixels(0, SHAPE), 0, key=key)
-        writer.append(sample_pixels(0, SHAPE), 0, key=keys[-1].decode())
-        for bad in (b"a\0", "a\0", b"\0"):
-            with pytest.raises(ValueError, match="key must not end in a NUL byte") as caught:
-                writer.append(sample_pixels(0, SHAPE), 0, key=bad)
-            assert "found b'" in str(caught.value)
-    shards = open_shards(tmp_path / "out")
-    assert shards.index["key"].tolist() == keys
-    assert shards.index.dtype["key"].itemsize == 300
-
-
-def test_a_key_that_no_reader_would_take_is_refused_at_once(tmp_path: Path) -> None:
-    """The manifest allows keys of up to 65,536 bytes: a set with a longer one could be written but never opened."""
-    with ShardWriter(tmp_path / "out", SHAPE) as writer:
-        writer.append(sample_pixels(0, SHAPE), 0, key=b"x" * 65532)
-        for length in (65533, 65537, 1_000_000):
-            with pytest.raises(ValueError, match="key") as caught:
-                writer.append(sample_pixels(0, SHAPE), 0, key=b"x" * length)
-            assert str(length) in str(caught.value)
-            assert len(str(caught.value)) < 1000
-    assert len(open_shards(tmp_path / "out")) == 1
-
-
 @pytest.mark.parametrize("length", [188, 190, 200])
 def test_what_is_published_under_a_long_split_name_can_be_opened(tmp_path: Path, length: int) -> None:
     """File names have room for 200 characters, and they are longer than the split's."""
@@ -705,6 +650,69 @@ def test_what_is_published_under_a_long_split_name_can_be_opened(tmp_path: Path,
         assert len(open_shards(tmp_path / "out", split)) == 1
 
 
+def test_the_longest_keys_the_largest_numbers_and_any_bytes_are_taken(tmp_path: Path) -> None:
+    keys: list[bytes | str] = [b"\xff\xfe", b"a\0b", b" ", b"x" * 65532, "\u00fc/\U0001f600"]
+    labels = [0, -1, (1 << 63) - 1, -(1 << 63), 7]
+    with ShardWriter(tmp_path / "out", SHAPE) as writer:
+        for key, label in zip(keys, labels, strict=True):
+            writer.append(sample_pixels(0, SHAPE), label, key=key, source_size=((1 << 32) - 1, 1))
+    shards = open_shards(tmp_path / "out")
+    assert shards.index["key"].tolist() == [key.encode() if isinstance(key, str) else key for key in keys]
+    assert shards.labels.tolist() == labels
+    assert set(shards.index["source_height"]) == {(1 << 32) - 1}
+    assert shards.classes == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"image": np.zeros((1, 1, 1), np.uint8)}, ValueError, "expected uint8 pixels"),
+        *(({"label": label}, TypeError, "label must be an integer") for label in (0.5, 1.0, "1", None, np.float32(1))),
+        *(({"label": label}, ValueError, f"label .*{label}$") for label in (1 << 63, -(1 << 63) - 1)),
+        *(({"key": key}, ValueError, "key must not end in a NUL byte") for key in (b"a\0", "a\0", b"\0")),
+        *(({"key": b"x" * n}, ValueError, f"key .*found {n}") for n in (65_533, 65_537, 1_000_000)),
+        *(({"source_size": (5, n)}, ValueError, f"source_size .*{n}") for n in (-1, 1 << 32)),
+        *(({"source_size": (n, 5)}, ValueError, f"source_size .*{n}") for n in (-1, 1 << 32)),
+        *(({"split": split}, ValueError, "split must match") for split in ("", "../x", "a/b", ".hidden", "x" * 201)),
+    ],
+)
+def test_a_refused_sample_adds_nothing_to_the_set(
+    tmp_path: Path, arguments: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with ShardWriter(tmp_path / "out", SHAPE) as writer:
+        for i in range(2):
+            with pytest.raises(kind, match=words) as caught:
+                writer.append(**{"image": sample_pixels(9, SHAPE), "label": 9, **arguments})
+            assert len(str(caught.value)) < 1000
+            writer.append(sample_pixels(i, SHAPE), i)
+    assert names(tmp_path / "out") == ["manifest.json", "rejects.jsonl", "train-00000.npy", "train-index.npy"]
+    assert open_shards(tmp_path / "out").labels.tolist() == [0, 1]
+    assert verify(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"classes": ["cat", "dog", "cat"]}, ValueError, "distinct"),
+        *(
+            ({"classes": ["a", "b"], which: wrong}, kind, f"{which} must be .*, found .*{found}")
+            for which in ("classes", "class_names")
+            for wrong, kind, found in (
+                ([0, 1], TypeError, "0"),
+                ([b"a", b"b"], TypeError, "b'a'"),
+                (["a", "\ud800"], ValueError, "ud800"),
+            )
+        ),
+    ],
+)
+def test_classes_that_no_manifest_can_hold_are_refused_before_anything_is_written(
+    tmp_path: Path, arguments: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        ShardWriter(tmp_path / "out", SHAPE, **arguments)
+    assert not (tmp_path / "out").exists()
+
+
 def test_labels_must_be_classes(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "out", SHAPE, classes=["cat", "dog"]) as writer:
         for label in (0, 1, np.int64(1), np.uint8(0)):
@@ -713,18 +721,6 @@ def test_labels_must_be_classes(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=rf"label must be from 0 to 1, found {label}$"):
                 writer.append(sample_pixels(0, SHAPE), label)
     assert open_shards(tmp_path / "out").labels.tolist() == [0, 1, 1, 0]
-
-
-def test_without_classes_labels_are_any_int64(tmp_path: Path) -> None:
-    labels = [0, -1, (1 << 63) - 1, -(1 << 63)]
-    with ShardWriter(tmp_path / "out", SHAPE) as writer:
-        for label in labels:
-            writer.append(sample_pixels(0, SHAPE), label)
-        for label in (1 << 63, -(1 << 63) - 1):
-            with pytest.raises(ValueError, match=rf"label must fit in int64, found {label}$"):
-                writer.append(sample_pixels(0, SHAPE), label)
-    assert open_shards(tmp_path / "out").labels.tolist() == labels
-    assert open_shards(tmp_path / "out").classes == ()
 
 
 def test_what_a_sample_costs_does_not_depend_on_how_many_shards_there_are(
@@ -741,57 +737,6 @@ def test_what_a_sample_costs_does_not_depend_on_how_many_shards_there_are(
         calls.append(len(counted))
         assert open_shards(tmp_path / str(count)).index["key"].tolist() == [b"%d" % i for i in range(count)]
     assert calls[1] == 2 * calls[0]
-
-
-@pytest.mark.parametrize("label", [0.5, 1.0, "1", None, np.float32(1)])
-def test_a_label_is_an_integer_and_nothing_is_cut_off(tmp_path: Path, label: int) -> None:
-    with ShardWriter(tmp_path / "out", SHAPE) as writer:
-        writer.append(sample_pixels(0, SHAPE), 0)
-        with pytest.raises(TypeError, match="label must be an integer, found "):
-            writer.append(sample_pixels(0, SHAPE), label)
-    assert open_shards(tmp_path / "out").labels.tolist() == [0]
-
-
-@pytest.mark.parametrize("size", [(-1, 5), (5, -1), (1 << 32, 5), (5, 1 << 32)])
-def test_a_source_size_that_the_index_cannot_hold_is_refused_at_once(tmp_path: Path, size: tuple[int, int]) -> None:
-    """At the time of publication it would be too late: everything written would be lost."""
-    with ShardWriter(tmp_path / "out", SHAPE) as writer:
-        writer.append(sample_pixels(0, SHAPE), 0, source_size=((1 << 32) - 1, 1))
-        with pytest.raises(ValueError) as caught:
-            writer.append(sample_pixels(0, SHAPE), 0, source_size=size)
-    assert str(min(size) if min(size) < 0 else max(size)) in str(caught.value)
-    assert open_shards(tmp_path / "out").index["source_height"].tolist() == [(1 << 32) - 1]
-
-
-def test_repeated_classes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="distinct"):
-        ShardWriter(tmp_path / "out", SHAPE, classes=["cat", "dog", "cat"])
-
-
-@pytest.mark.parametrize("split", ["", "../x", "a/b", ".hidden", "a b", "\u00fc", "x" * 201])
-def test_unsafe_splits_are_refused(tmp_path: Path, split: str) -> None:
-    with ShardWriter(tmp_path / "out", SHAPE) as writer:
-        writer.append(sample_pixels(0, SHAPE), 0)
-        with pytest.raises(ValueError, match="split must match") as caught:
-            writer.append(sample_pixels(0, SHAPE), 0, split=split)
-        assert f"found {split!r}"[:40] in str(caught.value)
-    assert list(load_manifest(tmp_path / "out").splits) == ["train"]
-    assert names(tmp_path) == ["out"]
-
-
-def test_a_refused_sample_leaves_no_trace_in_the_set(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with ShardWriter(out, SHAPE) as writer:
-        for i in range(3):
-            with pytest.raises(ValueError, match="expected uint8 pixels"):
-                writer.append(np.zeros((1, 1, 1), np.uint8), 0, split="val")
-            with pytest.raises(ValueError, match="expected uint8 pixels"):
-                writer.append(np.zeros((1, 1, 1), np.uint8), 0)
-            writer.append(sample_pixels(i, SHAPE), i)
-    assert list(load_manifest(out).splits) == ["train"]
-    assert names(out) == ["manifest.json", "rejects.jsonl", "train-00000.npy", "train-index.npy"]
-    assert open_shards(out).index["key"].tolist() == [b"0", b"1", b"2"]
-    assert verify(out).ok
 
 
 def test_no_samples_are_no_set(tmp_path: Path) -> None:
@@ -876,19 +821,14 @@ def test_a_folder_with_anything_in_it_is_refused_and_left_alone(tmp_path: Path, 
     assert names(tmp_path) == [name]
 
 
-def test_a_published_set_is_not_written_again(make_set: Callable[..., Path]) -> None:
-    out = make_set(3)
-    before = {name: (out / name).read_bytes() for name in names(out)}
-    with pytest.raises(ConvertError, match="A published set never changes"):
-        ShardWriter(out, SHAPE)
-    assert {name: (out / name).read_bytes() for name in names(out)} == before
-
-
-def test_what_a_killed_writer_left_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"half")
-    write_small_set(tmp_path)
-    assert verify(tmp_path).ok
-    assert all(not name.startswith(".") for name in names(tmp_path))
+def test_what_a_killed_writer_left_is_no_obstacle_and_changes_no_byte(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"half")
+    for name in ("one", "two"):
+        write_small_set(tmp_path / name)
+    assert names(tmp_path / "one") == names(tmp_path / "two")
+    for name in names(tmp_path / "one"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
 def test_a_living_writers_file_is_an_obstacle(tmp_path: Path) -> None:
@@ -909,14 +849,6 @@ def test_the_folder_is_made_with_its_parents_and_a_file_in_its_place_is_named(tm
     assert (tmp_path / "file").read_bytes() == b"x"
 
 
-def test_equal_samples_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_small_set(tmp_path / name)
-    assert names(tmp_path / "one") == names(tmp_path / "two")
-    for name in names(tmp_path / "one"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
-
-
 @pytest.mark.parametrize("key", [b"n01/a.JPEG", b"\xff\xfe", "\u00fc".encode(), b'"\\\n'])
 def test_rejects_are_lines_of_ascii_json(key: bytes) -> None:
     line = Reject("train", key, "damaged", "a sentence with \u00fc\n").to_line()
@@ -927,16 +859,3 @@ def test_rejects_are_lines_of_ascii_json(key: bytes) -> None:
     assert set(document) == {"split", "key", "reason", "detail"}
     assert os.fsencode(document["key"]) == key
     assert document["detail"] == "a sentence with \u00fc\n"
-
-
-@pytest.mark.parametrize("which", ["classes", "class_names"])
-@pytest.mark.parametrize(
-    ("names", "kind", "found"),
-    [([0, 1], TypeError, "0"), ([b"a", "b"], TypeError, "b'a'"), (["a", "\ud800"], ValueError, "ud800")],
-)
-def test_classes_that_no_manifest_can_hold_are_refused_before_anything_is_written(
-    tmp_path: Path, which: str, names: list[Any], kind: type[Exception], found: str
-) -> None:
-    with pytest.raises(kind, match=f"{which} must be .*, found .*{found}"):
-        ShardWriter(tmp_path / "out", SHAPE, **{"classes": ["a", "b"], which: names})
-    assert not (tmp_path / "out").exists()
