@@ -1,13 +1,14 @@
-"""Checks arguments. Errors name the argument, what it must be, and what was found."""
+"""Checks arguments. Errors name the argument, what it must be, and what was found.
+
+A transform has its checks where its arguments are: `p: Probability = 0.5`. `Described` calls them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import get_args
-
-Fill = float | Sequence[float] | None
+from typing import Annotated, Any, get_args
 
 
 def check_number(name: str, value: object) -> None:
@@ -76,7 +77,7 @@ def check_choice(name: str, value: object, choices: object) -> None:
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; found {value!r}")
 
 
-def check_fill(fill: Fill, name: str = "fill") -> None:
+def check_fill(name: str, fill: float | Sequence[float] | None) -> None:
     """Raises unless `fill` is a grey level, one for each channel, or None."""
     if isinstance(fill, str) or (isinstance(fill, Sequence) and not fill):
         raise ValueError(f"{name} must be a grey level, or a grey level per channel; found {fill!r}")
@@ -86,7 +87,7 @@ def check_fill(fill: Fill, name: str = "fill") -> None:
             raise ValueError(f"{name} must be from 0 to 255; found {fill!r}")
 
 
-def fill_of(fill: Fill, channels: int, name: str = "fill") -> tuple[float, ...]:
+def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
     """Returns a number for each channel; NaN for None."""
     if not isinstance(fill, Sequence):
         return (math.nan if fill is None else float(fill),) * channels
@@ -95,3 +96,17 @@ def fill_of(fill: Fill, channels: int, name: str = "fill") -> tuple[float, ...]:
             f"{name} must be a number, or {channels} numbers, as the images have {channels} channels; found {fill!r}"
         )
     return tuple(map(float, fill)) * (channels // len(fill))
+
+
+def whole(least: int, most: float = math.inf) -> Callable[[str, Any], None]:
+    return lambda name, value: check_whole(name, value, least, most)
+
+
+def positive_range(most: float = math.inf) -> Callable[[str, Any], object]:
+    return lambda name, value: check_range(name, value, 0, most, above=True)
+
+
+Probability = Annotated[float, check_probability]
+NotNegative = Annotated[float, lambda name, value: check_at_least(name, value, 0)]
+Fill = Annotated[float | Sequence[float] | None, check_fill]
+Angles = Annotated[float | tuple[float, float], lambda name, value: around(name, value, 0)]

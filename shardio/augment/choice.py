@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import MOST_DRAWS, Boxes
 from shardio.augment.chain import Compose, Transform, checked
-from shardio.augment.checks import check_number, check_probability
+from shardio.augment.checks import Probability, check_number
 from shardio.augment.resample import to_device
 from shardio.augment.steps import merged
 from shardio.augment.targets import Targets
@@ -86,12 +86,11 @@ class RandomApply(Transform):
     """Applies all of `transforms`, in order, with probability `p` for each image."""
 
     transforms: Sequence[Transform]
-    p: float = 0.5
+    p: Probability = 0.5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _parts("RandomApply", self.transforms))
         super().__post_init__()
-        check_probability("p", self.p)
         if any(transform.mixes for transform in self.transforms):
             raise ValueError(
                 "RandomApply: expected transforms of single images; found Mixup or CutMix: use their argument p"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import around, check_at_least, check_number, check_probability, check_range, check_whole
+from shardio.augment.checks import NotNegative, Probability, around, check_number, check_range, check_whole, whole
 from shardio.augment.steps import Op
 
 Range = float | tuple[float, float]
@@ -68,11 +68,7 @@ class _Sometimes(Transform):
     """One operation with the same values, with probability `p` for each image."""
 
     op: ClassVar[Op]
-    p: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probability("p", self.p)
+    p: Probability
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch.check_channels([self.op])
@@ -87,7 +83,7 @@ class _Sometimes(Transform):
 class RandomGrayscale(_Sometimes):
     """Replaces red, green and blue by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
 
-    p: float = 0.1
+    p: Probability = 0.1
     op = Op.GRAYSCALE
 
 
@@ -95,7 +91,7 @@ class RandomGrayscale(_Sometimes):
 class RandomInvert(_Sometimes):
     """Replaces grey levels x by 255 - x, with probability `p`."""
 
-    p: float = 0.5
+    p: Probability = 0.5
     op = Op.INVERT
 
 
@@ -103,7 +99,7 @@ class RandomInvert(_Sometimes):
 class RandomAutocontrast(_Sometimes):
     """Stretches each channel so its darkest level is 0 and its brightest 255, with probability `p`."""
 
-    p: float = 0.5
+    p: Probability = 0.5
     op = Op.AUTOCONTRAST
 
 
@@ -111,7 +107,7 @@ class RandomAutocontrast(_Sometimes):
 class RandomEqualize(_Sometimes):
     """Equalizes the histogram of each channel, with probability `p`."""
 
-    p: float = 0.5
+    p: Probability = 0.5
     op = Op.EQUALIZE
 
 
@@ -119,31 +115,27 @@ class RandomEqualize(_Sometimes):
 class RandomPosterize(_Sometimes):
     """Keeps the upper `bits` of each grey level, with probability `p`."""
 
-    bits: int
-    p: float = 0.5
+    bits: Annotated[int, whole(0, 8)]
+    p: Probability = 0.5
     op = Op.POSTERIZE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("bits", self.bits, 0, 8)
 
     def _values(self) -> tuple[float, ...]:
         return (self.bits,)
+
+
+def _check_threshold(name: str, threshold: float) -> None:
+    check_number(name, threshold)
+    if not 0 <= threshold <= 256:
+        raise ValueError(f"{name} must be a grey level from 0 to 255, or 256 for none; found {threshold!r}")
 
 
 @dataclass(frozen=True, repr=False)
 class RandomSolarize(_Sometimes):
     """Inverts grey levels of at least `threshold`, with probability `p`."""
 
-    threshold: float
-    p: float = 0.5
+    threshold: Annotated[float, _check_threshold]
+    p: Probability = 0.5
     op = Op.SOLARIZE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("threshold", self.threshold)
-        if not 0 <= self.threshold <= 256:
-            raise ValueError(f"threshold must be a grey level from 0 to 255, or 256 for none; found {self.threshold!r}")
 
     def _values(self) -> tuple[float, ...]:
         return (self.threshold,)
@@ -153,13 +145,9 @@ class RandomSolarize(_Sometimes):
 class RandomAdjustSharpness(_Sometimes):
     """Sharpens by `sharpness_factor`, with probability `p`: 0 blurs, 1 changes nothing, 2 doubles the sharpness."""
 
-    sharpness_factor: float
-    p: float = 0.5
+    sharpness_factor: NotNegative
+    p: Probability = 0.5
     op = Op.SHARPNESS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("sharpness_factor", self.sharpness_factor, 0)
 
     def _values(self) -> tuple[float, ...]:
         return (self.sharpness_factor,)

@@ -6,11 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, get_origin, get_type_hints
 
 import numpy as np
 import torch
+
+from shardio.augment.checks import check_choice
 
 KIND = "transform"
 """The key of a dictionary under which the name of the class stands."""
@@ -31,9 +34,14 @@ class Described:
         Described._classes[_name_of(cls)] = cls
 
     def __post_init__(self) -> None:
-        """Makes tuples of lists and arrays, and sorted pairs of mappings, so that equal arguments are equal values."""
+        """Makes tuples of lists and arrays and sorted pairs of mappings, so equal arguments are equal values.
+
+        Then checks the arguments as their annotations say.
+        """
         for field in _arguments_of(self):
             object.__setattr__(self, field.name, _kept(getattr(self, field.name)))
+        for name, check in _checks_of(type(self)):  # type: ignore[arg-type]
+            check(name, getattr(self, name))
 
     def __repr__(self) -> str:
         """Returns the call that makes this, without arguments that are as by default. Each part has a line."""
@@ -81,6 +89,16 @@ def from_dict(values: Mapping[str, Any]) -> Described:
         return known(**{name: _live(value) for name, value in values.items() if name != KIND})
     except (TypeError, RecursionError) as error:
         raise ValueError(f"expected the arguments of {kind}; found {_shown(values)}: {error}") from None
+
+
+@cache
+def _checks_of(kind: type) -> list[tuple[str, Any]]:
+    """Returns the checks that a class of shardio, or the one that another class is derived from, has in annotations."""
+    base = next(base for base in kind.__mro__ if base.__module__.startswith("shardio."))
+    hints = get_type_hints(base, include_extras=True).items()
+    checks = [(name, check) for name, hint in hints for check in getattr(hint, "__metadata__", ())]
+    choices = [(name, hint) for name, hint in hints if get_origin(hint) is Literal]
+    return checks + [(name, lambda name, value, hint=hint: check_choice(name, value, hint)) for name, hint in choices]
 
 
 def _shown(value: object) -> str:

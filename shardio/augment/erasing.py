@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.checks import check_fill, check_number, check_probability, check_range, check_whole, fill_of
+from shardio.augment.checks import Probability, check_fill, check_number, check_whole, fill_of, positive_range
 from shardio.augment.resample import to_device
 
 # torchvision and timm draw so often before they leave the image as it is.
@@ -38,17 +39,14 @@ class RandomErasing(Transform):
     - `count`: the number of rectangles, or (min, max); several rectangles share the area.
     """
 
-    p: float = 0.5
-    scale: tuple[float, float] = (0.02, 0.33)
-    ratio: tuple[float, float] = (0.3, 3.3)
+    p: Probability = 0.5
+    scale: Annotated[tuple[float, float], positive_range(1)] = (0.02, 0.33)
+    ratio: Annotated[tuple[float, float], positive_range()] = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
     count: int | tuple[int, int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_probability("p", self.p)
-        check_range("scale", self.scale, 0, 1, above=True)
-        check_range("ratio", self.ratio, 0, above=True)
         if isinstance(self.value, str):
             if self.value not in ("random", "color"):
                 raise ValueError(
@@ -80,7 +78,7 @@ class RandomErasing(Transform):
         if not isinstance(self.value, str):
             fill_of(self.value, images.shape[1], "value")
             if not images.dtype.is_floating_point:
-                check_fill(self.value, "value")
+                check_fill("value", self.value)
         whether, how_many = batch.draws.uniform(purpose, 2)
         least, most = self._counts
         counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)

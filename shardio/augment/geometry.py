@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 from shardio.augment.checks import (
+    Angles,
     Fill,
+    Probability,
     around,
-    check_choice,
-    check_fill,
     check_number,
     check_probability,
     check_range,
@@ -86,15 +86,23 @@ def warped(
     return batch.stepped(codes, *padded, reading, *fill_of(fill, batch.images.shape[1]))
 
 
+def _check_center(name: str, center: object) -> None:
+    if center is None:
+        return
+    for number in center if isinstance(center, tuple) else ():
+        check_number(name, number)
+    if not isinstance(center, tuple) or len(center) != 2 or not all(map(math.isfinite, center)):
+        raise ValueError(f"{name} must be (x, y) in pixels; found {center!r}")
+
+
+Center = Annotated[tuple[float, float] | None, _check_center]
+
+
 @dataclass(frozen=True, repr=False)
 class VerticalFlip(Transform):
     """Flips top and bottom, with probability `p`."""
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probability("p", self.p)
+    p: Probability = 0.5
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         flips = batch.draws.uniform(purpose, 1)[0] < self.p
@@ -112,17 +120,16 @@ class RandomAffine(Transform):
     - `fill`: the color outside of the image; None is black.
     """
 
-    degrees: float | tuple[float, float]
+    degrees: Angles
     translate: tuple[float, float] | None = None
     scale: tuple[float, float] | None = None
     shear: float | Sequence[float] | None = None
     interpolation: Reading = "nearest"
     fill: Fill = 0
-    center: tuple[float, float] | None = None
+    center: Center = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        around("degrees", self.degrees, 0)
         if self.translate is not None:
             if not isinstance(self.translate, tuple) or len(self.translate) != 2:
                 raise ValueError(f"translate must be the maximum shares of width and height; found {self.translate!r}")
@@ -131,9 +138,6 @@ class RandomAffine(Transform):
         if self.scale is not None:
             check_range("scale", self.scale, 0, above=True)
         self._shears()
-        check_choice("interpolation", self.interpolation, Reading)
-        check_fill(self.fill)
-        check_center(self.center)
 
     def _shears(self) -> tuple[tuple[float, float], tuple[float, float]]:
         if self.shear is None:
@@ -178,17 +182,10 @@ class RandomRotation(Transform):
     `degrees` are the bounds of the angle, counterclockwise; a number d means from -d to d.
     """
 
-    degrees: float | tuple[float, float]
+    degrees: Angles
     interpolation: Reading = "nearest"
     fill: Fill = 0
-    center: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        around("degrees", self.degrees, 0)
-        check_choice("interpolation", self.interpolation, Reading)
-        check_fill(self.fill)
-        check_center(self.center)
+    center: Center = None
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
@@ -199,15 +196,6 @@ class RandomRotation(Transform):
         return warped(batch, Op.AFFINE, where.values, SAMPLINGS[self.interpolation], self.fill)
 
 
-def check_center(center: tuple[float, float] | None) -> None:
-    if center is None:
-        return
-    for number in center if isinstance(center, tuple) else ():
-        check_number("center", number)
-    if not isinstance(center, tuple) or len(center) != 2 or not all(map(math.isfinite, center)):
-        raise ValueError(f"center must be (x, y) in pixels; found {center!r}")
-
-
 @dataclass(frozen=True, repr=False)
 class RandomPerspective(Transform):
     """Moves each corner inwards by a random number of pixels, with probability `p`.
@@ -215,17 +203,10 @@ class RandomPerspective(Transform):
     The maximum is the share `distortion_scale` of half the image's size.
     """
 
-    distortion_scale: float = 0.5
-    p: float = 0.5
+    distortion_scale: Probability = 0.5
+    p: Probability = 0.5
     interpolation: Reading = "bilinear"
     fill: Fill = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probability("distortion_scale", self.distortion_scale)
-        check_probability("p", self.p)
-        check_choice("interpolation", self.interpolation, Reading)
-        check_fill(self.fill)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import check_number
+from shardio.augment.checks import Probability, check_number
 from shardio.augment.resample import to_device
 from shardio.order.orders import as_integer
 
@@ -55,27 +55,19 @@ def _beta_table(alpha: float) -> tuple[Floats, Floats]:
 class _Mix(Transform):
     """Mixes each image with its partner. Mixup and CutMix differ in how."""
 
-    num_classes: int
-    alpha: float = 1.0
-    p: float = 1.0
+    num_classes: Annotated[int, as_integer]
+    alpha: Annotated[float, check_number] = 1.0
+    p: Probability = 1.0
     per_sample: bool = False
     partner: Partner = "roll"
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, check_number] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        as_integer("num_classes", self.num_classes)
-        for name in ("alpha", "p", "label_smoothing"):
-            check_number(name, getattr(self, name))
         if self.num_classes < 1 or not 0 < self.alpha < math.inf:
             raise ValueError(f"num_classes and alpha must be above 0; found {self.num_classes}, {self.alpha}")
-        if not 0 <= self.p <= 1 or not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"p must be from 0 to 1 and label_smoothing from 0 to less than 1; found {self.p}, "
-                f"{self.label_smoothing}"
-            )
-        if self.partner not in get_args(Partner):
-            raise ValueError(f"partner must be one of {', '.join(get_args(Partner))}; found {self.partner!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be from 0 to less than 1; found {self.label_smoothing}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch.check_no_targets("Mixup and CutMix")

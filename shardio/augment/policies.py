@@ -11,14 +11,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, check_choice, check_fill, check_whole, fill_of
+from shardio.augment.checks import Fill, check_whole, fill_of, whole
 from shardio.augment.geometry import SAMPLINGS, Affine, Reading
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, WARPS, Op, Sampling
 
@@ -121,14 +121,8 @@ class _Policy(Transform):
     """Operations of `names`, one after the other."""
 
     names: ClassVar[tuple[str, ...]]
-    readings: ClassVar[object] = Reading
     interpolation: str
     fill: Fill
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("interpolation", self.interpolation, self.readings)
-        check_fill(self.fill)
 
     @abstractmethod
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
@@ -164,9 +158,9 @@ class RandAugment(_Policy):
     Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
     """
 
-    num_ops: int = 2
+    num_ops: Annotated[int, whole(0)] = 2
     magnitude: int = 9
-    num_magnitude_bins: int = 31
+    num_magnitude_bins: Annotated[int, whole(2)] = 31
     interpolation: Reading = "nearest"
     fill: Fill = None
 
@@ -174,8 +168,6 @@ class RandAugment(_Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("num_ops", self.num_ops, 0)
-        check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
         check_whole("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
 
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
@@ -193,15 +185,11 @@ class TrivialAugmentWide(_Policy):
     Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
     """
 
-    num_magnitude_bins: int = 31
+    num_magnitude_bins: Annotated[int, whole(2)] = 31
     interpolation: Reading = "nearest"
     fill: Fill = None
 
     names = ("Identity", *_SPACE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
 
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
         which, share, sign = batch.draws.uniform(purpose, 3)
@@ -251,10 +239,6 @@ class AutoAugment(_Policy):
 
     names = ("Invert", *_SPACE)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("policy", self.policy, Learnt)
-
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
         pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNT[self.policy].split(";")]
         numbers = batch.draws.uniform(purpose, 5)
@@ -291,7 +275,6 @@ class TimmRandAugment(_Policy):
     fill: Fill = (124, 116, 104)
 
     names = _TIMM
-    readings = PillowReading
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -13,29 +13,23 @@ from numpy.typing import NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes, random_resized_boxes
 from shardio.augment.chain import Transform
-from shardio.augment.checks import (
-    Fill,
-    check_choice,
-    check_fill,
-    check_probability,
-    check_range,
-    check_whole,
-    fill_of,
-)
+from shardio.augment.checks import Fill, Probability, check_whole, fill_of, positive_range
 from shardio.augment.resample import Interpolation, to_device
 
-Size = int | tuple[int, int]
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 # Mean and standard deviation of red, green and blue, from 0 to 1.
 _STATISTICS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
 
 
-def _pair(name: str, size: Size) -> tuple[int, int]:
+def _pair(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
     pair = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
         raise ValueError(f"{name} must be a positive integer, or (height, width); found {size!r}")
     return pair
+
+
+Size = Annotated[int | tuple[int, int], _pair]
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,17 +40,10 @@ class RandomResizedCrop(Transform):
     """
 
     size: Size
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    scale: Annotated[tuple[float, float], positive_range()] = (0.08, 1.0)
+    ratio: Annotated[tuple[float, float], positive_range()] = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _pair("size", self.size)
-        check_choice("interpolation", self.interpolation, Interpolation)
-        check_range("scale", self.scale, 0, above=True)
-        check_range("ratio", self.ratio, 0, above=True)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if batch.resized:  # the box is a part of the resized image
@@ -74,11 +61,6 @@ class Resize(Transform):
     size: Size
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _pair("size", self.size)
-        check_choice("interpolation", self.interpolation, Interpolation)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if isinstance(self.size, int):
@@ -106,8 +88,6 @@ class Pad(Transform):
         super().__post_init__()
         for number in self._sides:
             check_whole("padding", number, 0)
-        check_fill(self.fill)
-        check_choice("padding_mode", self.padding_mode, PaddingMode)
 
     @property
     def _sides(self) -> tuple[int, int, int, int]:
@@ -166,7 +146,6 @@ class RandomCrop(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _pair("size", self.size)
         self._pad()
 
     def _pad(self) -> Pad:
@@ -186,10 +165,6 @@ class CenterCrop(Transform):
     """
 
     size: Size
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _pair("size", self.size)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         return _cropped(batch, _pair("size", self.size), None)
@@ -213,11 +188,7 @@ def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | 
 class HorizontalFlip(Transform):
     """Flips left and right, with probability `p`."""
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probability("p", self.p)
+    p: Probability = 0.5
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         return batch.mirrored(batch.draws.uniform(purpose, 1)[0] < self.p)
