@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -57,24 +55,6 @@ def test_boxes_are_whole_pixels_inside_the_picture(height: int, width: int) -> N
     assert boxes.widths.min() >= 1
     assert (boxes.tops + boxes.heights).max() <= height
     assert (boxes.lefts + boxes.widths).max() <= width
-
-
-def test_without_rejections_area_ratio_and_place_are_uniform() -> None:
-    side = 100_000  # so large that whole pixels do not show
-    sizes = np.full(COUNT, side), np.full(COUNT, side)
-    boxes = random_resized_boxes(Draws(3, 0, np.arange(COUNT)), "crop", *sizes, (0.08, 0.5), RATIO)
-    area = boxes.heights * boxes.widths / side**2
-    log_ratio = np.log(boxes.widths / boxes.heights)
-    low, high = map(math.log, RATIO)
-    for name, found in {
-        "area": (area - 0.08) / (0.5 - 0.08),
-        "ratio": (log_ratio - low) / (high - low),
-        "top": boxes.tops / (side - boxes.heights + 1),
-        "left": boxes.lefts / (side - boxes.widths + 1),
-    }.items():
-        assert stats.kstest(found, "uniform").pvalue > 0.001, name
-    together = np.corrcoef([area, log_ratio, boxes.tops / (side - boxes.heights), boxes.lefts / (side - boxes.widths)])
-    assert np.abs(together - np.eye(4)).max() < 0.005
 
 
 @pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (500, 200), (40, 400)])

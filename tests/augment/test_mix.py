@@ -48,11 +48,6 @@ def test_shares_are_of_a_beta_distribution(alpha: float) -> None:
     assert distance < 1.95 * math.sqrt(2 / count)
 
 
-def test_quantiles_of_alpha_1_are_the_numbers_themselves() -> None:
-    numbers = np.linspace(0, 1, 1001)[:-1]
-    assert np.abs(beta_quantiles(1.0, numbers) - numbers).max() < 1e-6
-
-
 @pytest.mark.parametrize("per_sample", [False, True])
 @pytest.mark.parametrize("partner", ["roll", "flip"])
 def test_mixup_is_one_share_of_the_picture_and_the_rest_of_its_partner(per_sample: bool, partner: Any) -> None:

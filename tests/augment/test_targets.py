@@ -52,7 +52,6 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes
 from shardio.augment.chain import Transform
 from shardio.augment.pixels import run_steps
-from shardio.augment.recipes import RECIPES
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Step, Steps
 from shardio.augment.targets import MOVES, boxes_through, step_matrices
 
@@ -192,17 +191,6 @@ def test_a_picture_read_by_nearest_neighbour_is_its_own_mask(transform: Transfor
     except ValueError as error:
         assert "must have one size" in str(error)  # noqa: PT017 - some want all pictures of one size
     is_its_own_mask(transform, images, sizes=np.tile([33, 25], (COUNT, 1)))
-
-
-@pytest.mark.usefixtures("nearest")
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_picture_is_its_own_mask_through_a_recipe(name: str) -> None:
-    chain = recipe(name, 16, 5)
-    if isinstance(chain, Compose):
-        chain = Compose([transform for transform in chain.transforms if not transform.mixes])
-    images = random_images(6, 21, 30)
-    for epoch in range(2):
-        is_its_own_mask(chain, images, epoch=epoch)
 
 
 PARTS: list[Callable[[int], Transform]] = [
@@ -530,72 +518,6 @@ def test_tensors_are_only_read() -> None:
     assert moved(Normalize(), IMAGES, masks={"m": masks})[1]["m"] is masks
 
 
-@pytest.mark.parametrize(
-    "transform", [HorizontalFlip(), RandomResizedCrop(8), RandomPerspective(), Pad(2), Normalize()]
-)
-def test_a_batch_of_nothing(transform: Transform) -> None:
-    masks, boxes = {"m": as_mask(IMAGES[:0])}, {"b": box_of([1, 2, 9, 8, 3], count=0)}
-    images, arrays = moved(transform, IMAGES[:0], masks=masks, boxes=boxes)
-    assert arrays["m"].shape == as_mask(images).shape
-    assert arrays["b"].shape == (0, 1, 5)
-    assert images.shape == (0, *transform(IMAGES).shape[1:])
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        CutMix(5),
-        Compose([ToDtype(torch.float32), Mixup(5)]),
-        RandomChoice([HorizontalFlip(), CutMix(5)], (1, 1e-9)),
-        recipe("torchvision-v2", 16, 5),
-    ],
-    ids=lambda transform: type(transform).__name__,
-)
-def test_a_picture_made_of_several_has_no_mask(transform: Transform) -> None:
-    labels = torch.arange(COUNT) % 5
-    with pytest.raises(ValueError, match=r"combine several images.*found m, b"):
-        transform(IMAGES, labels, masks={"m": IMAGES[:, 0]}, boxes={"b": box_of(count=COUNT)})
-
-
-def test_targets_that_do_not_fit_are_refused() -> None:
-    flip = HorizontalFlip()
-    mask, boxes = IMAGES[:, 0], box_of([1, 2, 9, 8, 3], count=COUNT)
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"masks": mask}, TypeError, "masks must be a mapping of names to tensors; found tensor"),
-        ({"masks": {1: mask}}, TypeError, "masks must be a mapping of names to tensors"),
-        ({"boxes": [boxes]}, TypeError, "boxes must be a mapping of names to tensors"),
-        ({"masks": {"m": mask.numpy()}}, TypeError, r"masks\['m'\] must be a tensor; found ndarray"),
-        ({"boxes": {"b": None}}, TypeError, r"boxes\['b'\] must be a tensor; found NoneType"),
-        ({"masks": {"m": mask.to("meta")}}, ValueError, r"masks\['m'\] must be on cpu, as the images are; found meta"),
-        ({"boxes": {"b": boxes.to("meta")}}, ValueError, r"boxes\['b'\] must be on cpu, as the images are; found meta"),
-        (
-            {"masks": {"m": IMAGES}},
-            ValueError,
-            r"masks\['m'\] must be \(12, 18, 17\) or \(12, 18, 17, C\), as the images are; found",
-        ),
-        ({"masks": {"m": mask[1:]}}, ValueError, r"found \(11, 18, 17\)"),
-        ({"masks": {"m": mask[..., None, None]}}, ValueError, r"found \(12, 18, 17, 1, 1\)"),
-        ({"boxes": {"b": boxes.double()}}, ValueError, r"must be float32 \(12, K, 5\), left, .*; found torch.float64"),
-        ({"boxes": {"b": boxes[..., :4]}}, ValueError, r"found torch.float32 \(12, 1, 4\)"),
-        ({"boxes": {"b": boxes[:3]}}, ValueError, r"found torch.float32 \(3, 1, 5\)"),
-        ({"masks": {"x": mask}, "boxes": {"x": boxes}}, ValueError, "must have different names; found x in both"),
-        (
-            {"masks": {"m": mask}, "mask_fill": 256},
-            ValueError,
-            r"that masks\['m'\], torch.uint8, can hold; found 256: give",
-        ),
-        ({"masks": {"m": mask}, "mask_fill": 0.5}, ValueError, "can hold; found 0.5"),
-        ({"masks": {"m": mask}, "mask_fill": float("nan")}, ValueError, "can hold; found nan"),
-        ({"masks": {"m": mask.half()}, "mask_fill": 1e5}, ValueError, "torch.float16, can hold; found 100000.0"),
-        ({"masks": {"m": mask.bool()}, "mask_fill": 255}, ValueError, "torch.bool, can hold; found 255"),
-        ({"masks": {"m": mask}, "mask_fill": {"n": 1}}, ValueError, r"some of the masks \['m'\]; found \['n'\]"),
-        ({"masks": {"m": mask}, "mask_fill": "0"}, TypeError, "mask_fill must be a number; found '0'"),
-    ]
-    for options, kind, message in wrong:
-        with pytest.raises(kind, match=message):
-            flip(IMAGES, **options)
-
-
 def test_a_transform_of_the_users_that_changes_the_size_must_move_masks_itself() -> None:
     class Halved(Transform):
         def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -625,3 +547,57 @@ def test_masks_and_boxes_are_exported(transform: Transform) -> None:
     _, found = program(IMAGES[4:8], as_mask(IMAGES[4:8]), boxes[4:])
     assert torch.equal(found["m"], expected["m"])
     assert torch.equal(found["b"], expected["b"])
+
+
+MASK, BOXES = IMAGES[:, 0], box_of([1, 2, 9, 8, 3], count=COUNT)
+MADE_OF_SEVERAL = [
+    CutMix(5),
+    Compose([ToDtype(torch.float32), Mixup(5)]),
+    RandomChoice([HorizontalFlip(), CutMix(5)], (1, 1e-9)),
+    recipe("torchvision-v2", 16, 5),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "options"),
+    [
+        (TypeError, "masks must be a mapping", {"masks": MASK}),
+        (TypeError, "masks must be a mapping", {"masks": {1: MASK}}),
+        (TypeError, "boxes must be a mapping", {"boxes": [BOXES]}),
+        (TypeError, "must be a tensor", {"masks": {"m": MASK.numpy()}}),
+        (TypeError, "must be a tensor", {"boxes": {"b": None}}),
+        (ValueError, "must be on cpu", {"masks": {"m": MASK.to("meta")}}),
+        (ValueError, "must be on cpu", {"boxes": {"b": BOXES.to("meta")}}),
+        (ValueError, "must be .*12, 18, 17", {"masks": {"m": IMAGES}}),
+        (ValueError, "11, 18, 17", {"masks": {"m": MASK[1:]}}),
+        (ValueError, "12, 18, 17, 1, 1", {"masks": {"m": MASK[..., None, None]}}),
+        (ValueError, "must be float32", {"boxes": {"b": BOXES.double()}}),
+        (ValueError, "12, 1, 4", {"boxes": {"b": BOXES[..., :4]}}),
+        (ValueError, "3, 1, 5", {"boxes": {"b": BOXES[:3]}}),
+        (ValueError, "different names", {"masks": {"x": MASK}, "boxes": {"x": BOXES}}),
+        (ValueError, "can hold", {"masks": {"m": MASK}, "mask_fill": 256}),
+        (ValueError, "can hold", {"masks": {"m": MASK}, "mask_fill": 0.5}),
+        (ValueError, "can hold", {"masks": {"m": MASK}, "mask_fill": float("nan")}),
+        (ValueError, "can hold", {"masks": {"m": MASK.half()}, "mask_fill": 1e5}),
+        (ValueError, "can hold", {"masks": {"m": MASK.bool()}, "mask_fill": 255}),
+        (ValueError, "some of the masks", {"masks": {"m": MASK}, "mask_fill": {"n": 1}}),
+        (TypeError, "mask_fill must be a number", {"masks": {"m": MASK}, "mask_fill": "0"}),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(kind: type[Exception], word: str, options: dict[str, Any]) -> None:
+    with pytest.raises(kind, match=word):
+        HorizontalFlip()(IMAGES, **options)
+
+
+@pytest.mark.parametrize("transform", MADE_OF_SEVERAL, ids=lambda transform: type(transform).__name__)
+def test_a_picture_made_of_several_has_no_mask(transform: Transform) -> None:
+    with pytest.raises(ValueError, match="found m, b"):
+        transform(IMAGES, torch.arange(COUNT) % 5, masks={"m": MASK}, boxes={"b": box_of(count=COUNT)})
+
+
+def test_a_batch_of_nothing() -> None:
+    masks, boxes = {"m": as_mask(IMAGES[:0])}, {"b": BOXES[:0]}
+    for transform in (RandomResizedCrop(8), RandomPerspective(), Pad(2)):
+        images, arrays = moved(transform, IMAGES[:0], masks=masks, boxes=boxes)
+        assert arrays["m"].shape == as_mask(images).shape == (0, *as_mask(transform(IMAGES)).shape[1:])
+        assert arrays["b"].shape == (0, 1, 5)
