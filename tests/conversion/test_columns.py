@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -160,24 +159,6 @@ def test_other_parquet_is_refused_by_column(tmp_path: Path, name: str) -> None:
         read(tmp_path / "m.parquet")
     assert str(caught.value).startswith(f"{tmp_path / 'm.parquet'}: ")
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("cut", [4, 12, 100, -1, -8, -30])
-def test_damaged_parquet_is_refused_by_name(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "m.parquet"
-    pq.write_table(pa.table({"path": PATHS, "x": [1, 2, 3]}), path)
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: ."):
-        read(path)
-
-
-def test_without_pyarrow_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pq.write_table(pa.table({"path": PATHS, "x": [1, 2, 3]}), tmp_path / "m.parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(SourceError, match=r'pip install "shardio\[parquet\]"'):
-        read(tmp_path / "m.parquet")
-    assert read(write_csv(tmp_path / "m.csv", "path,x", *(f"{path},1" for path in PATHS))).num_unused == 0
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------

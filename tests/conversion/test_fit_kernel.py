@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from command import run_python
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit, FitMode
 from shardio.kernels import fit as kernel
 from shardio.kernels.built import _fit
@@ -77,15 +75,6 @@ def test_extreme_shapes_are_as_torch_makes_them(shape: tuple[int, int], size: tu
     fit = Fit(size, mode)
     pixels = random_pixels(np.random.default_rng(2), *shape)
     np.testing.assert_array_equal(fit.apply(pixels), with_torch(fit, pixels))
-
-
-def test_imagenet_pictures_are_as_torch_makes_them(imagenet_sample: Path) -> None:
-    for number, path in enumerate(sorted(imagenet_sample.rglob("*.JPEG"))):
-        fit = (Fit((256, 256)), Fit((64, 64)), Fit((224, 160), "pad", "bilinear"), Fit((96, 96), "squash"))[number % 4]
-        # For samples this small most pictures are reduced.
-        decoded = decode_image(path.read_bytes(), least_size=fit.least_size)
-        picture = decoded.pixels, decoded.source_size, decoded.reduction
-        np.testing.assert_array_equal(fit.apply(*picture), with_torch(fit, *picture), err_msg=path.name)
 
 
 def test_a_sample_is_made_in_the_memory_that_is_given() -> None:

@@ -241,21 +241,6 @@ def test_listing_a_tree_costs_a_fixed_number_of_calls_for_each_class_and_none_fo
     assert count(50, 20) == few
 
 
-def test_a_set_of_very_many_classes_is_converted_opened_and_shown(tmp_path: Path) -> None:
-    put_files(tmp_path, "0.jpg", content=PICTURE)
-    for i in range(3000):
-        folder = tmp_path / "src" / f"n{i:08d}"
-        folder.mkdir(parents=True)
-        os.link(tmp_path / "0.jpg", folder / "0.jpg")
-    convert(tmp_path / "src", tmp_path / "out", **OPTIONS)
-    shards = open_shards(tmp_path / "out")
-    assert len(shards.classes) == len(set(shards.labels.tolist())) == 3000
-    for words in (["info", str(tmp_path / "out")], ["plan", str(tmp_path / "src"), "--seconds", "0.01"]):
-        result = CliRunner().invoke(cli, words)
-        assert result.exit_code == 0
-        assert len(result.output) < 2000
-
-
 def test_a_plan_whose_manifest_no_reader_would_take_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
