@@ -17,6 +17,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -36,7 +37,6 @@ from shardio.order.permutation import Permutation
 from shardio.sets.stored import Sums, Values, compare_rows, values_of
 from shardio.system.opening import open_regular
 from shardio.system.pour import pour
-from shardio.system.threads import ThreadPool
 
 # Damaged samples are named one by one up to so many in a file.
 _MOST_NAMED = 20
@@ -136,7 +136,7 @@ def verify(
 
     verifier = _Verifier(folder, manifest, quick, progress, drawn)
     checks, total = verifier.checks()
-    with ThreadPool(workers, "shardio-verify") as pool:
+    with ThreadPoolExecutor(workers, "shardio-verify") as pool:
         found = [problem for problem in pool.map(lambda check: check(), checks) if problem is not None]
     if drawn is not None:
         drawn = replace(drawn, num_samples=sum(verifier.num_compared), num_values=sum(verifier.num_values_compared))

@@ -12,6 +12,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
 from shardio.system.opening import open_file
-from shardio.system.threads import ThreadPool
 
 # Asking a filesystem for sizes is waiting, on a network.
 _STAT_THREADS = 16
@@ -168,7 +168,7 @@ class FileOrigin(Origin):
         def total(start: int) -> int:
             return sum(map(nbytes_of, sources[start::_STAT_THREADS]))
 
-        with ThreadPool(_STAT_THREADS, "shardio-stat") as pool:
+        with ThreadPoolExecutor(_STAT_THREADS, "shardio-stat") as pool:
             return sum(pool.map(total, range(_STAT_THREADS)))
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:

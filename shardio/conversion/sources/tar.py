@@ -13,12 +13,12 @@ import re
 import stat
 import tarfile
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 from shardio.errors import SourceError
 from shardio.system.opening import open_file
-from shardio.system.threads import ThreadPool
 
 BLOCK_NBYTES = tarfile.BLOCKSIZE
 _ZEROS = bytes(BLOCK_NBYTES)
@@ -161,7 +161,7 @@ def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
                 found.append(item)
         return found
 
-    with ThreadPool(_THREADS, "shardio-scan") as pool:
+    with ThreadPoolExecutor(_THREADS, "shardio-scan") as pool:
         try:
             return list(pool.map(run, walks))
         except BaseException:
