@@ -50,13 +50,13 @@ ARRAY_SHARD_NBYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Room:
-    """How the files that stay get into the new set, in bytes. It is told before the first is copied."""
+    """How the files that stay get into the new set, in bytes. Known before the first copy."""
 
     linked_nbytes: int
     cloned_nbytes: int
     copied_nbytes: int
     written_nbytes: int
-    """The size of what is new, but for arrays whose length is not known yet."""
+    """The size of new files, without arrays of unknown length."""
 
     @property
     def needed_nbytes(self) -> int:
@@ -79,26 +79,26 @@ class ChangeReport:
     cloned_nbytes: int
     copied_nbytes: int
     written_nbytes: int
-    """The size of what is new, but for the manifest."""
+    """The size of new files, without the manifest."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the operation tells: counts, new classes."""
+    """Results of the operation: counts, new classes."""
 
 
 @dataclass(frozen=True)
 class Carrying:
-    """How a set is made, beside what is in it."""
+    """How a set is made, besides its content."""
 
     copy: bool = False
     """Whether the new set shares no file with its parents: files are cloned or copied, and none is a hard link."""
     on_room: Callable[[Room], None] | None = None
-    """Called once, when it is known what has to be copied and nothing is copied yet."""
+    """Called once, before anything is copied."""
     on_progress: Callable[[int, int], None] | None = None
     """Called with (bytes copied since, bytes to copy in all)."""
 
 
 def check_target(new: str | os.PathLike[str], parents: Sequence[Parent]) -> Path:
-    """Returns the path of the new set's folder, and removes what killed processes have left beside it. Raises
-    ConvertError if it cannot be made; takes no time."""
+    """Returns the path of the new set's folder, and removes what killed processes left next to it. Raises ConvertError
+    if it cannot be made; takes no time."""
     check_local(new, ConvertError, "make the set in a folder here, and copy it there (docs/cluster.md)")
     target = Path(os.path.abspath(new))
     sweep_beside(target)  # first: the killed process, or a faster one, may have made the set
@@ -116,8 +116,8 @@ def carry_out(
     notes: Mapping[str, Any] | None = None,
 ) -> ChangeReport:
     """Makes the set in the folder `new`. Raises ConvertError if that exists; FormatError, SpaceError, OSError: then
-    nothing is there. A process that is killed leaves the whole set, or a temporary folder beside it, which the next one
-    to make a set there removes."""
+    nothing is there. A killed process leaves the whole set, or a temporary folder next to it, which the next change
+    there removes."""
     target = check_target(new, parents)
     check_arrays(draft)
     for name, split in draft.splits.items():

@@ -54,7 +54,7 @@ def change(
     - `array_keys`: the keys of the arrays' rows, as in `Selection(listed=...)`, if they are in another order
     - `split`: the splits to change, by default all; the others stay. Arrays go into one split.
 
-    `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out` what is raised.
+    `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out` documents the errors.
     """
     if keep is not None and drop is not None:
         raise ValueError("give keep or drop, not both")

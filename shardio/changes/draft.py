@@ -45,7 +45,7 @@ class OldFile(Generic[AnyEntry]):
 
 
 class Kept(NamedTuple):
-    """What is left of stored rows when the shards without a sample are gone."""
+    """Stored rows without the shards that no sample uses."""
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
@@ -90,7 +90,7 @@ class StoredRows:
         starts = np.cumsum([0, *counts])
         shard_of = np.searchsorted(starts, self.order, side="right") - 1
         used = np.bincount(shard_of, minlength=len(counts)) > 0
-        # Rows behind a shard that goes have as many rows fewer before them.
+        # Rows after a dropped shard move up by its rows.
         gone = np.cumsum(np.where(used, 0, counts)) - np.where(used, 0, counts)
         order = self.order - gone[shard_of]
         shards = tuple(shard for shard, is_used in zip(self.shards, used, strict=True) if is_used)
@@ -99,7 +99,7 @@ class StoredRows:
 
 
 def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
-    """Returns the samples of one part behind those of the other."""
+    """Returns the samples of all parts, one part after the other."""
     order = None
     if any(part.order is not None for part in parts):
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
@@ -170,7 +170,7 @@ class Draft:
     """Lines of all of these are the new set's."""
 
     def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:
-        """Returns the set with these classes, in which label i of this one is numbers[i], or -1 if no sample has it."""
+        """Returns the set with these classes. Label i becomes numbers[i], or -1 if no sample has it."""
         names = dict(zip(self.classes, self.class_names, strict=False))
         return replace(
             self,
@@ -189,7 +189,7 @@ class Draft:
 
 
 def check_arrays(draft: Draft) -> None:
-    """Raises ValueError if an array may not be what it is, and ConvertError if two files would have one name."""
+    """Raises ValueError for an array that no set can have, and ConvertError if two files would have one name."""
     splits = {name.lower(): name for name in draft.splits}
     for name, split in draft.splits.items():
         columns = {column for column, _ in columns_of(split.rows.dtype)}
@@ -209,7 +209,7 @@ def check_arrays(draft: Draft) -> None:
             other = splits.get(f"{name}-{array}".lower())
             if other is not None:
                 raise ConvertError(
-                    f"array {array!r} of the split {name!r}: its files would have the names of those of the split "
+                    f"array {array!r} of the split {name!r}: its files would be named as the files of the split "
                     f"{other!r}: choose another name"
                 )
             if (same := seen.setdefault(array.lower(), array)) != array:

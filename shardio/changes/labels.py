@@ -44,7 +44,7 @@ class Assignment:
 
 
 def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes: Classes | None) -> Draft:
-    """Returns the set in which the samples with these keys have these labels. All others keep theirs.
+    """Assigns these labels to the samples with these keys; all others keep their labels.
 
     Raises SourceError if no sample has a key, or a label is no class; ConvertError if `classes` leave out a class that
     has samples; ValueError for classes that no set can have.
@@ -67,7 +67,7 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
     if missing := [key for key in by_key if key not in used]:
         raise SourceError(
             f"{assignment.where}: {len(missing):,} of {len(by_key):,} keys are of no sample: {some_keys(missing)}. "
-            "Give the keys of the index: paths relative to what was converted"
+            "Give the keys of the index: paths relative to the converted folder"
         )
     result = replace(known, splits=made)
     if classes == "used":

@@ -1,4 +1,4 @@
-"""`merge`: the samples of several sets, one behind the other, in a new set that shares their shards."""
+"""`merge`: joins the samples of several sets in a new set that shares their shards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MergeOptions:
 
 
 def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOptions) -> Draft:
-    """Returns the set of all samples. `names` are those of the sets, for messages."""
+    """Returns the set of all samples. `names` name the sets in messages."""
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
         if draft.sample_shape != first.sample_shape:
@@ -74,7 +74,7 @@ def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOpti
 
 
 def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> list[Draft]:
-    """Returns the sets with the classes of all of them, in the order in which they come first."""
+    """Returns the sets with the classes of all of them, in order of first appearance."""
     if not any(draft.classes for draft in drafts):
         return list(drafts)
     for draft, name in zip(drafts, names, strict=True):
@@ -192,7 +192,7 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
 
 
 class _Samples:
-    """All samples of all splits of several sets under one number each, those of the first set first."""
+    """All samples of several sets under one number each, beginning with the first set."""
 
     def __init__(self, drafts: Sequence[Draft]) -> None:
         self._splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
@@ -215,9 +215,9 @@ class _Samples:
         return source, split, number - int(self._starts[place])
 
     def same(self) -> Generator[tuple[int, int], None, None]:
-        """Yields each sample with the pixels of a sample of an earlier set, and that one.
+        """Yields pairs of samples with the same pixels: a sample, and a sample of an earlier set.
 
-        Pixels are read only where checksum and source size agree; of those of one checksum, hashes are remembered.
+        Pixels are read only where checksum and source size agree.
         """
         names = ("source_width", "source_height", "crc32")
         columns = [np.concatenate([split.rows[name] for _, split in self._splits]) for name in names]
@@ -271,10 +271,10 @@ def merge(
 ) -> ChangeReport:
     """Makes a new set in the folder `new` of all samples of these sets, which must have one shape.
 
-    Splits of one name become one: the samples of the first set come first. Classes are united by their names, in the
-    order in which they come first, and labels are numbered anew. Lines of rejects.jsonl are those of all sets.
-    `MergeOptions` describes `only_common`, `same_keys` and `same_images`; `Carrying` says what `copy`, `on_room` and
-    `on_progress` do, and `carry_out` what is raised.
+    Splits with the same name become one: the samples of the first set come first. Classes are matched by name, and
+    labels renumbered in order of first appearance. rejects.jsonl has the lines of all sets. `MergeOptions` documents
+    `only_common`, `same_keys` and `same_images`; `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out`
+    documents the errors.
     """
     if isinstance(sets, (str, os.PathLike)) or not sets:
         raise ValueError("merge takes a list of sets, and then the folder of the new one")

@@ -49,7 +49,7 @@ def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bo
 
 
 def tell_room(room: Room) -> None:
-    """Announces what has to be copied."""
+    """Announces copies."""
     if room.copied_nbytes:
         say(
             f"shardio: copying {bytes_text(room.copied_nbytes)}, as the files cannot be shared with the old set by "
@@ -211,7 +211,7 @@ def merge_options(command: Command) -> Command:
     return command
 
 
-@click.command(short_help="Join several sets into a new one.")
+@click.command(short_help="Join several sets.")
 @click.argument("sets", nargs=-1, metavar="A B ...", required=True)
 @click.argument("new", type=folder)
 @merge_options

@@ -35,8 +35,7 @@ _MOST_SHOWN = 12
 def find(
     out: str, split: Sequence[str], selected: Sequence[str], keys: Sequence[str], where: Sequence[str], as_json: bool
 ) -> None:
-    """Print number, class and key of samples of the set in OUT, a folder or a URL: those for which all that is given
-    holds.
+    """Print number, class and key of the samples in OUT, a folder or a URL, that match every condition.
 
     \b
     shardio find out/ --class tench

@@ -275,7 +275,7 @@ def _use(place: str, manifest: Manifest) -> str:
 
 
 def _wrapped(title: str, text: str, whole: bool) -> list[str]:
-    """Returns a text behind a title, in lines of 80 columns: in three at most, unless it is to be `whole`."""
+    """Returns a text after a title, in lines of 80 columns: at most three, unless `whole`."""
     return textwrap.wrap(
         printable(text),
         79,

@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and what state they are in.
 
-    published: the manifest is there, and each file has the size that it says. damaged: a file is missing or has another
-    size, or the manifest is not valid. unfinished: a conversion has not published its set yet. `shardio verify` tells
-    whether the bytes are right, too.
+    published: there is a manifest, and each file has the right size. damaged: a file is missing or has another size, or
+    the manifest is not valid. unfinished: a conversion has not published its set yet. `shardio verify` also checks the
+    bytes.
 
-    Without a ROOT, those of SHARDIO_PATH, in the order in which a name is looked for there. Exit code 1 if a root
-    cannot be looked into.
+    Without a ROOT, the roots of SHARDIO_PATH are listed, in search order. Exit code 1 if a root cannot be read.
     """
     import shardio.sets.catalogue as catalogue
     from shardio.sets.names import catalogue_roots

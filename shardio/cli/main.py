@@ -4,8 +4,8 @@
 are one or two lines on stderr, and some more where a list has many faults. Results go to stdout, as JSON with
 `--json`; progress bars go to stderr if that is a terminal.
 
-Each command has a module. It imports what is slow to import when the command runs, so that help and mistakes are
-answered at once, and `shardio info` before torch would be loaded.
+Each command has a module. It imports slow libraries only when the command runs, so help and mistakes are answered at
+once, and `shardio info` never loads torch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ COMMANDS = {
 
 
 class _Group(click.Group):
-    """Lists commands by what they are for, and says which was meant. click itself does the latter from 8.4 on."""
+    """Lists commands by purpose, and suggests the command that was meant. click itself suggests from 8.4 on."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         calls = {

@@ -1,6 +1,6 @@
 """Types of options, and the options that several commands share.
 
-A function `parse_...` returns a value, or raises ValueError with what it expects.
+A function `parse_...` returns a value, or raises ValueError with the expected form.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ max_bad_option = click.option(
 
 
 def conditions(command: Command) -> Command:
-    """Adds the conditions by which every command chooses samples, under the names of `Selection` but `selected`."""
+    """Adds the conditions that choose samples, named as in `Selection`; its `classes` is `selected`."""
     for option in reversed(
         [
             click.option(

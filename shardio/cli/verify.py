@@ -36,9 +36,7 @@ def parse_share(text: str) -> float:
     metavar="P%",
     help="Read only this share of the samples in the shards, at random: for routine checks of large sets.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0, (1 << 64) - 1), help="Seed of the subset.  [default: a new one, printed]"
-)
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="Seed of the subset.  [default: random, printed]")
 @click.option("--digest", metavar="HEX", help="Digest that the set must have, or its first 12 digits or more.")
 @workers_option("Files to read at a time.", default=2)
 @json_option

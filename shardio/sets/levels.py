@@ -23,7 +23,7 @@ from shardio.order.permutation import Permutation
 from shardio.sets.storage import FolderStorage
 
 NUM_SAMPLES = 2048
-"""The mean of so many photographs is within 0.01 of that of all: it varies by about 0.15 from one to the next."""
+"""The mean of 2,048 photographs is within 0.01 of the mean of all: photographs vary by about 0.15."""
 
 # Neighbouring lines are alike: these tell as much of a picture as all of them do, in an eighth of the time.
 _NUM_LINES = 32
@@ -34,7 +34,7 @@ LEVELS = "pixels"
 
 @dataclass(frozen=True)
 class Levels:
-    """Mean and standard deviation of each channel, from 0 for black to 1 for white, of so many samples of a split."""
+    """Mean and standard deviation of each channel, from 0 for black to 1 for white, over some samples of a split."""
 
     split: str
     num_samples: int
@@ -73,13 +73,12 @@ def first_split(splits: Iterable[str]) -> str:
 
 
 def chosen_samples(num_samples: int) -> NDArray[np.int64]:
-    """Returns the samples, in ascending order, whose pixels are looked at in a split of so many."""
+    """Returns the samples to measure in a split of `num_samples`, in ascending order."""
     return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(NUM_SAMPLES, num_samples))))
 
 
 def measure_levels(split: str, pictures: Iterable[NDArray[np.uint8]]) -> Levels:
-    """Returns the levels of pictures (height, width, channels), of which there is at least one, all of one shape. They
-    are sound: see `sound_pictures`."""
+    """Returns the levels of one or more pictures (height, width, channels) of one shape, from `sound_pictures`."""
     total = squares = np.zeros(1, np.int64)
     num_samples = num_values = 0
     for picture in pictures:

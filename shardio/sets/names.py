@@ -28,7 +28,7 @@ _IS_URL = re.compile(_SCHEME)
 _URL_IN_TEXT = re.compile(_SCHEME + r"[^\s'\"<>]+")
 # As it is written, and as a Path has it, which makes one slash of two.
 _URL_OR_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+")
-# A root lies between colons; but those of "scheme://" and, before the first slash after it, of a port or a password
+# Colons separate roots; but the colon of "scheme://" and, before the next slash, the colon of a port or a password
 # belong to the root. There a colon ends the root only if a path or another URL follows.
 _ROOT = re.compile(rf"(?:{_SCHEME}(?:[^/:]|:(?!/|{_SCHEME}))*)?[^:]*")
 
@@ -46,7 +46,7 @@ def without_credentials(url: str) -> str:
     # A user alone may be a token for http; elsewhere it is a name (abfs://container@account).
     if at and (":" in user or scheme.lower() in ("http", "https")):
         if user.startswith(shown):
-            # The @ is in a query if a mere host and a path come before that. Else it is unknown what is secret.
+            # The @ is in a query if only a host and a path come before it. Otherwise any part may be secret.
             shown = shown if re.fullmatch(r"[^:@/]+/.*", shown, re.DOTALL) else "..."
         else:
             shown = re.split(r"[?#]", after, maxsplit=1)[0]
@@ -101,7 +101,7 @@ def not_in_catalogue(name: str, hint: str = "") -> SetNotFoundError:
 def find_folder(place: str | os.PathLike[str]) -> str:
     """Returns the folder of the set that is called `place`, for callers that map files or change them.
 
-    A path is returned as it is, whatever is there. Raises SetNotFoundError for a name that no folder among the roots
+    A path is returned unchanged and unchecked. Raises SetNotFoundError for a name that no folder among the roots
     has, and for a URL: sets there are read through `shardio.sets.storage`.
     """
     place = os.fspath(place)
@@ -115,7 +115,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
         return place
     folders = [folder for folder in found if not is_url(folder) and os.path.isdir(folder)]
     if folders:
-        # Opening one that holds no set tells what is wrong with it.
+        # Opening a folder without a set raises the fitting error.
         return next(filter(holds_set, folders), folders[0])
     hint = " (URLs were not looked into: sets there must be staged first)" if any(map(is_url, found)) else ""
     raise not_in_catalogue(place, hint)

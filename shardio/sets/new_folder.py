@@ -1,8 +1,8 @@
 """A folder that appears whole under its name, never over anything, or not at all.
 
-It is made under a temporary name beside it; then one rename, which replaces nothing, gives it its name. A temporary
-file beside it is its lock, which dies with its process: from it the next process knows what a killed one left. The lock
-is made before the folder and removed after it, so a folder without a lock belongs to no process.
+It is made under a temporary name next to its target; then one rename, which replaces nothing, gives it its name. A
+temporary file next to it is its lock, which dies with its process and shows the next process what a killed one left.
+The lock is made before the folder and removed after it, so a folder without a lock belongs to no process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER_SUFFIX = ".d"
 
 
 def sweep_beside(target: Path) -> None:
-    """Removes what killed processes have left of folders beside `target`."""
+    """Removes folders that killed processes left next to `target`."""
     if not looks_like_a_set(target.parent):  # where temporary files are a conversion's own
         with contextlib.suppress(OSError):  # no folder, or one that may not be read
             sweep_left_overs(target.parent)
@@ -38,8 +38,8 @@ def sweep_beside(target: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
-    """Makes a folder beside `target` for the `with` block, and gives it, open, with its lock. Unless it is renamed
-    there, it is removed. It stays open as other users may write to the root, and could put a link in its place."""
+    """Makes a folder next to `target` for the `with` block, and yields it, open, with its lock. It is removed unless it
+    was renamed. It stays open because other users may write to the root, and could put a link in its place."""
     with AtomicFile(target) as lock:  # never committed
         folder = folder_of(lock.temporary)
         try:
@@ -52,7 +52,7 @@ def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
 
 def taken(target: Path) -> ConvertError:
     return ConvertError(
-        f"{target}: expected nothing there, found something: what is published never changes. Choose another name"
+        f"{target}: expected nothing there, found something: a published set never changes. Choose another name"
     )
 
 
@@ -125,8 +125,9 @@ def folder_of(lock: Path) -> Path:
 
 
 def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
-    """Returns the temporary folders and locks in a root, those of living publishers too, in the order of their names.
-    Changes nothing. Errors are those of os.listdir."""
+    """Returns the temporary folders and locks in a root, also of publishers at work, in the order of their names.
+
+    Changes nothing. Raises what os.listdir raises."""
     found = []
     for lock in _locks(Path(root)):
         folder, abandoned = folder_of(lock), False
@@ -145,7 +146,7 @@ def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
 
 
 def sweep_left_overs(root: Path) -> None:
-    """Removes what is abandoned, as far as permissions allow."""
+    """Removes abandoned folders and locks, as far as permissions allow."""
     for lock in _locks(root):
         with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
             if abandoned:

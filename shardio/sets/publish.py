@@ -53,17 +53,16 @@ def publish(
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PublishReport:
-    """Copies the finished set in the folder `out` to `target`, a new folder in a root that is there already.
+    """Copies the finished set in the folder `out` to `target`, a new folder in an existing root.
 
-    Nothing but the set's own files is taken along. Copies are compared with the manifest's checksums. With `move`, a
-    set on the root's filesystem is renamed once `verify(quick=True)` finds it right; any other is copied and then
-    removed. Folder and files get the permissions that new ones of this process have there, whatever they had, and the
-    root's group if the root hands it on (setgid).
+    Only the set's own files are copied, and compared with the manifest's checksums. With `move`, a set on the root's
+    filesystem is renamed after `verify(quick=True)`; any other set is copied and then removed. Folder and files get the
+    permissions of new files there, and the root's group if the root hands it on (setgid).
 
-    `workers` threads copy a file each. `on_progress` is called in them, with (bytes copied since, bytes in all).
+    `workers` threads copy one file each, and call `on_progress` with (bytes copied since the last call, bytes in all).
     Raises ConvertError if `target` exists, FormatError if a file is damaged, SpaceError, OSError: then nothing is at
-    `target`, and `out` holds the set as before (a move may have changed its permissions). A process that is killed
-    leaves the whole set there, or nothing but a temporary folder, which the next one to publish into the root removes.
+    `target`, and `out` still holds the set (a move may have changed its permissions). A killed process leaves the whole
+    set, or a temporary folder, which the next publisher into the root removes.
     """
     check_local(target, ConvertError, "publish into a folder, or copy the set there (docs/cluster.md)")
     source, target = Path(os.path.realpath(out)), Path(target)
@@ -127,7 +126,7 @@ def _copy_set(
 
 
 def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
-    """Removes a set that was moved to another filesystem: its manifest first, so that it is no set any more."""
+    """Removes a set that was moved to another filesystem: its manifest first, after which it is no set."""
     try:
         (source / MANIFEST_NAME).unlink()
         fsync_folder(source)
@@ -196,7 +195,7 @@ def _move_new(source: Path, target: Path) -> bool:
     return True
 
 
-# --- what is there ---------------------------------------------------------------------------------------------------
+# --- the result -----------------------------------------------------------------------------------------------------
 
 
 def _readable_by(folder: Path, names: list[str]) -> ReadableBy:

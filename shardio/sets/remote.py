@@ -1,7 +1,7 @@
-"""Published sets in an object store or on a web server: whatever a URL names for which fsspec has a filesystem.
+"""Published sets in an object store or on a web server: at any URL that fsspec supports.
 
-It asks for ranges of files, and measures what came, since not everything on the way tells when it gives less. Errors
-that may pass are retried, after waits that grow. Users, passwords and signatures that a URL holds are in no message.
+It requests ranges of files and measures the answer, since servers and proxies may silently send less. Errors that may
+pass are retried, after growing waits. No message shows a user, password or signature of a URL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardio.system.pour import Attempts
 _PATIENCE_SECONDS = 60.0
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 8.0
-# For all of a manifest or a listing, further attempts included. People look what is wrong before they wait for longer.
+# For a whole manifest or listing, including retries. People investigate before they wait longer.
 SMALL_FILE_SECONDS = 60.0
 # Indexes and shards may be long in coming, but no piece of one.
 _SILENCE_SECONDS = 60.0
@@ -69,7 +69,7 @@ _ACCESS_HINT = (
 T = TypeVar("T")
 
 # fsspec's filesystems by process, scheme, and host or bucket. Their connections belong to a thread, which no fork takes
-# along; those of a parent are kept, as they could be closed in that thread only.
+# along; a parent's filesystems are kept, as only that thread could close them.
 _filesystems: dict[tuple[int, str, str], Any] = {}
 
 
@@ -135,8 +135,7 @@ class RemoteStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Does what `Storage.read_into` does. Whether a server sends the bytes from `offset` on and not others is not
-        known here: sha256 and crc32 tell."""
+        """Does what `Storage.read_into` does. Only checksums can show whether it was the right range."""
         try:
             self._read_into(entry.file, offset, buffer)
         except FileNotFoundError:
@@ -266,7 +265,7 @@ class RemoteStorage:
                 if not attempts.again(may_pass and not self._closed):
                     found = self._describe(error) + (_ACCESS_HINT if number == errno.EACCES else "")
                     break
-        # Out of the `except` block: the error, whose text may hold a password, is no context of this one.
+        # Outside the `except` block: the first error, whose text may hold a password, must not become the context.
         raise OSError(number, f"{what} failed (attempts: {attempts.failed}): {found}", path)
 
     def _sleep(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Files of rows beside the shards: indexes, orders, and the arrays of a split with their checksums."""
+"""Writes files of rows: indexes, orders, and the arrays of a split with their checksums."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ArrayWriter:
                 self._shards.append(file.finish())
 
     def finish(self) -> ArrayEntry:
-        """Writes what is left and the checksums. Returns the array's entry. Raises ValueError if it has no value."""
+        """Writes the last values and the checksums. Returns the array's entry. Raises ValueError if it has no value."""
         self._finish_file()
         if not self._shards:
             raise ValueError(f"an array needs at least one value; found none of {self._name!r}")

@@ -102,7 +102,7 @@ def find_labels(of: HasClasses, name: str | int) -> list[int]:
 
 
 def describe_unknown(of: HasClasses, name: str | int) -> str:
-    """Returns what was expected and what was found where `find_labels` finds nothing."""
+    """Returns an error text for a name that `find_labels` does not find."""
     if not of.classes:
         return f"expected a number, as the set has no classes, found {name!r}"
     hint = did_you_mean(str(name), [*of.class_names, *of.classes])
@@ -113,7 +113,7 @@ class Selection:
     """Chooses samples: those that match every condition given.
 
     - `classes`: any of these, by name, by name for people, or by number
-    - `keys`: any of these patterns, in which * and ? stand for anything
+    - `keys`: any of these patterns with * and ?
     - `where`: each of these comparisons of a column of the index with a number, such as "year >= 2000"
     - `listed`: keys in a sequence, in a file with one per line, or in an NPY or NPZ file
     - `random`: this share of the samples that match the rest, drawn by `seed`
@@ -152,7 +152,7 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether there is no condition, so that every sample matches."""
+        """Whether there is no condition: every sample matches."""
         conditions = (
             self.classes,
             self.globs,
@@ -231,7 +231,7 @@ class Selection:
             hint = f": did you mean {', '.join(near)}?" if near else ""
             hint = hint or did_you_mean(os.fsdecode(core), map(os.fsdecode, keys))
             hint = hint or "".join(f"; a key is {os.fsdecode(key)}" for key in keys[:1])
-            return f"no key matches {os.fsdecode(glob)!r}, in which * stands for anything{hint}"
+            return f"no key matches {os.fsdecode(glob)!r} (* stands for anything){hint}"
         return "no sample matches"
 
 

@@ -1,7 +1,6 @@
-"""Where published sets lie, to be copied or read from a distance: a folder, or what an fsspec URL names.
+"""Reads published sets in a folder or at an fsspec URL.
 
-A storage gives whole ranges of named files, and names what is there, so that all that can go wrong on the way, and what
-is tried again, is behind these calls.
+A storage reads whole ranges of named files and lists folders. Errors and retries stay behind these calls.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ class Storage(Protocol):
         """
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` with the file's bytes from `offset` on, all of which the manifest says there are.
+        """Fills `buffer` with the file's bytes from `offset` on.
 
-        Errors that may pass are retried for a while. Then OSError names file and offset. Raises FormatError if the file
-        ends before.
+        Errors that may pass are retried for a while. Raises OSError with file and offset, and FormatError if the file
+        ends too early.
         """
 
     def close(self) -> None:
@@ -142,7 +141,7 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
 
 
 def storage_at(place: str) -> Storage:
-    """Returns the storage of a folder or URL, of which nothing is looked at. Errors are those of RemoteStorage."""
+    """Returns the storage of a folder or URL without looking at it. Raises what RemoteStorage raises."""
     if place.startswith("file://"):
         return FolderStorage(place.removeprefix("file://"))
     return RemoteStorage(place) if is_url(place) else FolderStorage(place)

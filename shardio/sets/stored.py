@@ -24,7 +24,7 @@ class Values:
     row: RowType
     order: int | None
     crc32: Crc32Entry | None = None
-    """The checksums of an array; those of pixels are in the index."""
+    """The checksums of an array; the index has the checksums of pixels."""
 
     @property
     def num_rows(self) -> int:
@@ -48,20 +48,20 @@ def values_of(split: SplitEntry, pixels: RowType) -> list[Values]:
 
 @dataclass(frozen=True)
 class Sums:
-    """The checksums of stored rows, in the order of the rows: `rows[i]` has `crc32s[i]` and is that of `samples[i]`.
+    """The checksums of stored rows, in the order of the rows: `rows[i]` has `crc32s[i]` and holds `samples[i]`.
 
-    A row comes once for each sample that it is of; one that is of no sample comes with the sample -1, or not at all if
-    nothing tells its crc32.
+    A row comes once for each sample that uses it. An unused row comes with the sample -1, or not at all if its crc32 is
+    unknown.
     """
 
     rows: NDArray[np.int64]
     crc32s: NDArray[np.uint32]
     samples: NDArray[np.int64]
     keys: NDArray[np.bytes_] | None
-    """Those of all samples of the split; None if the index cannot be trusted."""
+    """The keys of all samples of the split; None if the index cannot be trusted."""
 
     def of(self, first: int, count: int) -> Sums:
-        """Returns those of so many rows from `first` on, which is row 0 of the result."""
+        """Returns the sums of `count` rows from `first` on, which is row 0 of the result."""
         start, stop = np.searchsorted(self.rows, [first, first + count])
         return replace(
             self,
@@ -71,7 +71,7 @@ class Sums:
         )
 
     def at(self, rows: NDArray[np.int64]) -> Sums:
-        """Returns those of these rows alone."""
+        """Returns the sums of these rows only."""
         chosen = np.isin(self.rows, rows)
         return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
 
@@ -84,7 +84,7 @@ class Sums:
 def compare_rows(
     file: IO[bytes], row: RowType, sums: Sums, progress: Callable[[int], object] = lambda nbytes: None
 ) -> tuple[NDArray[np.bool_], OSError | None]:
-    """Returns for which of the sums the stored row is damaged, and the last error of the disk, if any.
+    """Returns a mask of the sums whose stored row is damaged, and the last error of the disk, if any.
 
     A row is damaged if it has another crc32, is truncated, cannot be read, or is |b1 with other bytes than 0 and 1.
     """

@@ -1,11 +1,10 @@
-"""`verify`: checks that a published set is still what was published, and names damage down to the sample.
+"""`verify`: checks a published set against its checksums, and names damage down to the sample.
 
 `quick` checks what opening checks: types, sizes, headers, and every byte of indexes, orders and checksums. The full
-check reads every byte of every file. Between them, a `subset` of the samples is compared with the crc32 that the index
-has of each, and of the arrays' values with theirs. Files are read and not mapped, so that a failing disk or a file that
-shrinks is a reported problem and not a signal.
+check reads every byte of every file. Between them, a `subset` of the samples and of the arrays' values is compared with
+its crc32. Files are read and not mapped: a failing disk or a shrinking file is a reported problem and not a signal.
 
-What is damaged is a stored row. It is named by the samples that use it: by one, or with an order by any number.
+Damage is located in stored rows, and reported as the samples that use them: one sample, or any number with an order.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from shardio.sets.stored import Sums, Values, compare_rows, values_of
 from shardio.system.opening import open_regular
 from shardio.system.pour import pour
 
-# Damaged samples are named one by one up to so many in a file.
+# More damaged samples of a file are only counted.
 _MOST_NAMED = 20
 
 
@@ -70,7 +69,7 @@ class CheckedShare:
             raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
 
     def count(self, num_samples: int) -> int:
-        """Returns how many samples are read of a shard of so many."""
+        """Returns how many samples are read of a shard with `num_samples`."""
         return math.ceil(self.share * num_samples)
 
     def positions(self, num_samples: int, shard: int) -> NDArray[np.int64]:
@@ -84,7 +83,7 @@ class VerifyReport:
     quick: bool
     num_files: int
     nbytes: int
-    """Bytes read, or with `quick` the size of what was looked at."""
+    """Bytes read, or with `quick` the size of all files."""
     problems: tuple[Problem, ...]
     subset: CheckedShare | None = None
     """The samples that were compared with the index, if it was not whole files with the manifest."""
@@ -106,17 +105,16 @@ def verify(
 ) -> VerifyReport:
     """Checks every file of the set in the folder `path`. Raises SetNotFoundError if there is none.
 
-    `quick` reads no pixels and no values of arrays. `subset`, a share from above 0 to 1, reads that share of the
-    samples, at random and at least one of each shard, and all files that are no shards; `seed` chooses other samples,
-    and by default is random itself: the report has it. Raises ValueError if `quick` and `subset` are both given.
-    `digest` pins the content: another set than the one with this digest, or these first 12 digits or more of it, is a
-    problem of its manifest.
-
-    `workers` threads read at the same time. `on_progress` is called in them, with (bytes read since, bytes in all).
+    - `quick`: read no pixels and no values of arrays
+    - `subset`: read this share of the samples (more than 0, at most 1) at random, at least one per shard
+    - `seed`: draw the same subset again; by default it is random, and in the report
+    - `digest`: the set's digest, or its first 12 digits or more; another set is a problem of the manifest
+    - `workers`: threads that read at the same time
+    - `on_progress`: called in these threads with (bytes read since the last call, bytes in all)
     """
     if subset is None:
         if seed is not None:
-            raise ValueError("seed is that of a subset, and no subset was asked for")
+            raise ValueError("seed draws a subset, and no subset was asked for")
         drawn = None
     elif quick:
         raise ValueError("quick reads no samples, and subset some: choose one of them")
@@ -158,7 +156,7 @@ class _Verifier:
     """The same of the arrays' values."""
 
     def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
-        """Returns the checks, and the size of what they read, or with `quick` look at."""
+        """Returns the checks, and how many bytes they read."""
         checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects)]
         shards: list[tuple[Values, int, ShardEntry, int]] = []
         pixels = pixels_row(self.manifest.sample_shape)
@@ -167,7 +165,7 @@ class _Verifier:
             checks.append(partial(self.check_index, split))
             checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
             checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
-        # Pixels of all splits first: the same seed chooses the same samples of them, whatever arrays there are.
+        # Pixels of all splits first: arrays do not change which samples a seed draws.
         every = [values[0] for values in splits] + [values for group in splits for values in group[1:]]
         numbers = count()
         for values in every:
@@ -205,8 +203,7 @@ class _Verifier:
         return self.read_rows(split.index, split.index.dtype)
 
     def read_sums(self, values: Values) -> Sums:
-        """Returns the checksums of all stored rows. Raises FormatError or OSError if the files that tell them cannot be
-        trusted."""
+        """Returns the checksums of all stored rows. Raises FormatError or OSError if they cannot be trusted."""
         split = values.split
         index: NDArray[np.void] | None = None
         try:
@@ -219,7 +216,9 @@ class _Verifier:
             entry = split.orders[values.order]
             order = self.read_rows(entry, np.dtype(entry.row.dtype))
             samples = np.argsort(order, kind="stable")
-            samples = samples[(order[samples] >= 0) & (order[samples] < values.num_rows)]  # `check_order` tells others
+            samples = samples[
+                (order[samples] >= 0) & (order[samples] < values.num_rows)
+            ]  # `check_order` reports the others
             rows = order[samples]
         if values.crc32 is not None:
             crc32s = self.read_rows(values.crc32, np.dtype(values.crc32.row.dtype))
@@ -249,7 +248,7 @@ class _Verifier:
         return problem
 
     def check_order(self, split: SplitEntry, number: int) -> Problem | None:
-        """Compares an order with its entry, and its numbers with those of stored rows of all that have this order."""
+        """Compares an order with its entry, and its numbers with the stored rows of pixels and arrays in this order."""
         entry = split.orders[number]
         problem = self.check_file(entry)
         if problem is not None or self.quick:
@@ -312,7 +311,7 @@ class _Verifier:
         if not is_damaged.any():
             return None
         where = values.crc32.file if values.crc32 is not None else "the index"
-        found = f"{path}: crc32: expected those of {where}, found {int(is_damaged.sum())} others"
+        found = f"{path}: crc32: expected the checksums of {where}, found {int(is_damaged.sum())} others"
         problem = Problem(shard.file, found) if failure is None else _problem(path, failure)
         return _described(problem, values, sums, None, is_damaged)
 
@@ -343,8 +342,7 @@ def _problem(path: Path, error: FormatError | OSError) -> Problem:
 def _described(
     problem: Problem, values: Values, sums: Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
 ) -> Problem:
-    """Returns the problem with the samples that are damaged: `is_damaged` tells them for each of the sums. `shard` is
-    given if these are all of its rows."""
+    """Returns the problem with the damaged samples. `shard` is given if the sums cover all of its rows."""
     samples = np.sort(sums.samples[is_damaged & (sums.samples >= 0)])
     unused = sums.rows[is_damaged & (sums.samples < 0)]
     text = ""
@@ -358,7 +356,7 @@ def _described(
             what = f"value agrees with its crc32 in {values.crc32.file}"
         text = f"; every {what}"
         if shard is not None and (rest := shard.num_samples - len(sums.known_rows())):
-            text += f", and {rest} stored rows in it are those of no sample and have no crc32"
+            text += f", and {rest} stored rows in it are unused and have no crc32"
     return replace(problem, detail=problem.detail + text, samples=tuple(samples.tolist()))
 
 

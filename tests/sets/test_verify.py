@@ -400,7 +400,9 @@ def test_what_a_subset_reads_of_damage_is_named_by_sample_and_what_it_does_not_i
             if position in chosen:
                 problem = only(problems, "train-00001.npy")
                 assert problem.samples == (10 + position,)
-                expected = f"crc32: expected those of the index, found 1 others; damaged samples: {10 + position} ("
+                expected = (
+                    f"crc32: expected the checksums of the index, found 1 others; damaged samples: {10 + position} ("
+                )
                 assert problem.detail.startswith(f"{out / 'train-00001.npy'}: {expected}train/{10 + position}.png)")
             else:
                 assert problems == ()

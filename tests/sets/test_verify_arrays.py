@@ -124,8 +124,7 @@ def test_pixels_that_no_sample_uses_have_no_crc32_and_that_is_said(out: Path) ->
     problem = only(verify(out), file)
     assert problem.samples == ()
     assert problem.detail.endswith(
-        "; every sample agrees with its crc32 in the index, and 9 stored rows in it are those of no sample and have no "
-        "crc32"
+        "; every sample agrees with its crc32 in the index, and 9 stored rows in it are unused and have no crc32"
     )
     # A subset reads samples, and none uses that row.
     assert verify(out, subset=1).ok
