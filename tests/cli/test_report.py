@@ -118,8 +118,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return src, folder / "out"
 
 
-def test_the_page_tells_what_the_set_is_and_needs_nothing_else(converted: tuple[Path, Path], tmp_path: Path) -> None:
-    _, out = converted
+def test_the_page_says_what_the_set_is_and_needs_nothing_else(converted: tuple[Path, Path], tmp_path: Path) -> None:
+    src, out = converted
     page, text = report_of(out, tmp_path / "page.html")
     assert_needs_nothing_else(page)
     manifest = load_manifest(out)
@@ -133,34 +133,31 @@ def test_the_page_tells_what_the_set_is_and_needs_nothing_else(converted: tuple[
     mean = ", ".join(f"{number:.4f}" for number in manifest.provenance["pixels"]["mean"])
     assert f"Normalize(mean=({mean}), std=(" in page.texts["code"]
     assert f"Normalize(mean=({mean}), std=(" in text
-
-
-def test_repeats_are_told_with_their_labels_and_splits(converted: tuple[Path, Path], tmp_path: Path) -> None:
-    page, _ = report_of(converted[1], tmp_path / "page.html")
     groups = re.findall(r'<li>\n<div>(.*?)</div>\n<div class="members">(.*?)</div>', page.text, re.DOTALL)
-    told = [(re.findall(r">([^<]+)</span>", marks), sorted(re.findall(r"<bdi>([^<]*/[^<]*)</bdi>", members)))
-            for marks, members in groups]  # fmt: skip
-    assert told == [
+    repeats = [
+        (re.findall(r">([^<]+)</span>", marks), sorted(re.findall(r"<bdi>([^<]*/[^<]*)</bdi>", members)))
+        for marks, members in groups
+    ]
+    assert repeats == [
         (["equal", "different labels"], ["train/ant/0.jpg", "train/bee/again.jpg"]),
         (["alike", "different labels"], ["train/bee/2.jpg", "train/cat/alike.jpg"]),
         (["equal", "different splits"], ["train/cat/1.jpg", "val/cat/again.jpg"]),
     ]
+    again, _ = report_of(out, tmp_path / "again.html", "--source", src)
+    refused = [some.text.partition('<ul class="refused">')[2].partition("</ul>")[0] for some in (page, again)]
+    assert [(text.count("<li>"), text.count("<img")) for text in refused] == [(2, 0), (2, 1)]
+    assert all("train/ant/torn.jpg" in text and "<b><bdi>empty</bdi></b>" in text for text in refused)
+    assert page.text == report_of(out, tmp_path / "again.html")[0].text
 
 
-def test_what_was_refused_is_shown_as_far_as_it_can_be(converted: tuple[Path, Path], tmp_path: Path) -> None:
-    src, out = converted
-    for words, count in (((), 0), (("--source", src), 1)):
-        page, _ = report_of(out, tmp_path / "page.html", *words)
-        refused = page.text.partition('<ul class="refused">')[2].partition("</ul>")[0]
-        assert refused.count("<li>") == 2
-        assert refused.count("<img") == count
-        assert "train/ant/torn.jpg" in refused
-        assert "<b><bdi>empty</bdi></b>" in refused
-
-
-def test_two_pages_of_a_set_have_the_same_bytes(converted: tuple[Path, Path], tmp_path: Path) -> None:
-    first, second = (report_of(converted[1], tmp_path / name)[0].text for name in ("a.html", "b.html"))
-    assert first == second
+def test_long_lists_are_cut_and_counted(
+    converted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_MAX_GROUPS", "_MAX_OF_GROUP", "_MAX_FACTS", "MAX_REFUSED"):
+        monkeypatch.setattr(f"shardio.viewing.report.{name}", 1)
+    page, _ = report_of(converted[1], tmp_path / "page.html")
+    for text in ("The first 1 groups:", "and 1 more", "more entries.", "The first 1 of 2:"):
+        assert text in page.words
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
