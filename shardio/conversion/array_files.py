@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,12 @@ from shardio.system.opening import OpenFile, naming, open_untrusted
 # Values, or the pixels that they are made of, held in memory at a time, but at least some for each thread.
 _BLOCK_NBYTES = 8 << 20
 _PER_THREAD = 2
-# Samples that a thread takes at a time, at most: see `task`.
+# Items that a thread takes at a time, at most. Handing each over by itself would cost the GIL and a switch of threads;
+# with many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
 _PER_HANDOVER = 4
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def make_arrays(
@@ -74,39 +78,58 @@ def _make_array(
     return ArrayPart(entry, np.array(crc32s, np.uint32))
 
 
-_Sample = tuple[np.void, NDArray[np.uint8]]
-"""A row of the index, and the pixels if the values are made of them."""
-
-
 def _make_values(
     task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
 ) -> Generator[NDArray[Any], None, None]:
-    """Yields the values for these samples in blocks. While one is used, the threads make the next."""
+    """Yields the values for these samples in blocks."""
     sources = {source.key: source for source in task.sources}
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(task.options.sample_shape)))
 
-    def make(samples: Sequence[_Sample]) -> list[NDArray[Any]]:
-        return [_value(task, spec, sources[row["key"]], row, pixels) for row, pixels in samples]
-
-    with contextlib.ExitStack() as stack:
-        run: Callable[..., Iterator[list[NDArray[Any]]]] = map
-        if threads > 1:
-            pool = ThreadPoolExecutor(threads, "shardio-arrays")
-            stack.callback(pool.shutdown, cancel_futures=True)
-            run = pool.map
-        shard = stack.enter_context(_opened(task)) if spec.source == "pixels" else None
-        under_way: deque[Iterator[list[NDArray[Any]]]] = deque()
+    def blocks() -> Iterator[Sequence[tuple[np.void, NDArray[np.uint8]]]]:
         for start in range(0, len(rows), most):
             on_block()
             some = rows[start : start + most]
-            samples = list(zip(some, _read_pixels(task, shard, start, some), strict=True))
-            step = max(1, min(_PER_HANDOVER, len(samples) // threads))
-            handovers = [samples[i : i + step] for i in range(0, len(samples), step)]
-            under_way.append(run(make, handovers))
-            if len(under_way) > 1:
-                yield np.stack(list(chain.from_iterable(under_way.popleft())))
-        for block in under_way:
-            yield np.stack(list(chain.from_iterable(block)))
+            yield list(zip(some, _read_pixels(task, shard, start, some), strict=True))
+
+    def make(sample: tuple[np.void, NDArray[np.uint8]]) -> NDArray[Any]:
+        row, pixels = sample
+        return _value(task, spec, sources[row["key"]], row, pixels)
+
+    with contextlib.ExitStack() as stack:
+        shard = stack.enter_context(_opened(task)) if spec.source == "pixels" else None
+        values = stack.enter_context(contextlib.closing(map_ahead(make, blocks(), threads, most)))
+        for block in values:
+            yield np.stack(list(block))
+
+
+def map_ahead(
+    function: Callable[[T], R], blocks: Iterable[Sequence[T]], threads: int, ahead: int
+) -> Generator[Iterator[R], None, None]:
+    """Yields, for each block, the results of `function` for its items, in order. Close it when done with it.
+
+    Threads work on `ahead` items or more beyond the block that the caller has. With one thread, the caller computes
+    each result when it asks for it.
+    """
+
+    def work(items: Sequence[T]) -> list[R]:
+        return [function(item) for item in items]
+
+    with contextlib.ExitStack() as stack:
+        run: Callable[[Callable[[Sequence[T]], list[R]], Sequence[Sequence[T]]], Iterator[list[R]]] = map
+        most = 1
+        if threads > 1:
+            pool = ThreadPoolExecutor(threads, "shardio-images")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            run, most = pool.map, _PER_HANDOVER
+        under_way: deque[tuple[int, Iterator[R]]] = deque()
+        for block in blocks:
+            step = max(1, min(most, len(block) // threads))
+            handovers = [block[i : i + step] for i in range(0, len(block), step)]
+            under_way.append((len(block), chain.from_iterable(run(work, handovers))))
+            if threads == 1 or sum(count for count, _ in islice(under_way, 1, None)) >= ahead:
+                yield under_way.popleft()[1]
+        for _, results in under_way:
+            yield results
 
 
 def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixels: NDArray[np.uint8]) -> NDArray[Any]:

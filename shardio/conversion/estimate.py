@@ -1,4 +1,4 @@
-"""Tells what a conversion would do, before anything is written: counts, bytes, shards, room, and the time."""
+"""What a conversion would do, before anything is written: counts, bytes, shards, room, and time."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import check_values, make_value
+from shardio.conversion.array_files import make_value
 from shardio.conversion.engines.engine import THREADS_PER_PROCESS
-from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.options import (
@@ -33,10 +31,11 @@ from shardio.conversion.options import (
     make_options,
 )
 from shardio.conversion.plan import ShardTask, make_plan
-from shardio.conversion.sources.collection import Collection, Origin, Source
+from shardio.conversion.sources.collection import Collection, Given, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
-from shardio.conversion.task import one_torch_thread
-from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
+from shardio.conversion.sources.masks import MaskedOrigin
+from shardio.conversion.task import one_torch_thread, prepare
+from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, Reject
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.names import check_local
 
@@ -60,7 +59,7 @@ class SplitEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The outcome that a conversion would have. Sizes are those of a set without refused sources."""
+    """The outcome of a conversion. Sizes assume that no source is refused."""
 
     source: str
     """The kind of storage that SRC is."""
@@ -69,13 +68,13 @@ class Estimate:
     splits: Mapping[str, SplitEstimate]
     ignored: Mapping[str, int]
     source_nbytes: int | None
-    """Size of the encoded images, about that for parquet; None if their origin cannot tell without reading them."""
+    """Size of the encoded images, approximate for parquet; None if it is unknown without reading them."""
     num_shards: int
     nbytes: int
     """Size of all shards, arrays and indexes."""
     spool_nbytes: int
-    """About the size of the images' copies that a conversion of parquet keeps beside the shards until the set is
-    published; 0 for any other kind."""
+    """Approximate size of the copies of images that a conversion of parquet keeps until the set is published; 0 for
+    any other kind."""
     free_nbytes: int | None
     """Room on the filesystem of OUT, if there is an OUT."""
     num_measured: int
@@ -83,13 +82,12 @@ class Estimate:
     refused: Mapping[str, int]
     """Measured sources that would be refused, per reason."""
     max_bad: int | float
-    """How many the conversion would accept, as a count or a share."""
+    """The refused sources that the conversion would accept, as a count or a share."""
     workers: int
     images_per_second: float
-    """The rate of so many workers. Writing goes on beside that, and is not measured; nor is copying out of parquet and
-    reading the copies."""
+    """The rate of all workers, without writing, which happens at the same time, and without the copies of parquet."""
     seconds: float
-    """The time that the conversion would take at this rate."""
+    """The duration of the conversion at this rate."""
 
     @property
     def most_bad(self) -> int:
@@ -181,33 +179,28 @@ def _free_nbytes(out: Path) -> int:
 def _measure(
     task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
 ) -> tuple[float, int, Mapping[str, int]]:
-    """Returns (images per second of so many workers, sources tried, how many of them were refused, per reason).
+    """Returns (images per second of all workers, sources tried, refused sources per reason).
 
-    `task` stands for all: its sources do not count.
+    `task` stands for all tasks: its sources do not count.
     """
-    origin, options = task.origin, task.options
     order = spread(len(sources))
-    read: Callable[[Source], bytes | DecodeError] = partial(_read, origin)
-    if origin.copies_nbytes():
-        found = _read_ahead(origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
-        order, read = order[: len(found)], found.__getitem__
+    if task.origin.copies_nbytes():
+        found = _read_ahead(task.origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
+        ahead: Origin = _ReadAhead(found)
+        if isinstance(task.origin, MaskedOrigin):
+            ahead = replace(task.origin, pictures=ahead)
+        order, task = order[: len(found)], replace(task, origin=ahead)
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
+        pixels = np.empty(task.options.sample_shape, np.uint8)
+        result = prepare(task, (source, pixels)).result
+        if isinstance(result, Reject):
+            return result.reason
         with KeptWarnings():
-            data = read(source)
-            if isinstance(data, DecodeError):
-                return data.reason
-            try:
-                decoded = decode_image(data, least_size=options.least_size)
-                pixels = options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
-                if task.arrays:
-                    check_values(task, source, data, decoded)
-                    for spec in task.arrays:
-                        make_value(task, spec, source, pixels, decoded.source_size)
-            except DecodeError as error:
-                return error.reason
-            return ""
+            for spec in task.arrays:
+                make_value(task, spec, source, pixels, result.source_size)
+        return ""
 
     def work(first: int) -> Counter[str]:
         outcomes: Counter[str] = Counter()
@@ -227,28 +220,36 @@ def _measure(
     return outcomes.total() / elapsed * workers / threads, outcomes.total(), refused
 
 
-def _read_ahead(origin: Origin, sources: Iterable[Source], seconds: float) -> Mapping[Source, bytes | DecodeError]:
-    """Reads as many as can be read for so long, and at least one, so that the time of reading them is not measured.
+@dataclass(frozen=True)
+class _ReadAhead(Origin):
+    """Images in memory: a conversion reads its copies one by one, so the time to read them here does not count."""
 
-    A conversion reads copies of the images, one by one.
-    """
+    images: Mapping[Source, bytes | Given | DecodeError]
+
+    def read(self, source: Source) -> bytes | Given:
+        found = self.images[source]
+        if isinstance(found, DecodeError):
+            raise found
+        return found
+
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        return [""] * len(sources)
+
+
+def _read_ahead(
+    origin: Origin, sources: Iterable[Source], seconds: float
+) -> Mapping[Source, bytes | Given | DecodeError]:
+    """Reads images for that time, and at least one."""
     deadline = time.monotonic() + seconds
-    found: dict[Source, bytes | DecodeError] = {}
+    found: dict[Source, bytes | Given | DecodeError] = {}
     for source in sources:
-        found[source] = _read(origin, source)
+        try:
+            found[source] = origin.read(source)
+        except DecodeError as error:
+            found[source] = error
         if time.monotonic() > deadline:
             break
     return found
-
-
-def _read(origin: Origin, source: Source) -> bytes | DecodeError:
-    """Returns the image, or the error for which it would be refused."""
-    try:
-        data = origin.read(source)
-    except DecodeError as error:
-        return error
-    assert isinstance(data, bytes)  # a path is no dataset
-    return data
 
 
 def spread(count: int) -> NDArray[np.int64]:

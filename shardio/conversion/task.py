@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import check_values, make_arrays
+from shardio.conversion.array_files import check_values, make_arrays, map_ahead
 from shardio.conversion.duplicates import UNREAD, hash_source
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
@@ -38,11 +37,8 @@ from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
 from shardio.format.layout import crc32
 
-# Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
-# many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
-_PER_HANDOVER = 4
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
-_AHEAD_PER_THREAD = 2 * _PER_HANDOVER
+_AHEAD_PER_THREAD = 8
 
 
 class Report(Protocol):
@@ -68,22 +64,27 @@ class Control:
             raise Stopped
 
 
-class _Sample(NamedTuple):
+class PreparedSample(NamedTuple):
+    """What is known of a sample when its pixels are in a row."""
+
     label: int
     source_size: tuple[int, int]
     crc32: int
     warning: str
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
+    """A source became a sample, or was refused."""
+
     source: Source
-    result: _Sample | Reject
+    result: PreparedSample | Reject
     hash: bytes
     """The hash of the source's bytes; b"" if the task does not ask for it."""
 
 
-def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> _Outcome:
-    """Reads, decodes and resizes one source into `row`, which holds anything if it is refused."""
+def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
+    """Reads, decodes and resizes a source into a row of pixels, which holds anything if the source is refused."""
+    source, row = item
     options, hashed = task.options, UNREAD if task.hash_sources else b""
     with KeptWarnings() as warned:
         try:
@@ -99,44 +100,29 @@ def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> _Outcom
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:
-            return _Outcome(source, Reject(task.split, source.key, error.reason, error.detail), hashed)
+            return Outcome(source, Reject(task.split, source.key, error.reason, error.detail), hashed)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return _Outcome(source, _Sample(label, decoded.source_size, crc32(row), warning), hashed)
+    return Outcome(source, PreparedSample(label, decoded.source_size, crc32(row), warning), hashed)
 
 
-_Block = tuple[NDArray[np.uint8], Iterator[_Outcome]]
+def _prepare_blocks(
+    task: ShardTask, shard: ShardFileWriter, threads: int
+) -> Generator[tuple[NDArray[np.uint8], Iterator[Outcome]], None, None]:
+    """Yields the shard's blocks, each with the outcomes of its sources: row i belongs to the i-th of them."""
+    taken: deque[NDArray[np.uint8]] = deque()
 
-
-def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int) -> Generator[_Block, None, None]:
-    """Yields the shard's blocks, each with the outcomes of its sources: row i belongs to the i-th of them.
-
-    While the caller waits for the outcomes of one block, the threads work on the next. With one thread, the caller
-    prepares each source when it asks for its outcome.
-    """
-
-    def prepare(sources: Sequence[Source], rows: NDArray[np.uint8]) -> list[_Outcome]:
-        return [_prepare(task, source, row) for source, row in zip(sources, rows, strict=True)]
-
-    with contextlib.ExitStack() as stack:
-        run: Callable[..., Iterator[list[_Outcome]]] = map
-        step, ahead = 1, 0
-        if threads > 1:
-            pool = ThreadPoolExecutor(threads, "shardio-decode")
-            stack.callback(pool.shutdown, cancel_futures=True)
-            run, step, ahead = pool.map, _PER_HANDOVER, _AHEAD_PER_THREAD * threads
-        under_way: deque[_Block] = deque()
+    def blocks() -> Iterator[list[tuple[Source, NDArray[np.uint8]]]]:
         first = 0
         while first < len(task.sources):
             block = shard.take_block()
-            sources = task.sources[first : first + len(block)]
-            starts = range(0, len(sources), step)
-            rows = block[: len(sources)]
-            outcomes = run(prepare, [sources[i : i + step] for i in starts], [rows[i : i + step] for i in starts])
-            under_way.append((block, chain.from_iterable(outcomes)))
-            first += len(sources)
-            if (len(under_way) - 1) * len(block) >= ahead:
-                yield under_way.popleft()
-        yield from under_way
+            taken.append(block)
+            yield list(zip(task.sources[first : first + len(block)], block, strict=False))
+            first += len(block)
+
+    prepared = map_ahead(partial(prepare, task), blocks(), threads, _AHEAD_PER_THREAD * threads)
+    with contextlib.closing(prepared) as results:
+        for outcomes in results:
+            yield taken.popleft(), outcomes
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
