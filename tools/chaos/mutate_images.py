@@ -35,7 +35,7 @@ import numpy as np
 from attack import Lane, Say, Tell, listen, make_parser, verdict
 from PIL import Image
 
-from shardio.conversion.images.decode import DecodeOptions, decode_image, read_size
+from shardio.conversion.images.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.system.machine import usable_cores
 
@@ -243,9 +243,6 @@ def judge(data: bytes, reduce: bool) -> tuple[str, str]:
         return "exception", f"pixels of {pixels.dtype} {pixels.shape} for a source of {height, width} over {factor}"
     if (height, width) not in (claimed := claimed_sizes(data)):
         return "exception", f"a picture of {height, width}, but the header claims {claimed}"
-    upright = DecodeOptions(exif_rotate=True)
-    if read_size(data) != (height, width) or sorted(read_size(data, upright)) != sorted((height, width)):
-        return "exception", f"a picture of {height, width}, but read_size says {read_size(data)}"
     return "decoded", ""
 
 

@@ -166,13 +166,6 @@ def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
     )
 
 
-def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int]:
-    """Returns the (height, width) of the picture that `decode_image` would return, from the header alone."""
-    header = read_jpeg_header(data) if is_jpeg(data) else read_png_header(data) if is_png(data) else None
-    width, height = read_webp_size(data) if header is None else (header.width, header.height)
-    return (width, height) if read_turn(data, options) in _SIDES_SWAPPED else (height, width)
-
-
 def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
     """Returns what a damaged image still shows, at most `side` pixels per side; None if it shows nothing.
 
