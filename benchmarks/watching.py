@@ -53,7 +53,7 @@ def main() -> None:
                 writer.append(pixels, number % 10)
         ratios: dict[str, list[tuple[float, float]]] = {"report_every=0.1": [], "stats() for each batch": []}
         ways: dict[str, dict[str, Any]] = {
-            "report_every=0.1": {"report_every": 0.1, "report_to": lambda report: report.line, "with_stats": False},
+            "report_every=0.1": {"report_every": 0.1, "with_stats": False},
             "stats() for each batch": {"with_stats": True},
         }
         for number in range(options.rounds):

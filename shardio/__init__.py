@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from shardio.errors import SpaceError as SpaceError
     from shardio.loading.dataset import ShardDataset as ShardDataset
     from shardio.loading.loader import ShardLoader as ShardLoader
-    from shardio.reading.shardset import Sample as Sample
+    from shardio.order.orders import BlockShuffle as BlockShuffle
+    from shardio.reading.sample import Sample as Sample
     from shardio.reading.shardset import ShardSet as ShardSet
     from shardio.reading.shardset import open_shards as open_shards
     from shardio.sets.publish import publish as publish
@@ -59,12 +60,14 @@ _HOMES = {
     ),
     "shardio.loading.loader": ("ShardLoader",),
     "shardio.changes.change": ("change",),
+    "shardio.order.orders": ("BlockShuffle",),
     "shardio.changes.carry": ("ChangeReport",),
     "shardio.changes.merge": ("merge",),
     "shardio.sets.publish": ("publish",),
     "shardio.sets.selection": ("Selection",),
     "shardio.conversion.writing.set_writer": ("ShardWriter",),
-    "shardio.reading.shardset": ("Sample", "ShardSet", "open_shards"),
+    "shardio.reading.sample": ("Sample",),
+    "shardio.reading.shardset": ("ShardSet", "open_shards"),
     "shardio.cache.stage": ("StageReport", "stage"),
     "shardio.sets.verify": ("verify",),
 }

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
-from shardio.order.orders import Order, make_order
+from shardio.order.orders import BlockShuffle, Order, make_order
 from shardio.order.sampler import Sampler, Tail
 
 TAILS: tuple[Tail, ...] = get_args(Tail)
@@ -38,7 +38,7 @@ JOB_SIZES = (8, 3, 24)
 ORDERS: dict[str, Callable[[int, int], Order]] = {
     "stored": lambda n, seed: make_order(n, shuffle=False),
     "global": lambda n, seed: make_order(n, seed=seed),
-    "block": lambda n, seed: make_order(n, seed=seed, shuffle="block", block_size=3, window_blocks=2),
+    "block": lambda n, seed: make_order(n, seed=seed, shuffle=BlockShuffle(3, 2)),
     "large block": lambda n, seed: make_order(n, seed=seed, shuffle="block"),
     "subset": lambda n, seed: make_order(2 * n, seed=seed, indices=np.arange(n) * 2),
     "weighted": lambda n, seed: make_order(9, seed=seed, weights=np.arange(9), num_draws=n),
@@ -131,7 +131,7 @@ def run_resized_job(out: Path, seed: int) -> int:
     modes: list[dict[str, Any]] = [
         {},
         {"shuffle": False},
-        {"shuffle": "block", "block_size": int(rng.integers(1, 20)), "window_blocks": int(rng.integers(1, 9))},
+        {"shuffle": BlockShuffle(int(rng.integers(1, 20)), int(rng.integers(1, 9)))},
         {"indices": rng.permutation(n)[: int(rng.integers(50, n))]},
         {"weights": rng.random(n)},
     ]

@@ -31,11 +31,10 @@ from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.kernels.rowcopy import Windows
-from shardio.reading.choose import Io, make_reader
-from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import CountingReader, ReadCounts, Reader
+from shardio.reading.choose import Io, LocalSplit, SplitSource, make_reader
+from shardio.reading.layout import as_rows
+from shardio.reading.reader import ReadCounts, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.reading.source import LocalSplit, SplitSource
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.direct import direct_alignment
 from shardio.system.threads import DaemonThread, Flag, close_at_exit
@@ -131,10 +130,11 @@ class _Staging:
             self.lease.close()
 
 
-class StagedReader(CountingReader):
+class StagedReader(Reader):
     """Reads a StagedSet. The first epoch that finds the copy complete switches to the reader that `settle` returns."""
 
     num_threads = _STORAGE_THREADS
+    whole_lines = 1
 
     def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
         super().__init__()
@@ -142,27 +142,26 @@ class StagedReader(CountingReader):
         self._shards = shards
         self._settle = settle
         self._settled: Reader | None = None
-        self.column_of = shards.column_of
-        self.array_crc32s = shards.array_crc32s
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         if self._settled is not None:
-            self._settled.read(indices, out, windows)
+            self._settled.copy(name, indices, out)
         else:
-            self._shards.gather(indices, out, windows)
+            self._shards.mapped(name).copy(indices, as_rows(out))
             self._count(out.nbytes)
 
-    def read_array(
-        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
-    ) -> None:
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
         if self._settled is not None:
-            self._settled.read_array(name, indices, out, windows)
+            self._settled.copy_windows(indices, windows, out)
         else:
-            self._shards.gather_array(name, indices, out, windows)
+            self._shards.mapped().copy_windows(indices, out, windows, self._shards.sample_shape)
             self._count(out.nbytes)
 
-    def whole_lines(self, name: str = "") -> int:
-        return 1
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        return self._shards.copy_column(name, indices)
+
+    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        return self._shards.copy_crc32s(name, indices)
 
     def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
@@ -170,11 +169,9 @@ class StagedReader(CountingReader):
             self.name = settled.name
         return self._settled is not None and self._settled.begin_epoch()
 
-    def will_read(
-        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
-    ) -> None:
+    def will_read(self, request: Request) -> None:
         if self._settled is not None:
-            self._settled.will_read(indices, windows, of_arrays)
+            self._settled.will_read(request)
 
     def counts(self) -> ReadCounts:
         counts = super().counts()
@@ -185,11 +182,13 @@ class StagedReader(CountingReader):
             self._settled.close()
 
 
-class StorageReader(CountingReader):
+class StorageReader(Reader):
     """Reads damaged samples again from the storage, and reports if they are sound there. Thread safe.
 
     There is nothing to close: the storage belongs to the CachedSplit.
     """
+
+    name = "storage"
 
     def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
         super().__init__()
@@ -197,21 +196,12 @@ class StorageReader(CountingReader):
         self._storage = storage
         self._on_damaged_copy = on_damaged_copy
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        indices = self._shards.check_request(indices, out)
-        self._fetch(self._shards.mapped(), indices, out, self._shards.column_of("crc32", indices))
-
-    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        indices = self._shards.check_array_request(name, indices, out)
-        self._fetch(self._shards.mapped(name), indices, out, self._shards.array_crc32s(name, indices))
-
-    def _fetch(
-        self, table: MappedTable, indices: NDArray[np.int64], out: NDArray[Any], expected: NDArray[np.uint32]
-    ) -> None:
-        rows = out.reshape(len(indices), -1).view(np.uint8)
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        shards, rows = self._shards, as_rows(out)
         for index, row in zip(indices.tolist(), rows, strict=True):
-            fetch(table, self._storage, index, row)
+            fetch(shards.mapped(name), self._storage, index, row)
         self._count(out.nbytes)
+        expected = shards.copy_crc32s(name, indices) if name else shards.copy_column("crc32", indices)
         if expected.tolist() == list(map(crc32, rows)):
             self._on_damaged_copy()
 
@@ -219,7 +209,7 @@ class StorageReader(CountingReader):
 class CachedSplit:
     """The split `split` of the set `place`, a folder or URL, read through the cache in the folder `cache`.
 
-    A `shardio.reading.source.SplitSource`. It holds a lease and knows the manifest from the start. `open` begins to
+    A `shardio.reading.choose.SplitSource`. It holds a lease and knows the manifest from the start. `open` begins to
     stage, if need be, and opens the split. `close` ends the staging and the lease; it also runs when this dies.
 
     `digest` and errors are those of `take_lease`. Raises SetNotFoundError if there is no such split.

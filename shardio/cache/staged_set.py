@@ -22,9 +22,9 @@ from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.opening import check_sha256, open_checked
 from shardio.kernels.rowcopy import Windows
+from shardio.reading.layout import Table
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.reading.table import Table
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
 from shardio.system.opening import OpenFile, open_nameless

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option, set_argument
+from shardio.cli.options import folder, json_option, parsed, set_argument
 from shardio.cli.output import Column, say, show, table
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
 if TYPE_CHECKING:
     from shardio.loading.loader import ShardLoader
+    from shardio.order.orders import Shuffle
 
 
 # How deep in a checkpoint a loader's state is looked for.
 _MOST_DEPTH = 10
 
 
-def _parse_shuffle(text: str) -> bool | str:
-    return {"true": True, "false": False}.get(text, text)
+def _parse_shuffle(text: str) -> Shuffle:
+    from shardio.order.orders import BlockShuffle
+
+    if text in ("true", "false"):
+        return text == "true"
+    if text == "block":
+        return BlockShuffle()
+    if found := re.fullmatch("block:([1-9][0-9]*),([1-9][0-9]*)", text):
+        return BlockShuffle(*map(int, found.groups()))
+    raise ValueError("true, false, block, or block:SIZE,WINDOW such as block:32,256")
 
 
 @click.command(short_help="Show the batch of a training step.")
@@ -37,9 +47,7 @@ def _parse_shuffle(text: str) -> bool | str:
 @click.option("--rank", type=click.IntRange(0), default=0)
 @click.option("--world-size", type=click.IntRange(1), default=1)
 @click.option("--seed", type=click.IntRange(0), default=0)
-@click.option("--shuffle", type=click.Choice(["true", "false", "block"]), default="true")
-@click.option("--block-size", type=click.IntRange(1), help="That of the loader, with --shuffle block.")
-@click.option("--window-blocks", type=click.IntRange(1), help="That of the loader, with --shuffle block.")
+@click.option("--shuffle", metavar="true|false|block[:SIZE,WINDOW]", callback=parsed(_parse_shuffle), default="true")
 @click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="That of the loader.")
 @click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the batch there, as an NPZ.")
@@ -74,13 +82,15 @@ def replay(
         --transform deit3 -o batch.png
     """
     from shardio.loading.loader import ShardLoader
+    from shardio.order.orders import BlockShuffle
 
     if [step, consumed, state].count(None) < 2:
         raise click.UsageError("--step, --consumed and --state say the same thing: give one of them")
     there = None if state is None else _read_state(state)
-    options["shuffle"] = _parse_shuffle(options["shuffle"])
     if there is not None:
-        options |= {name: there[name] for name in ("seed", "shuffle", "block_size", "window_blocks") if name in there}
+        options |= {name: there[name] for name in ("seed", "shuffle") if name in there}
+        if options["shuffle"] == "block":
+            options["shuffle"] = BlockShuffle(there.get("block_size", 0), there.get("window_blocks", 0))
         split = there.get("split", split)
     try:
         opened = ShardLoader(out, split=split, device="cpu", prefetch=0, num_threads=1, return_indices=True, **options)

@@ -13,7 +13,7 @@ from shardio.cli.options import json_option
 from shardio.cli.output import Column, show, table
 
 if TYPE_CHECKING:
-    from shardio.loading.report import Report
+    from shardio.loading.report import LoaderReport
     from shardio.loading.status import Seen
 
 # A loader reports twice as often.
@@ -45,17 +45,17 @@ def top(as_json: bool) -> None:
     show({"loaders": [_describe(*one) for one in found]} if as_json else _lines(found))
 
 
-def _report(before: Seen | None, seen: Seen) -> Report:
+def _report(before: Seen | None, seen: Seen) -> LoaderReport:
     """Returns what the loader did since `before`, or since it was made if it is new or has reported nothing since."""
     from shardio.loading.meter import Counts, Snapshot
-    from shardio.loading.report import Report
+    from shardio.loading.report import LoaderReport
 
     told = seen.told
     earlier = Snapshot(Counts()) if before is None or before.told.snapshot == told.snapshot else before.told.snapshot
-    return Report.between(earlier, told.snapshot, told.source)
+    return LoaderReport.between(earlier, told.snapshot, told.source)
 
 
-def _lines(found: Sequence[tuple[Seen, Report]]) -> Iterator[str]:
+def _lines(found: Sequence[tuple[Seen, LoaderReport]]) -> Iterator[str]:
     if not found:
         yield "no ShardLoader runs on this node in a process of yours"
         return
@@ -80,11 +80,11 @@ def _silent_seconds(seen: Seen) -> float:
     return seconds if seconds > _SILENT_SECONDS else 0.0
 
 
-def _rate(seen: Seen, report: Report) -> str:
+def _rate(seen: Seen, report: LoaderReport) -> str:
     return "0" if _silent_seconds(seen) else f"{report.images_per_second:,.0f}"
 
 
-def _limit(seen: Seen, report: Report) -> str:
+def _limit(seen: Seen, report: LoaderReport) -> str:
     if waiting := seen.told.waiting_seconds:
         return f"no batch for {waiting:,.0f} s"
     if silent := _silent_seconds(seen):
@@ -92,7 +92,7 @@ def _limit(seen: Seen, report: Report) -> str:
     return report.stage
 
 
-def _describe(seen: Seen, report: Report) -> dict[str, Any]:
+def _describe(seen: Seen, report: LoaderReport) -> dict[str, Any]:
     told = seen.told
     return {
         "pid": seen.pid,

@@ -10,7 +10,7 @@ import torch
 
 from shardio.augment.cut import margin_of
 from shardio.format.layout import RowType, SampleShape
-from shardio.loading.prefetch import Tensors, torch_dtype
+from shardio.loading.prefetch import Copier, Tensors, torch_dtype
 from shardio.loading.ring import Slot
 from shardio.system.direct import ALIGNMENT
 
@@ -167,3 +167,10 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu", pin_memory=True)
     start = -raw.data_ptr() % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).view(shape)
+
+
+def make_copier(device: torch.device) -> Copier | None:
+    """Returns what copies batches to the device; None for the CPU."""
+    if device.type == "cpu":
+        return None
+    return CudaCopier(device)

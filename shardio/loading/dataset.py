@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shardio.loading.parts import as_names, find_parts
+from shardio.loading.options import as_names, find_parts
 from shardio.reading.shardset import ShardSet, open_shards, position_of
 from shardio.system.eager import eager
 

@@ -2,6 +2,11 @@
 
 Every batch is split over all threads, so that the first is there soon; a queue in submission order keeps all threads on
 the earliest unfinished batch.
+
+A batch for which there is time is begun a moment after the consumer's step. A step begins with what one thread has to
+do before anything else can go on, such as launching kernels; and ranks that wait for each other at the end of a step
+begin the next one at the same moment. If all of their gather threads began then, too, the last rank would get its batch
+when most of the copying is done, and the others would wait for it. docs/architecture.md has figures.
 """
 
 from __future__ import annotations
@@ -14,20 +19,34 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from shardio.loading.request import Request
 from shardio.loading.ring import Slot
-from shardio.reading.reader import Reader
+from shardio.reading.reader import Reader, Request
 from shardio.system.opening import open_file
 from shardio.system.threads import DaemonThread, Flag, preempt_nobody
 
 # A consumer that waits longer for one batch says so.
 NOTICE_SECONDS = 0.5
 
+# The head start is this share of a step: little enough that a batch is gathered within the rest of it, if it could be
+# within all of it, and much more than a step needs to begin.
+_SHARE = 1 / 8
+# So long is enough for ten ranks on each core.
+_MOST_SECONDS = 0.02
+# Less is not worth a timer.
+_LEAST_SECONDS = 0.001
+
+
+def head_start_seconds(step_seconds: float) -> float:
+    """Returns how long after its submission a batch is begun, for a consumer whose last step took so long. Only for
+    batches that are not late: those before them must be ready."""
+    seconds = min(_SHARE * step_seconds, _MOST_SECONDS)
+    return seconds if seconds >= _LEAST_SECONDS else 0.0
+
 
 class Pending:
-    """A batch of `size` samples that is being gathered into a slot, in `parts` parts. Thread safe; one thread may wait.
+    """A batch that is being gathered into a slot, in `num_parts` parts. Thread safe; one thread may wait.
 
     The slot belongs to the pending batch until `wait` returns it, or `abandon` has it return to the ring.
 
@@ -37,12 +56,19 @@ class Pending:
     """
 
     def __init__(
-        self, slot: Slot, size: int, parts: int, finish: Finish | None = None, head_start_seconds: float = 0.0
+        self,
+        reader: Reader,
+        request: Request,
+        slot: Slot,
+        num_parts: int,
+        finish: Finish | None = None,
+        head_start_seconds: float = 0.0,
     ) -> None:
         """Parts are begun after the head start, or when somebody waits for the batch."""
-        self.size = size
+        self._reader = reader
+        self._request = request
         self._slot = [slot]  # the thread that pops it owns it
-        self._unfinished = [None] * parts
+        self._unfinished = [None] * num_parts
         self._finish = [finish]  # the thread that pops it ends the batch
         self._seconds: list[float] = []
         self._cpu_seconds: list[float] = []
@@ -53,16 +79,18 @@ class Pending:
         self._begins = time.perf_counter() + head_start_seconds if head_start_seconds else 0.0
         self._begin_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def run_part(self, copy: Callable[[], None]) -> None:
-        """Does one part, in a gather thread. Never raises: `wait` raises its error."""
+    def run(self, part: slice, *, refused: bool) -> None:
+        """Reads one part, in a gather thread, unless it is refused. Never raises: `wait` raises its error."""
         if self._begins and (seconds := self._begins - time.perf_counter()) > 0:
             with contextlib.suppress(queue.Empty):
                 self._begin_signal.get(timeout=seconds)
             self._hurry()  # the other parts, too
         start, cpu_start = time.perf_counter(), time.thread_time()
         try:
+            if refused:
+                raise RuntimeError("the loader was closed while a batch was being gathered")
             if self._release is None:  # else the batch was abandoned
-                copy()
+                self._reader.read(self._request, self._slot[0], part)
         except BaseException as error:
             self._errors.append(error)
         self._seconds.append(time.perf_counter() - start)
@@ -83,7 +111,7 @@ class Pending:
             return
         try:
             if finish is not None and self._release is None and not self._errors:
-                finish(self._slot[0], self.size)
+                finish(self._slot[0], len(self._request))
         except BaseException as error:
             self._errors.append(error)
         self._finished = True
@@ -148,9 +176,9 @@ class Hints:
     def __init__(self) -> None:
         self._wanted = True
 
-    def run_part(self, tell: Callable[[], None]) -> None:
-        """Pass on one hint, in a gather thread. Never raises: the read of the batch will."""
-        if self._wanted:
+    def run(self, tell: Callable[[], None], *, refused: bool) -> None:
+        """Passes on one hint, in a gather thread. Never raises: the read of the batch will."""
+        if self._wanted and not refused:
             with contextlib.suppress(Exception):
                 tell()
 
@@ -162,7 +190,7 @@ class Hints:
 Finish = Callable[[Slot, int], None]
 """The last step of a batch (slot, size), in the gather thread that copied its last part."""
 
-_Job = tuple[Pending | Hints, Callable[[], None]]
+_Job = tuple[Pending | Hints, Any]
 # Anything else tells a thread to end: None, or a weak reference that has died.
 _Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
 
@@ -196,23 +224,23 @@ class GatherThreads:
         finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> Pending:
-        """Has the samples of the request read into the slot, in parts, after the head start that the consumer is given.
+        """Reads the samples of the request into the slot, in parts, after the head start that the consumer is given.
 
         `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
         """
         size = len(request)
         shares = max(1, min(self.num_threads, size))
         bounds = [size * share // shares for share in range(shares + 1)]
-        pending = Pending(slot, size, shares, finish, head_start_seconds)
+        pending = Pending(reader, request, slot, shares, finish, head_start_seconds)
         for start, stop in pairwise(bounds):
-            self._jobs.put((pending, partial(request.read, reader, slot, start, stop)))
+            self._jobs.put((pending, slice(start, stop)))
         if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more
             _refuse_queued(self._jobs)
         return pending
 
     def announce(self, reader: Reader, request: Request, hints: Hints) -> None:
         """Tells the reader, from one of the threads and in its turn, that this will be submitted soon."""
-        self._jobs.put((hints, partial(request.announce, reader)))
+        self._jobs.put((hints, partial(reader.will_read, request)))
 
     def no_core_seconds(self) -> float:
         """Returns how long all threads together were ready to run and had no core; 0.0 where Linux does not tell."""
@@ -237,15 +265,11 @@ def _no_core_seconds(thread: int | None) -> float:
         return 0.0
 
 
-def _refuse() -> None:
-    raise RuntimeError("the loader was closed while a batch was being gathered")
-
-
 def _refuse_queued(jobs: _Jobs) -> None:
     try:
         while True:
             if isinstance(job := jobs.get_nowait(), tuple):
-                job[0].run_part(_refuse)
+                job[0].run(job[1], refused=True)
     except queue.Empty:
         jobs.put(None)  # one may have been taken from a thread that has not seen it yet
 
@@ -255,8 +279,6 @@ def _serve(jobs: _Jobs, closed: Flag, owner: weakref.ref[GatherThreads]) -> None
     # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
     preempt_nobody()
     while isinstance(job := jobs.get(), tuple):
-        pending, copy = job
-        pending.run_part(_refuse if closed.is_set() else copy)
-        # Or this frame would keep the batch's memory alive while it waits for the next job.
-        del job, pending, copy
+        job[0].run(job[1], refused=closed.is_set())
+        del job  # or this frame would keep the batch's memory alive while it waits for the next one
     jobs.put(None)  # the next thread's

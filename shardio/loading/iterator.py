@@ -17,22 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.augment.cut import Cut
-from shardio.loading.gather import Hints, Pending
-from shardio.loading.headstart import head_start_seconds
+from shardio.loading.gather import Hints, Pending, head_start_seconds
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
-from shardio.loading.request import Request
-from shardio.loading.ring import Drawn, Slot
+from shardio.loading.ring import Slot
 from shardio.loading.state import Place, Position
 from shardio.order.sampler import Sampler
+from shardio.reading.reader import Request
 from shardio.system.eager import eager
 
 
-class Batch(NamedTuple):
-    """A batch that was drawn: the samples `indices`, and their numbers for random numbers, int64 (B,) each."""
+class _Due(NamedTuple):
+    """A batch that was drawn from the order: what is read of it, and the cut that its images are of, if they are."""
 
-    indices: NDArray[np.int64]
-    counters: NDArray[np.int64]
+    request: Request
+    cut: Cut | None
 
 
 class Flow:
@@ -45,6 +44,8 @@ class Flow:
     _device: DevicePrefetch | None
 
     def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int, prefetch: int, *, repeats: bool) -> None:
+        self.transform = pipeline.transform
+        """That of all batches of the epoch."""
         self._pipeline = pipeline
         self._sampler = sampler
         self._repeats = repeats
@@ -56,10 +57,12 @@ class Flow:
         self._last_step = pipeline.last_step(epoch)
         self._hints = Hints()
         # Drawn from the order, and announced if that is of use.
-        self._coming: deque[tuple[Batch, Request]] = deque()
-        self._pending: deque[tuple[Batch, Request, Pending]] = deque()
-        # The batches on the device that were not taken.
-        self._started: deque[tuple[Batch, Request, Drawn]] = deque()
+        self._coming: deque[_Due] = deque()
+        # Why no more are drawn: the error of the batch after those.
+        self._error: Exception | None = None
+        self._pending: deque[tuple[_Due, Pending]] = deque()
+        # The batches on the device that were not taken, and their samples.
+        self._started: deque[tuple[_Due, NDArray[np.int64]]] = deque()
         self._device = pipeline.new_prefetch()
         self._head_start_seconds = 0.0
 
@@ -68,103 +71,83 @@ class Flow:
             self.abandon()
 
     def abandon(self) -> None:
-        """Leave batches that will not be taken, and their slots. May be called again."""
+        """Gives up batches that will not be taken, and their slots. May be called again."""
         self._hints.abandon()
         while self._pending:
-            self._pipeline.abandon(self._pending.popleft()[2])
+            self._pipeline.abandon(self._pending.popleft()[1])
         if self._device is not None:
             self._device.close()
 
-    def take(self) -> tuple[Tensors, Drawn, Cut | None]:
-        """Waits for the batch that is due. Returns it, with the cut that its images are of, if they are; or raises what
-        its gathering has raised."""
+    def take(self) -> tuple[Tensors, NDArray[np.int64], Cut | None]:
+        """Waits for the batch that is due. Returns it with its samples and its cut, or raises what gathering it
+        raised."""
         self._head_start_seconds = head_start_seconds(self._pipeline.meter.step_seconds())
         self._gather_ahead()
-        self._read_again()
         if self._device is None:
-            slot, request = self._gathered()
-            return *self._pipeline.lend(slot, len(request)), request.cut
+            slot, due = self._gathered()
+            size = len(due.request)
+            return self._pipeline.lend(slot, size), slot.indices[:size].copy(), due.cut
         if not self._device:
             self._start_copy(self._device)
-        tensors, (_, request, drawn) = self._device.take(), self._started.popleft()
+        tensors, (due, indices) = self._device.take(), self._started.popleft()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
         # An error waits until its batch is due.
         while (
             self._pending
-            and self._pending[0][2].done()
-            and not self._pending[0][2].failed()
+            and self._pending[0][1].done()
+            and not self._pending[0][1].failed()
             and len(self._device) < max(1, self._prefetch)
         ):
             self._start_copy(self._device)
         self._gather_ahead()
-        return tensors, drawn, request.cut
+        return tensors, indices, due.cut
 
     def _start_copy(self, device: DevicePrefetch) -> None:
-        batch = self._pending[0][0]
-        slot, request = self._gathered()
-        self._started.append((batch, request, slot.drawn(len(request))))
-        device.start(slot, len(request))
+        slot, due = self._gathered()
+        size = len(due.request)
+        self._started.append((due, slot.indices[:size].copy()))
+        device.start(slot, size)
 
-    def _read_again(self) -> None:
-        """If another transform was set meanwhile, gathers all batches again of which only what the first one sees was
-        read."""
-        if not any(self._is_stale(request) for _, request, _ in (*self._started, *self._pending)):
-            return
-        before, self._pending = self._pending, deque()
-        for batch, request, _ in self._started:
-            self._submit(batch, request)
-        while self._started:
-            assert self._device is not None
-            self._device.take()
-            self._started.popleft()
-        for batch, request, pending in before:
-            if self._is_stale(request):
-                self._pipeline.abandon(pending)
-                self._submit(batch, request)
-            else:
-                self._pending.append((batch, request, pending))
-
-    def _is_stale(self, request: Request) -> bool:
-        return request.split is not None and request.split is not self._pipeline.transform.split
-
-    def _gathered(self) -> tuple[Slot, Request]:
-        _, request, pending = self._pending[0]
+    def _gathered(self) -> tuple[Slot, _Due]:
+        if not self._pending:
+            error, self._error = self._error, None
+            assert error is not None
+            raise error
+        due, pending = self._pending[0]
         slot = self._pipeline.collect(pending)
         self._pending.popleft()
-        return slot, request
+        return slot, due
 
     def _gather_ahead(self) -> None:
-        """Keep batches under way, and announce some that come after them."""
+        """Keeps batches under way, and announces some that come after them."""
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
         self._draw(self._prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= self._prefetch:
-            self._submit(*self._coming.popleft())
+            # The first is begun at once, and so is one while that before it is not ready.
+            is_ahead = self._pending[-1][1].done() if self._pending else bool(self._started)
+            head_start = self._head_start_seconds if is_ahead else 0.0
+            due = self._coming.popleft()
+            self._pending.append((due, self._pipeline.submit(*due, self._last_step, head_start)))
         if self._announces:
             self._draw(self._pipeline.read_ahead)
 
     def _draw(self, count: int) -> None:
         """Draws batches until `count` are coming, or none are left."""
-        while len(self._coming) < count:
+        while len(self._coming) < count and self._error is None:
             indices = next(self._batches, None)
             if indices is None:
                 return
-            batch = Batch(indices, _counters(self._sampler, self._num_drawn, indices, self._repeats))
+            counters = _counters(self._sampler, self._num_drawn, indices, self._repeats)
             self._num_drawn += 1
-            request = self._request(batch)
+            try:
+                cut = self.transform.cut(indices, counters, self._epoch)
+                request = self._pipeline.request(indices, cut, resamples=self.transform.resamples)
+            except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
+                self._error = error.with_traceback(None)
+                return
             if self._announces:
                 self._pipeline.announce(request, self._hints)
-            self._coming.append((batch, request))
-
-    def _submit(self, batch: Batch, request: Request) -> None:
-        if self._is_stale(request):
-            request = self._request(batch)
-        # The first is begun at once, and so is one while that before it is not ready.
-        is_ahead = self._pending[-1][2].done() if self._pending else bool(self._started)
-        head_start = self._head_start_seconds if is_ahead else 0.0
-        self._pending.append((batch, request, self._pipeline.submit(request, self._last_step, head_start)))
-
-    def _request(self, batch: Batch) -> Request:
-        return self._pipeline.request(batch.indices, batch.counters, self._epoch)
+            self._coming.append(_Due(request, cut))
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
@@ -210,6 +193,11 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         """The epoch of the batches. Until the first batch is asked for, the one that the loader would begin now."""
         return self._place.epoch if self._flow else self._position.next.epoch
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the epoch was begun, and has batches still to come."""
+        return self._flow is not None and self._remaining > 0
+
     def __len__(self) -> int:
         """Batches still to come."""
         return self._remaining if self._flow else self._position.rest().num_batches
@@ -254,10 +242,10 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step
-        tensors, drawn, cut = flow.take()
-        counters = _counters(sampler, step, drawn.indices, position.repeats)
+        tensors, indices, cut = flow.take()
+        counters = _counters(sampler, step, indices, position.repeats)
         start = time.perf_counter()
-        images, labels, more = pipeline.transform(tensors, drawn, counters, place.epoch, cut)
+        images, labels, more = flow.transform(tensors, indices, counters, place.epoch, cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
         if more:

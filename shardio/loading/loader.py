@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 from numpy.typing import ArrayLike
 
-from shardio.augment.chain import Transform
 from shardio.cache.cached_split import open_source
 from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
-from shardio.loading.device import choose_device, make_copier
+from shardio.loading.cuda import make_copier
 from shardio.loading.iterator import LoaderIterator
-from shardio.loading.options import Check, OnDamage, Options
+from shardio.loading.options import Check, Function, OnDamage, Options, choose_device
 from shardio.loading.pipeline import Pipeline
-from shardio.loading.report import Report
-from shardio.loading.reporter import To
+from shardio.loading.report import LoaderReport
 from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
-from shardio.loading.transform import Function
 from shardio.loading.world import World, check_world, find_world
 from shardio.order.orders import Order, Shuffle, as_integer, make_order
 from shardio.order.sampler import Sampler, Tail
@@ -33,82 +31,49 @@ from shardio.system.eager import eager
 class ShardLoader(LikeDataLoader):
     """Batches of one split of a shard set, for one rank, epoch after epoch.
 
-        loader = ShardLoader("out/", batch_size=256)
-        for images, labels in loader: ...
+        with ShardLoader("out/", batch_size=256) as loader:
+            for images, labels in loader: ...
 
-    `images` is uint8 (B, C, H, W) in channels_last memory, `labels` int64 (B,). On the CPU `images` is a view of a
-    slot, which is reused when the batch and all views of it are gone: `list(loader)` is right. On CUDA all tensors are
-    the caller's own, ready for the current stream. With `return_indices=True` a third tensor holds the global sample
-    indices, int64 (B,).
+    A batch is a tuple of the parts that exist, in this order: images, uint8 (B, C, H, W) in channels_last memory;
+    labels, int64 (B,); sample indices, int64 (B,); a dict of arrays and columns by name, (B, ...). A batch is valid for
+    as long as you hold it, or any view of it. Each `iter()` begins the next epoch with its first batch. One thread at a
+    time asks for batches; `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread.
 
-    `arrays` and `columns` are names of arrays of the split, and of numbers in its index: its own columns,
-    "source_width", "source_height" and "crc32". Each batch then ends with a dict of tensors (B, ...), by name, in the
-    order asked for. On the CPU, arrays are views of the slot, as images are.
+    Arguments, each with the case for it:
 
-    `shuffle=True` is a permutation of all samples, `False` the stored order. "block" keeps reads together for slow or
-    network storage: blocks of `block_size` consecutive samples in permuted order, and the samples of every
-    `window_blocks` blocks permuted (see `shardio.order.orders`). `indices` are the samples to read instead of all,
-    twice if given twice; "stored" and "consecutive" then mean their order. `weights`, one per sample (of `indices`),
-    draw with replacement, `num_draws` times per epoch. The order depends on these, `seed` and the epoch alone, never on
-    threads or ranks.
+    path: the set: a folder, a name in the catalogue, or a URL if there is a `cache`.
+    batch_size: samples of a batch of one rank.
+    split: "val" or another one, to read anything but the training samples.
+    shuffle: True permutes all samples, which is right for training. False is the stored order, for evaluation. "block"
+        or BlockShuffle(size, window) keeps reads together, for sets larger than memory on slow storage.
+    seed: another one for another order and other augmentation. Both depend on seed, epoch and sample alone.
+    weights: one per sample, to draw rare classes more often: with replacement.
+    num_draws: samples of an epoch with `weights`, if they shall not be as many as the weights.
+    indices: the samples to read instead of all, for subsets and folds. `weights` then belong to them.
+    tail: the last, short batch. "drop" is right for training, "short" for evaluation, "pad" where all batches must
+        have the same size and none may be left out (see `num_repeats`).
+    rank, world_size: where neither torch.distributed nor the launcher tells them, or several jobs share a launcher.
+    device: "cpu" to keep a GPU out of it. None is the GPU of the local rank, or the CPU.
+    num_threads: fewer gather threads where other processes need the cores, more where storage answers late.
+    prefetch: more batches ahead where steps take very different times; 0 to hold as little memory as possible.
+    io: "mmap", "pread" or "direct" where "auto" chooses wrong, which looks at filesystem, memory and page cache.
+    cache: a folder on the node's own disk, if the set lies on a slower one, or behind a URL. Training begins at once.
+    transform: of `shardio.augment`, which changes masks, boxes and mixed labels, too, and draws by (seed, epoch,
+        sample); or a function of a batch of images. It is called in the consuming thread, and is fixed for an epoch.
+    return_indices: to know which samples a batch has.
+    digest: the set that it must be, by the digest that `shardio info` prints or its first 12 digits: for experiments
+        that are repeated.
+    check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
+    on_damage: "skip" lets another sample of the batch take the place of a damaged one, with a warning, in a job that
+        must not end.
+    arrays, columns: names of arrays of the split, and of numbers in its index, if the job needs them.
+    report_every: seconds between lines on stderr that say whether training waits for data, and for what.
+    roi: False reads whole pictures, and not only what the first crops and resizes of the transform see: to compare the
+        two. The pixels are the same.
 
-    Each `iter()` begins the next epoch with its first batch: from 0, or the one given to `set_epoch`. `state_dict` and
-    `load_state_dict` stop and go on anywhere, on any number of ranks. `batch_size` is that of one rank, and `tail` is
-    what becomes of the last, short batch: see `shardio.order.sampler.Sampler`. `rank` and `world_size` come from
-    torch.distributed or the launcher if they are not given. `device=None` is the GPU of the local rank, or the CPU if
-    there is none. `num_threads` gather threads keep `prefetch` batches ready ahead of the consumer.
-
-    `transform` is called with each batch of images, in the consuming thread. One of `shardio.augment` changes labels,
-    too, if it mixes, and the masks and boxes of the batch as it changes the pictures. It draws random numbers by
-    (`seed`, epoch, sample), or by the position in the epoch's order where samples may come more than once in an epoch
-    (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
-    pictures were before, and treats them as they were. Any other function gets the images alone, and is a ValueError
-    beside masks and boxes, or if it draws random numbers once for all images of a batch, as torchvision does:
-    `shardio.augment.PerSample` calls it for each image.
-
-    The first part of such a transform, its crops, resizes and flips, is known before a byte is read. So only what that
-    sees of each picture is read: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if
-    nothing that follows crops or resizes again, and samples are not checked or skipped. On the CPU, the gather threads
-    do that part, if they are at least as many as torch has (`torch.get_num_threads()`, at most 16), which is the
-    default then; where they wait for storage (pread, direct, a copy in the making), the consuming thread does it, of
-    the rows that were read. A GPU is sent the windows alone, if `transform` is there when the loader is made.
-    roi=False reads whole pictures.
-
-    `io` is how samples come from storage. "mmap" copies them from the page cache, into which the kernel brings coming
-    batches ahead. "pread" reads them from the files with many requests under way, which suits network filesystems: a
-    thread that waits for a mapped page cannot be interrupted. "direct" is the same past the page cache (O_DIRECT), for
-    sets larger than memory. "auto" looks at the filesystem, the memory that is left and the page cache.
-
-    `cache` is a folder on this node's own disk. The set is copied there once for all processes of the node that ask
-    for it; `path` may then be a URL. Training begins at once: the loader reads from `path` what has not been copied
-    yet, and copies first what the first batches of epoch 0 need. A copy is not evicted as long as a loader has it open.
-    If it cannot be made, for lack of room say, a warning tells, and `path` is read all the time.
-
-    `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more.
-
-    Labels, columns and orders are compared with the manifest's sha256 when the loader is made, whatever `check` is.
-
-    check="sample" compares the crc32 of every sample that is read with the index, and that of every value of an array,
-    in the gather threads, and reads whole samples. It reads a sample that differs once more, past the
-    page cache if that is possible; with `cache`, from `path`, and if the sample is sound there, a thread verifies the
-    copy and mends it. A damaged sample is a FormatError that names file, sample and byte. With on_damage="skip" it is a
-    RuntimeWarning, the first time, and another sample of the same batch, which (`seed`, epoch, sample) decide, takes
-    its place with its label and index. Shapes, the number of batches and states stay what they are. Without `check`,
-    that covers samples that storage does not give (EIO) and that a file no longer has. A batch without a sound sample
-    is an error.
-
-    Every `report_every` seconds in which batches were asked for, a thread prints one line to stderr: images per second,
-    the share of the time that the loop waited for data, and what limits. Under torch.distributed rank 0 prints it, and
-    one line for all ranks. `report_to` is called in that thread, on each rank, with the `Report` instead:
-    `shardio.loading.exports` has some for TensorBoard and Prometheus.
-
-    Opening raises SetNotFoundError, or FormatError for a damaged set or another one than `digest` says. What storage
-    fails to give is asked for again for a second; then OSError names file, byte and sample. An error in a gather thread
-    is raised where its batch was due. One thread at a time asks for batches, of all iterators of a loader: `next()` in
-    a second one is a RuntimeError. `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread; a
-    state is that of the batch returned last. `close()`, leaving the `with` block, or forgetting the loader ends the
-    threads. A loader survives neither fork() nor pickling: make it in the process that uses it. It takes the place of
-    torch's DataLoader, and is not to be given to one.
+    Opening raises SetNotFoundError, or FormatError for a damaged set or another one than `digest` names. An error in a
+    gather thread is raised where its batch was due. Closing, leaving the `with` block, or forgetting the loader ends
+    the threads. A loader survives neither fork() nor pickling, and takes the place of torch's DataLoader.
     """
 
     @eager
@@ -120,8 +85,6 @@ class ShardLoader(LikeDataLoader):
         split: str = "train",
         shuffle: Shuffle = True,
         seed: int = 0,
-        block_size: int | None = None,
-        window_blocks: int | None = None,
         weights: ArrayLike | None = None,
         num_draws: int | None = None,
         indices: ArrayLike | None = None,
@@ -133,7 +96,7 @@ class ShardLoader(LikeDataLoader):
         prefetch: int = 2,
         io: Io = "auto",
         cache: str | os.PathLike[str] | None = None,
-        transform: Transform | Callable[[torch.Tensor], torch.Tensor] | None = None,
+        transform: Function | None = None,
         return_indices: bool = False,
         digest: str | None = None,
         check: Check = "off",
@@ -141,7 +104,6 @@ class ShardLoader(LikeDataLoader):
         arrays: Sequence[str] = (),
         columns: Sequence[str] = (),
         report_every: float | None = None,
-        report_to: To | None = None,
         roi: bool = True,
         **unknown: NoReturn,
     ) -> None:
@@ -150,10 +112,11 @@ class ShardLoader(LikeDataLoader):
         warn_of_missing_kernels()
         options = Options(
             *(seed, prefetch, num_threads, io, check, on_damage, transform, arrays, columns),
-            *(report_every, report_to, roi),
+            *(report_every, roi),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
+        self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         self.world = find_world(rank, world_size)
         source = open_source(path, split, cache, digest)
         try:
@@ -161,8 +124,6 @@ class ShardLoader(LikeDataLoader):
                 source.num_samples,
                 shuffle=shuffle,
                 seed=options.seed,
-                block_size=block_size,
-                window_blocks=window_blocks,
                 weights=weights,
                 num_draws=num_draws,
                 indices=indices,
@@ -183,12 +144,17 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def transform(self) -> Function | None:
-        """The function that is called with each batch of images. It may be set at any time."""
+        """The function that is called with each batch. It may be set between epochs."""
         return self._pipeline.transform.function
 
     @transform.setter
     def transform(self, transform: Function | None) -> None:
-        self._pipeline.transform.function = transform
+        if running := [iterator for iterator in self._iterators if iterator.is_running]:
+            raise RuntimeError(
+                f"transform can be set between epochs only; found one with {len(running[0])} batches to come: finish "
+                "the loop, or drop its iterator, before"
+            )
+        self._pipeline.set_transform(transform)
 
     @property
     def num_threads(self) -> int:
@@ -196,19 +162,21 @@ class ShardLoader(LikeDataLoader):
 
     def __repr__(self) -> str:
         world, closed = self.world, ", closed" if self.closed else ""
-        beside = f" with {', '.join(self._pipeline.rows)}" if self._pipeline.rows else ""
+        arrays = f" with {', '.join(self._pipeline.rows)}" if self._pipeline.rows else ""
         return printable(
             f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
-            f"x {self._pipeline.image_shape}{beside}, rank {world.rank} of {world.world_size}, on {self.device}"
+            f"x {self._pipeline.image_shape}{arrays}, rank {world.rank} of {world.world_size}, on {self.device}"
             f"{closed}>"
         )
 
     @eager
     def __iter__(self) -> LoaderIterator:
         check_world(self.world)
-        return LoaderIterator(
+        iterator = LoaderIterator(
             self._pipeline, self._position, prefetch=self.prefetch, return_indices=self.return_indices
         )
+        self._iterators.add(iterator)
+        return iterator
 
     @property
     def num_repeats(self) -> int:
@@ -224,7 +192,7 @@ class ShardLoader(LikeDataLoader):
         empty with on_damage="raise"."""
         return self._pipeline.damaged
 
-    def report(self) -> Report:
+    def report(self) -> LoaderReport:
         """Returns whether data has been the bottleneck since the loader was made, what limits, and what to change: as
         text, if printed."""
         return self._pipeline.report()

@@ -1,20 +1,27 @@
-"""Options of a ShardLoader that say how samples are read, checked before a set is opened."""
+"""Options of a ShardLoader that say how samples are read, checked before a set is opened; and what a batch holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
-from shardio.loading.parts import Parts, as_names, find_parts
-from shardio.loading.reporter import To
-from shardio.loading.transform import Function
+import torch
+
+from shardio.augment.chain import Transform
+from shardio.format.entries import ArrayEntry
+from shardio.format.layout import RowType
+from shardio.loading.world import World
 from shardio.order.orders import as_integer
 from shardio.reading.choose import Io, check_io
 from shardio.reading.layout import SplitLayout
 
 Check = Literal["off", "sample"]
 OnDamage = Literal["raise", "skip"]
+Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
+
+# Fields of every index that are numbers of the picture. Labels are in every batch, and keys are no numbers.
+_NUMBERS = ("source_width", "source_height", "crc32")
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,6 @@ class Options:
     arrays: Sequence[str] = ()
     columns: Sequence[str] = ()
     report_every: float | None = None
-    report_to: To | None = None
     roi: bool = True
 
     def __post_init__(self) -> None:
@@ -48,22 +54,115 @@ class Options:
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             found = f"{self.num_threads}, {self.prefetch}"
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
-        if self.transform is not None and not callable(self.transform):
-            raise TypeError(
-                f"transform must be from shardio.augment, or a function of a batch of images; found {self.transform!r}"
-            )
+        check_function(self.transform)
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
-        if self.report_to is not None and not callable(self.report_to):
-            raise TypeError(f"report_to must be something to call with each report; found {self.report_to!r}")
-        if self.report_to is not None and every is None:
-            raise ValueError("report_to needs report_every=, the seconds from one report to the next")
         if not isinstance(self.roi, bool):
             raise TypeError(f"roi must be True or False; found {self.roi!r}")
         for name in ("arrays", "columns"):
             object.__setattr__(self, name, as_names(name, getattr(self, name)))
 
-    def parts_of(self, layout: SplitLayout) -> Parts:
-        """Returns what a batch holds of each sample. Raises ValueError if the split does not have it."""
-        return find_parts(layout, self.arrays, self.columns)
+
+def check_function(transform: object) -> None:
+    """Raises TypeError unless it can be a loader's transform, or is None."""
+    if transform is not None and not callable(transform):
+        raise TypeError(
+            f"transform must be from shardio.augment, or a function of a batch of images; found {transform!r}"
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a batch holds next to pixels and labels: `arrays` and `columns` by name, in this order."""
+
+    arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
+    columns: Mapping[str, RowType] = field(default_factory=dict)
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        return self._of_kind("mask")
+
+    @property
+    def boxes(self) -> tuple[str, ...]:
+        return self._of_kind("boxes")
+
+    def _of_kind(self, kind: str) -> tuple[str, ...]:
+        return tuple(name for name, array in self.arrays.items() if array.kind == kind)
+
+    @property
+    def rows(self) -> dict[str, RowType]:
+        """The type of each by name."""
+        return {**{name: array.row for name, array in self.arrays.items()}, **self.columns}
+
+
+def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names as a tuple. Raises TypeError for a single name, and for anything that is no name."""
+    if not isinstance(names, (str, bytes)) and isinstance(names, Iterable):
+        found = tuple(names)
+        if all(isinstance(name, str) for name in found):
+            return found
+    raise TypeError(f"{what} must be a list of names; found {names!r}")
+
+
+def find_parts(layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
+    """Returns what these names are. Raises ValueError for a name that the split does not have."""
+    where = f"{layout.path}, {layout.split}"
+    _check_names(where, "arrays", arrays, layout.content.arrays)
+    index = layout.content.index
+    _check_names(where, "columns", columns, (*(name for name, _ in index.columns), *_NUMBERS))
+    return Parts(
+        {name: layout.array(name) for name in arrays},
+        {name: RowType(index.dtype[name].str, ()) for name in columns},
+    )
+
+
+def _check_names(where: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raises ValueError unless each of `names` is one of `known`, and comes once."""
+    seen: set[str] = set()
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}: {what} must be among {', '.join(known) or 'none'}; found {name!r}")
+        if name in seen:
+            raise ValueError(f"{where}: {what} must be named once each; found {name!r} twice")
+        seen.add(name)
+
+
+def choose_device(device: str | torch.device | None, world: World) -> torch.device:
+    """Returns the device that was asked for; without one the GPU of the local rank, or the CPU if there is no GPU.
+
+    Raises ValueError if torch does not see it.
+    """
+    if device is not None:
+        chosen = _checked(device)
+    elif torch.cuda.is_available():
+        chosen = torch.device("cuda")  # the current one, if nothing says which is this rank's
+        if world.local_rank is not None:
+            chosen = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    else:
+        chosen = torch.device("cpu")
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    return chosen
+
+
+def _checked(device: str | torch.device) -> torch.device:
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:N"; found {device!r}') from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f'device must be a CPU or a CUDA device; found {chosen}: with device="cpu", batches can be moved there'
+        )
+    if chosen.type == "cuda":
+        count = torch.cuda.device_count()
+        # torch makes other numbers of those that do not fit into eight bits.
+        if not 0 <= (chosen.index or 0) < count or (isinstance(device, str) and str(chosen) != device):
+            seen = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
+            raise ValueError(
+                f"device: expected one that torch {torch.__version__} sees here, {seen}; found {device!r}. Look at "
+                "CUDA_VISIBLE_DEVICES, the driver and the build of torch; device=None is a GPU where there is one, or "
+                "else the CPU"
+            )
+    return chosen

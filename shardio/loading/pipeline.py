@@ -15,24 +15,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.augment.cut import Cut
 from shardio.format.layout import RowType, SampleShape, sample_nbytes
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
-from shardio.loading.options import Options
-from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
-from shardio.loading.report import Report, Source
-from shardio.loading.reporter import Lines, Reporter
-from shardio.loading.request import Request
-from shardio.loading.ring import Drawn, Ring, Slot, new_slot
+from shardio.loading.options import Function, Options, check_function, find_parts
+from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors, traced
+from shardio.loading.report import LoaderFacts, LoaderReport, ReportThread
+from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.status import Status
-from shardio.loading.traced import traced
-from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_before
+from shardio.loading.transform import CUT_ROWS, TransformStep
 from shardio.loading.world import World, least_local_ranks
-from shardio.reading.choose import read_ahead_batches
+from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.guard import GuardedReader
+from shardio.reading.reader import Request
 from shardio.reading.shardset import ShardSet
-from shardio.reading.source import SplitSource
 from shardio.system.machine import memory_left, usable_cores
 from shardio.system.threads import close_at_exit
 
@@ -42,14 +40,10 @@ _MOST_THREADS = 4
 _MOST_CUTTING_THREADS = 16
 
 
-def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None, slot: Slot, size: int) -> None:
-    """Does the last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its
-    own threads.)"""
-    if guard is not None:
-        more = [array[:size] for array in slot.more.values()]
-        guard.replace_damaged(epoch, slot.indices[:size], slot.images[:size], slot.labels[:size], *more)
-    if sizes is not None:
-        slot.sizes = sizes(slot.indices[:size])
+def _finish(guard: GuardedReader, epoch: int, slot: Slot, size: int) -> None:
+    """The last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its own
+    threads.)"""
+    guard.replace_damaged(epoch, slot, size)
 
 
 def _num_classes(shards: ShardSet, indices: NDArray[np.int64] | None) -> tuple[int, bool]:
@@ -77,7 +71,7 @@ class Pipeline:
     closed = False
     _is_over = False
     _threads: GatherThreads
-    _reporter: Reporter | None = None
+    _reports: ReportThread | None = None
 
     def __init__(
         self,
@@ -95,16 +89,14 @@ class Pipeline:
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
         """The thread that is asking for a batch, while one is."""
-        parts = options.parts_of(shards)
+        self._parts = parts = find_parts(shards, options.arrays, options.columns)
         self.image_shape = shape = shards.sample_shape
         self.rows = rows = parts.rows
-        """What is delivered of each sample beside its pixels, by name."""
+        """What is delivered of each sample next to its pixels, by name."""
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         reserved = least_local_ranks(world) * under_way * batch_size * _nbytes(shape, rows)
-        self._reader = source.make_reader(options.io, num_samples, parts.tables, reserved)
-        self._columns = parts.columns
-        self._parts = parts if rows else None
+        self._reader = source.make_reader(options.io, num_samples, ("", *parts.arrays), reserved)
         self._source = source
         self._copier = copier
         self._slot_shape = (batch_size, *shape)
@@ -114,28 +106,30 @@ class Pipeline:
             skips = options.on_damage == "skip"
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
-        sizes = partial(sizes_before, self._reader) if shards.content.squashed else None
         # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
-        lines = self._reader.whole_lines()
+        lines = self._reader.whole_lines
         resamples = copier is None and not lines
         few = resamples and threads > (options.num_threads or _MOST_CUTTING_THREADS)
-        roi = options.roi and self._guard is None and not few
-        self.transform = TransformStep(
-            options.transform,
-            *(options.seed, sizes, parts, shape, partial(_num_classes, shards, indices)),
+        self._make_step = partial(
+            TransformStep,
+            seed=options.seed,
+            shards=shards,
+            parts=parts,
+            num_classes=partial(_num_classes, shards, indices),
             device=device,
-            roi=roi,
-            gather_resamples=resamples,
+            resamples=resamples,
             whole_lines=lines,
         )
+        self._may_split = options.roi and self._guard is None and not few
+        self.transform = self._make_step(options.transform, roi=self._may_split)
         make = copier.new_slot if copier else new_slot
         told = {}
         if copier is not None:
             # Slots have room for what the kernel is told, or not.
-            self.transform.roi = self.transform.split is not None
-            told = CUT_ROWS if self.transform.roi else {}
+            self._may_split = self.transform.split is not None
+            told = CUT_ROWS if self._may_split else {}
         self._ring = Ring(under_way, lambda: make(batch_size, shape, {**rows, **told}))
         self.read_ahead = read_ahead_batches(batch_size * _nbytes(shape, rows), memory_left())
         """Batches to announce beyond those under way."""
@@ -143,7 +137,7 @@ class Pipeline:
         if self.transform.split is not None and resamples:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
-        self.about = Source(
+        self.about = LoaderFacts(
             path=str(shards.path),
             split=shards.split,
             batch_size=batch_size,
@@ -160,9 +154,8 @@ class Pipeline:
         self._threads = GatherThreads(self.num_threads)
         self.meter = Meter(self._threads.no_core_seconds, self._status)
         if options.report_every is not None:
-            to = options.report_to or Lines()
-            self._reporter = Reporter(self, self.meter, self.about, options.report_every, to)
-            self._reporter.begin()
+            self._reports = ReportThread(self, self.meter, self.about, options.report_every)
+            self._reports.begin()
 
     def __del__(self) -> None:
         self.close()
@@ -177,47 +170,58 @@ class Pipeline:
             steps.callback(self._status.close)
             steps.callback(self._ring.clear)
             steps.callback(self._threads.close)
-            if self._reporter is not None:
-                steps.callback(self._reporter.close)
+            if self._reports is not None:
+                steps.callback(self._reports.close)
             # Before the threads are waited for: one that is asking a storage that does not answer gives up.
             steps.callback(self._reader.close)
             steps.callback(self._source.stop)
         self._is_over = True
 
+    def set_transform(self, function: Function | None) -> None:
+        """Takes another transform, for iterators that begin from now on."""
+        check_function(function)
+        self.transform = self._make_step(function, roi=self._may_split)
+
     def begin_epoch(self) -> bool:
-        """Decide how the reader reads this epoch. Returns whether its batches are worth announcing."""
+        """Decides how the reader reads this epoch. Returns whether its batches are worth announcing."""
         return self._reader.begin_epoch()
 
     def last_step(self, epoch: int) -> Finish | None:
         """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
-        sizes = self.transform.sizes_wanted()
-        return None if self._guard is None and sizes is None else partial(_finish, epoch, self._guard, sizes)
+        return None if self._guard is None else partial(_finish, self._guard, epoch)
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns what takes batches of one epoch to the device; None if they stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
-    def request(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Request:
-        """Returns what is read of a batch. `counters` are those of `TransformStep`."""
-        return Request(indices, self._parts, self.transform.cutter(counters, epoch))
+    def request(self, indices: NDArray[np.int64], cut: Cut | None, *, resamples: bool) -> Request:
+        """Returns what is read of a batch. Raises what the cut raises."""
+        arrays, columns = tuple(self._parts.arrays), tuple(self._parts.columns)
+        if cut is None:
+            return Request(indices, arrays, columns)
+        return Request(indices, arrays, columns, cut.windows, cut.ends, cut.resample if resamples else None)
 
     def announce(self, request: Request, hints: Hints) -> None:
-        """Has the reader told that this batch will be submitted soon."""
+        """Tells the reader that this batch will be submitted soon."""
         self._threads.announce(self._reader, request, hints)
         self.meter.counts.read_ahead_batches += 1
 
-    def submit(self, request: Request, last_step: Finish | None, head_start_seconds: float) -> Pending:
-        """Has a batch gathered into a slot of its own."""
+    def submit(self, request: Request, cut: Cut | None, last_step: Finish | None, head_start_seconds: float) -> Pending:
+        """Starts to gather a batch into a slot of its own."""
         slot = self._ring.acquire()
-        slot.sizes = None  # those of another batch
-        if request.split is not None:
-            return self._threads.submit(self._reader, request, slot, None, head_start_seconds)
-        if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:
-            slot.lay_out(self._slot_shape)
+        if cut is None:
+            if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:
+                slot.lay_out(self._slot_shape)
+        elif request.resample is not None:
+            slot.lay_out((len(request), *cut.size, cut.num_channels), cut.dtype)
+        else:
+            slot.lay_out((int(cut.ends[-1]),))
+            for name in CUT_ROWS.keys() & slot.more.keys():
+                slot.more[name][: len(request)] = getattr(cut, name[1:])
         return self._threads.submit(self._reader, request, slot, last_step, head_start_seconds)
 
     def abandon(self, pending: Pending) -> None:
-        """Has the slot of a batch come back that will not be collected."""
+        """Returns the slot of a batch that will not be collected, once no thread writes to it."""
         pending.abandon(self._ring.release)
 
     def collect(self, pending: Pending) -> Slot:
@@ -235,28 +239,27 @@ class Pipeline:
             self._guard.warn()
         return slot
 
-    def lend(self, slot: Slot, size: int) -> tuple[Tensors, Drawn]:
+    def lend(self, slot: Slot, size: int) -> Tensors:
         """Returns a batch on the CPU. Its images and arrays are views of the slot, which comes back when the last view
         dies. Columns are copies, as labels are: one who collects these does not keep slots."""
-        drawn = slot.drawn(size)
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = self._ring.lend(slot, size)
         more = {}
         for name, array in slot.more.items():
             some = array[:size]
-            beside = some.copy() if name in self._columns else self._ring.lend_beside(images, some)
+            beside = some.copy() if name in self._parts.columns else self._ring.lend_beside(images, some)
             more[name] = torch.from_numpy(beside)
         # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
         pictures = torch.from_numpy(images if images.ndim == 1 else images.transpose(0, 3, 1, 2))
-        return Tensors(pictures, labels, indices, more), drawn
+        return Tensors(pictures, labels, indices, more)
 
     @property
     def damaged(self) -> list[int]:
         return self._guard.damaged if self._guard else []
 
-    def report(self) -> Report:
+    def report(self) -> LoaderReport:
         """Returns what limited since the pipeline was made."""
-        return Report.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
+        return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
 
     def stats(self) -> dict[str, Any]:
         """Returns what `shardio.loading.loader.ShardLoader.stats` does, but for the device."""

@@ -8,10 +8,17 @@ its wait is told apart.
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import sys
+import weakref
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from shardio.loading.meter import Counts, Snapshot
+from shardio.errors import printable
+from shardio.loading.meter import Counts, Meter, Snapshot
+from shardio.system.threads import DaemonThread
 
 Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
 
@@ -23,10 +30,12 @@ _BLOCKED = 0.5
 _FROM_STORAGE = 0.3
 # With so large a share of their time without a core, gather threads have too few cores.
 _NO_CORE = 0.3
+# A thread whose stderr does not take a line is left behind, and ends with the process.
+_GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Source:
+class LoaderFacts:
     """What a report knows of the loader, beside its counts."""
 
     path: str
@@ -43,10 +52,10 @@ class Source:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class LoaderReport:
     """A loader's counts over some time. `str` of it is one line of text, and advice where the data limits."""
 
-    source: Source
+    source: LoaderFacts
     counts: Counts
     """The differences over that time."""
     no_core_seconds: float
@@ -59,13 +68,13 @@ class Report:
     """Batches received since the loader was made."""
 
     @staticmethod
-    def between(before: Snapshot, after: Snapshot, source: Source) -> Report:
+    def between(before: Snapshot, after: Snapshot, source: LoaderFacts) -> LoaderReport:
         """Returns what happened from one moment to another."""
         counts = Counts(**{name: value - getattr(before.counts, name) for name, value in vars(after.counts).items()})
         no_core = max(after.no_core_seconds - before.no_core_seconds, 0.0)
         place = (after.epoch, after.step, after.counts.batches)
         storage = max(after.storage_nbytes - before.storage_nbytes, 0.0)
-        return Report(source, counts, no_core, storage, after.waiting_seconds, *place)
+        return LoaderReport(source, counts, no_core, storage, after.waiting_seconds, *place)
 
     @property
     def seconds(self) -> float:
@@ -188,3 +197,39 @@ _TOLD: dict[Stage, str] = {
     "copy": "copies to the device limit",
     "transform": "the transform limits",
 }
+
+
+class ReportThread:
+    """Prints a line to stderr, from a thread of its own, about every `seconds` in which batches were asked for.
+
+    The thread ends with `close`, and when `owner` dies. It holds no reference to `owner`.
+    """
+
+    def __init__(self, owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
+        self._ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        owner_ends = weakref.ref(owner, self._ends.put)
+        self._thread = DaemonThread(partial(_report, self._ends, owner_ends, meter, source, seconds), "shardio-report")
+
+    def begin(self) -> None:
+        self._thread.begin()
+
+    def close(self) -> None:
+        """Ends the thread. May be called again."""
+        self._ends.put(None)
+        with contextlib.suppress(queue.Empty):
+            self._thread.wait(_GRACE_SECONDS)
+
+
+def _report(ends: queue.SimpleQueue[Any], owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
+    """`owner` is only kept here."""
+    before = meter.snapshot()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            ends.get(timeout=seconds)
+            return
+        after = meter.snapshot()
+        report = LoaderReport.between(before, after, source)
+        if report.counts.batches or report.is_stuck:
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+                print(printable(f"shardio: {report.line}"), file=sys.stderr, flush=True)
+        before = after

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,20 +24,12 @@ from shardio.system.direct import aligned_empty
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Drawn(NamedTuple):
-    """The samples of a batch, on the host: `indices`, int64 (B,), and `sizes` as in `Slot`."""
-
-    indices: NDArray[np.int64]
-    sizes: NDArray[np.int64] | None
-
-
 class Slot:
     """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64. (For
     what gather threads make of images, see `lay_out`.)
 
-    `more` are arrays of batch_size rows by name: what a batch holds beside images and labels. `sizes`, int64 (B, 2),
-    are those that pictures had before they were squashed; None where no transform asks for them. Only one owner may
-    touch a slot at a time. The arrays keep their memory alive, whatever it is (pinned, say).
+    `more` are arrays of batch_size rows by name: what a batch holds next to images and labels. Only one owner may touch
+    a slot at a time. The arrays keep their memory alive, whatever it is (pinned, say).
     """
 
     def __init__(
@@ -52,7 +44,6 @@ class Slot:
         self.labels = labels
         self.indices = indices
         self.more = more
-        self.sizes: NDArray[np.int64] | None = None
 
     def lay_out(self, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> None:
         """Lets `images` be an array of this shape and type, in the same memory if there is enough of it. Its contents
@@ -61,10 +52,6 @@ class Slot:
         if nbytes > len(self._memory):
             self._memory = aligned_empty((nbytes,))
         self.images = self._memory[:nbytes].view(dtype).reshape(shape)
-
-    def drawn(self, size: int) -> Drawn:
-        """Returns a copy of what tells the first `size` samples."""
-        return Drawn(self.indices[:size].copy(), self.sizes)
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = _NOTHING) -> Slot:

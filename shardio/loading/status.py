@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from shardio.format.layout import crc32
 from shardio.loading.meter import Counts, Snapshot
-from shardio.loading.report import Source
+from shardio.loading.report import LoaderFacts
 from shardio.system.opening import OpenFile, open_file, open_memory
 
 _NAME = "shardio-loader"
@@ -28,7 +28,7 @@ TELL_SECONDS = 0.5
 # Longer paths are told by their ends.
 _PATH_LENGTH = 500
 
-Value = TypeVar("Value", Counts, Source)
+Value = TypeVar("Value", Counts, LoaderFacts)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Told:
 
     job: str
     """The number that the batch system gives the job; empty if there is none."""
-    source: Source
+    source: LoaderFacts
     snapshot: Snapshot
     moment: float
     """When it told that, in seconds of time.monotonic()."""
@@ -61,7 +61,7 @@ class Seen:
 class Status:
     """The page of one loader. Where there can be none, nothing is told. To be used by one thread."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: LoaderFacts) -> None:
         self._what = {"job": _job(), "source": asdict(replace(source, path=source.path[-_PATH_LENGTH:]))}
         self._page: OpenFile | None = None
         self._due = 0.0
@@ -139,7 +139,7 @@ def parse(record: bytes) -> Told | None:
         moments = [_number(snapshot[name], float) for name in ("no_core_seconds", "storage_nbytes", "waiting_seconds")]
         return Told(
             _text(document["job"]),
-            _value(Source, document["source"]),
+            _value(LoaderFacts, document["source"]),
             Snapshot(counts, epoch, step, *moments),
             _number(document["moment"], float),
         )

@@ -1,15 +1,14 @@
-"""The `transform` of a loader: called with each batch, and told what transforms of shardio.augment ask for.
+"""The `transform` of a loader: fixed for an epoch, and called with each of its batches.
 
-These want to know which samples the batch holds, and how large the pictures were before they were squashed. The sizes
-are read from the index by the gather thread that finishes a batch, which may have to wait for storage.
+A transform of shardio.augment wants to know which samples the batch holds, and how large the pictures were before they
+were squashed. If its first part can be split off, only what that sees is read: then each batch has a Cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,148 +18,90 @@ from shardio.augment.boxes import Draws, Loaded
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
 from shardio.augment.foreign import Watch, check_foreign
-from shardio.format.layout import RowType, SampleShape
-from shardio.loading.parts import Parts
-from shardio.loading.prefetch import Tensors
-from shardio.loading.ring import Drawn
-from shardio.loading.traced import traced
-from shardio.reading.reader import Reader
-
-Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
-
+from shardio.format.layout import RowType
+from shardio.loading.options import Function, Parts
+from shardio.loading.prefetch import Tensors, traced
+from shardio.reading.shardset import ShardSet
 
 # What the kernel for CUDA is told of each picture, which comes with the batch: a copy of its own would wait for larger
 # ones. No array has such names.
 CUT_ROWS = {"/parameters": RowType("<f4", (9,)), "/places": RowType("<i8", (2,))}
 
-PictureSizes: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""Indices of samples -> heights and widths, (B, 2): how large pictures were before they were squashed."""
-
-
-def sizes_before(reader: Reader, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the heights and widths that pictures of a squashed split had before."""
-    columns = [reader.column_of(name, indices) for name in ("source_height", "source_width")]
-    return np.stack(columns, axis=1).astype(np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Cutter:
-    """What is needed for the cut of a batch."""
-
-    split: Split
-    draws: Draws
-    shape: SampleShape
-    sizes: PictureSizes | None
-    """Tells the sizes of pictures before they were squashed, if they were."""
-    resamples: bool
-    """Whether gather threads compute the results of the cut; else they read windows alone."""
-    whole_lines: int
-    """Of which multiple these are, see `Split.cut`."""
-
-    def cut(self, indices: NDArray[np.int64]) -> Cut:
-        sizes = None if self.sizes is None else self.sizes(indices)
-        return self.split.cut(self.draws, self.shape, sizes, self.whole_lines)
-
 
 class TransformStep:
-    """Calls a function with each batch. It may be replaced at any time, also while batches are under way.
-
-    With `roi`, gather threads read what the first part of a transform of shardio.augment sees, if it can be split: of
-    pictures that are stored in `shape`. With `gather_resamples`, they do that part, too.
-
-    `num_classes` returns how many classes the samples have, and whether that is all: else, the labels may have more.
-    """
+    """Calls a function with each batch. Immutable; to be used by one thread."""
 
     def __init__(
         self,
         function: Function | None,
         seed: int,
-        sizes: PictureSizes | None,
+        shards: ShardSet,
         parts: Parts,
-        shape: SampleShape,
         num_classes: Callable[[], tuple[int, bool]],
         *,
         device: torch.device,
         roi: bool,
-        gather_resamples: bool,
+        resamples: bool,
         whole_lines: int,
     ) -> None:
-        self.roi = roi
-        """Whether functions that are set may be split."""
-        self._gather_resamples = gather_resamples
+        """With `roi`, only what the first part of a transform of shardio.augment sees is read, if it can be split; with
+        `resamples`, the reading threads do that part. Windows are whole lines as `Split.cut` says.
+
+        `num_classes` returns how many classes the samples have, and whether that is all: else, the labels may have
+        more. Raises ValueError for a function that does not suit the split.
+        """
+        self.function = function
+        self.resamples = resamples
         self._whole_lines = whole_lines
-        self._device = device
-        self._shape = shape
+        self._shape = shards.sample_shape
         self._seed = seed
-        self._sizes = sizes
-        self._num_classes = num_classes
+        self._sizes = partial(_sizes_before, shards) if shards.content.squashed else None
         self._masks = parts.masks
         self._boxes = parts.boxes
-        self.split: Split | None = None
-        """The function in two parts, if only what the first sees is read."""
-        self.function = function
-
-    @property
-    def function(self) -> Function | None:
-        return self._function
-
-    @function.setter
-    def function(self, function: Function | None) -> None:
         ours = _ours(function)
         if ours is not None:
-            self._check_classes(ours)
+            _check_classes(ours, num_classes)
         self._watch: Watch | None = None
         if function is not None and ours is None:
             check_foreign(function, (*self._masks, *self._boxes))
             self._watch = Watch(function)
-        self._function = function
-        # For one that does the same, batches under way are still right.
-        if self.split is None or self.split.transform != ours:
-            self.split = self._split_of(ours) if self.roi and ours is not None else None
+        self.split = self._split_of(ours, device) if roi and ours is not None else None
+        """The function in two parts, if only what the first sees is read."""
 
-    def _check_classes(self, transform: Transform) -> None:
-        """Raises ValueError if it mixes labels for another number of classes than the split has."""
-        for number in transform.mixed_classes:
-            num_classes, is_known = self._num_classes()
-            if number < num_classes or (is_known and number != num_classes):
-                raise ValueError(
-                    f"transform: Mixup and CutMix must have num_classes={num_classes}, as the set; found {number}"
-                )
-
-    def _split_of(self, transform: Transform) -> Split | None:
+    def _split_of(self, transform: Transform, device: torch.device) -> Split | None:
         split = Split.of(transform)
-        if split is None or self._device.type == "cpu":
+        if split is None or device.type == "cpu":
             return split
         try:
-            works = split.cut(Draws(0, 0, np.zeros(1, np.int64)), self._shape).works_on(self._device)
+            works = split.cut(Draws(0, 0, np.zeros(1, np.int64)), self._shape).works_on(device)
         except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
             return None
         return split if works else None
 
-    def cutter(self, counters: NDArray[np.int64], epoch: int) -> Cutter | None:
-        """Returns what makes the cut of a batch; None if pictures are read whole, or there are none."""
-        if self.split is None or not len(counters):
+    def cut(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Cut | None:
+        """Returns what is read of a batch; None if pictures are read whole, or there are none."""
+        if self.split is None or not len(indices):
             return None
-        draws, how = Draws(self._seed, epoch, counters), (self._gather_resamples, self._whole_lines)
-        return Cutter(self.split, draws, self._shape, self._sizes, *how)
-
-    def sizes_wanted(self) -> PictureSizes | None:
-        """Returns what gives the sizes that `function` asks for; None if it asks for none."""
-        return None if self._sizes is None or _ours(self.function) is None else self._sizes
+        sizes = None if self._sizes is None else self._sizes(indices)
+        return self.split.cut(Draws(self._seed, epoch, counters), self._shape, sizes, self._whole_lines)
 
     def __call__(
-        self, tensors: Tensors, drawn: Drawn, counters: NDArray[np.int64], epoch: int, cut: Cut | None = None
+        self,
+        tensors: Tensors,
+        indices: NDArray[np.int64],
+        counters: NDArray[np.int64],
+        epoch: int,
+        cut: Cut | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Returns the images, or a tuple of views of them, and the labels that `function` makes of these; and what
+        """Returns the images, or a tuple of views of them, and the labels that the function makes of these; and what
         comes with them by name. Of this a transform of shardio.augment is given masks and boxes.
 
-        `counters` are the numbers of the samples for random numbers: what is drawn depends on (seed, epoch, counter).
-        With `cut`, the images are what it has made of the pictures; or, in one dimension, the windows that it needs.
+        `indices` are the samples, and `counters` their numbers for random numbers. With `cut`, the images are what it
+        has made of the pictures; or, in one dimension, the windows that it needs.
         """
-        function: Callable[[torch.Tensor], Any] | None = self.function
         images, labels, more = tensors.images, tensors.labels, dict(tensors.more)
         told = [more.pop(name) for name in CUT_ROWS if name in more]
-        if function is None:
+        if self.function is None:
             return images, labels, more
         with traced("shardio.transform"):
             if cut is not None:
@@ -169,14 +110,11 @@ class TransformStep:
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
                 return cast(torch.Tensor, finished), targets, {**more, **moved}
             if self._watch is not None:
-                sizes_of = None if self._sizes is None else partial(self._sizes, drawn.indices)
+                sizes_of = None if self._sizes is None else partial(self._sizes, indices)
                 batch = Loaded(images, Draws(self._seed, epoch, counters), sizes_of)
                 return self._watch(batch), labels, more
-            ours = _ours(function)
+            ours = _ours(self.function)
             assert ours is not None
-            sizes = drawn.sizes
-            if sizes is None and self._sizes is not None:  # `function` was set while the batch was under way
-                sizes = self._sizes(drawn.indices)
             changed, targets, *arrays = ours(
                 images,
                 labels,
@@ -184,7 +122,7 @@ class TransformStep:
                 indices=counters,
                 seed=self._seed,
                 epoch=epoch,
-                sizes=sizes,
+                sizes=None if self._sizes is None else self._sizes(indices),
             )
             for changed_arrays in arrays:  # one, or none
                 more.update(changed_arrays)
@@ -198,6 +136,22 @@ class TransformStep:
             "masks": {name: more[name] for name in self._masks},
             "boxes": {name: more[name] for name in self._boxes},
         }
+
+
+def _sizes_before(shards: ShardSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the heights and widths, (B, 2), that pictures of a squashed split had before."""
+    columns = [shards.copy_column(name, indices) for name in ("source_height", "source_width")]
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def _check_classes(transform: Transform, num_classes: Callable[[], tuple[int, bool]]) -> None:
+    """Raises ValueError if it mixes labels for another number of classes than the split has."""
+    for number in transform.mixed_classes:
+        expected, is_known = num_classes()
+        if number < expected or (is_known and number != expected):
+            raise ValueError(
+                f"transform: Mixup and CutMix must have num_classes={expected}, as the set; found {number}"
+            )
 
 
 def _ours(transform: object) -> Transform | None:

@@ -1,4 +1,4 @@
-"""The rank of this process among how many: from the arguments, torch.distributed, or the launcher's variables."""
+"""The rank of this process among how many, from the arguments, torch.distributed or the launcher."""
 
 from __future__ import annotations
 

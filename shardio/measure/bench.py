@@ -30,7 +30,7 @@ import torch
 from shardio.format.layout import sample_nbytes
 from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
-from shardio.loading.transform import Function
+from shardio.loading.options import Function
 from shardio.measure import limits
 from shardio.measure.limits import Steps
 from shardio.measure.result import BenchResult, Combination, LimitSpeed, LoaderSpeed, Speed

@@ -18,12 +18,35 @@ from numpy.typing import ArrayLike, NDArray
 from shardio.order.permutation import MAX_N, VERSION, Permutation, check_below, divide, permute, round_keys
 from shardio.order.rng import make_keys, random_bits, uniform
 
-Shuffle = Literal["block"] | bool
 
-# Blocks of 6 MB and windows of 1.6 GB at 256 x 256 x 3: a read is long enough for the streaming rate of disks and of
-# the servers of a parallel filesystem, and the page cache of a training node can hold a window.
-DEFAULT_BLOCK_SIZE = 32
-DEFAULT_WINDOW_BLOCKS = 256
+def as_integer(name: str, value: SupportsIndex) -> int:
+    """Returns an integer of any type as a Python int, as JSON wants it. Raises TypeError if `value` is none."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; found {value!r}") from None
+
+
+@dataclass(frozen=True)
+class BlockShuffle:
+    """Shuffles blocks of `size` consecutive samples, and the samples of every `window` blocks among each other.
+
+    Right for sets larger than memory on storage where random reads are slow. The defaults are blocks of 6 MB and
+    windows of 1.6 GB at 256 x 256 x 3: a read is long enough for the streaming rate of disks and of the servers of a
+    parallel filesystem, and the page cache of a training node can hold a window.
+    """
+
+    size: int = 32
+    window: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("size", "window"):
+            object.__setattr__(self, name, as_integer(name, getattr(self, name)))
+        if self.size < 1 or self.window < 1:
+            raise ValueError(f"size and window of a BlockShuffle must be at least 1; found {self.size}, {self.window}")
+
+
+Shuffle = Literal["block"] | BlockShuffle | bool
 
 
 class Order(Protocol):
@@ -71,30 +94,23 @@ class GlobalShuffle:
 
 
 @dataclass(frozen=True)
-class BlockShuffle:
-    """Each epoch is a permutation of all samples that reads `window_blocks` blocks of `block_size` samples at a time.
+class BlockOrder:
+    """Each epoch is a permutation of all samples that reads a window of blocks at a time.
 
     The blocks, of consecutive samples, come in permuted order; they are cut into windows of about as many blocks each,
-    at most `window_blocks`; and the samples of a window are permuted. So a window's samples are all read before the
+    at most `sizes.window`; and the samples of a window are permuted. So a window's samples are all read before the
     next window's, and come from few places. The last block may be short, and may come anywhere.
     """
 
     num_samples: int
     seed: int
-    block_size: int = DEFAULT_BLOCK_SIZE
-    window_blocks: int = DEFAULT_WINDOW_BLOCKS
-
-    def __post_init__(self) -> None:
-        if self.block_size < 1 or self.window_blocks < 1:
-            raise ValueError(
-                f"block_size and window_blocks must be at least 1; found {self.block_size}, {self.window_blocks}"
-            )
+    sizes: BlockShuffle = BlockShuffle()
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         positions = check_below(self.num_samples, positions)
         if not positions.size:
             return positions
-        size = min(self.block_size, self.num_samples)
+        size = min(self.sizes.size, self.num_samples)
         num_blocks = -(-self.num_samples // size)
         blocks = Permutation(num_blocks, self.seed, epoch)
         # Positions number the samples only; slots number them as if every block were full. The last block's samples
@@ -110,7 +126,7 @@ class BlockShuffle:
             return slots - lacking * (slots > end)
 
         # `longer` windows of `length` + 1 blocks, then windows of `length`.
-        num_windows = -(-num_blocks // self.window_blocks)
+        num_windows = -(-num_blocks // self.sizes.window)
         length, longer = divmod(num_blocks, num_windows)
         place = to_slots(positions) // size
         window = np.where(place < longer * (length + 1), place // (length + 1), (place - longer) // length)
@@ -134,8 +150,8 @@ class BlockShuffle:
             "shuffle": "block",
             "seed": self.seed,
             "num_samples": self.num_samples,
-            "block_size": self.block_size,
-            "window_blocks": self.window_blocks,
+            "block_size": self.sizes.size,
+            "window_blocks": self.sizes.window,
         }
 
 
@@ -216,8 +232,6 @@ def make_order(
     seed: int = 0,
     weights: ArrayLike | None = None,
     num_draws: int | None = None,
-    block_size: int | None = None,
-    window_blocks: int | None = None,
 ) -> Order:
     """Returns the order of a split of `set_size` samples. The options are those of ShardLoader, which explains them.
 
@@ -225,10 +239,10 @@ def make_order(
     """
     if isinstance(shuffle, np.bool_):
         shuffle = bool(shuffle)
-    if not isinstance(shuffle, bool) and shuffle != "block":
-        raise ValueError(f'shuffle must be True, False or "block"; found {shuffle!r}')
-    if shuffle != "block" and (block_size is not None or window_blocks is not None):
-        raise ValueError(f'block_size and window_blocks need shuffle="block"; found shuffle={shuffle!r}')
+    if shuffle == "block":
+        shuffle = BlockShuffle()
+    if not isinstance(shuffle, (bool, BlockShuffle)):
+        raise ValueError(f'shuffle must be True, False, "block" or BlockShuffle(size, window); found {shuffle!r}')
     if weights is not None and shuffle is not True:
         raise ValueError(f"weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}")
     if weights is None and num_draws is not None:
@@ -247,24 +261,11 @@ def make_order(
             what = "the split" if chosen is None else "indices"
             raise ValueError(f"expected {size} weights, one for each sample of {what}; found shape {weights.shape}")
         order = WeightedDraws(weights, seed, size if num_draws is None else as_integer("num_draws", num_draws))
-    elif shuffle == "block":
-        order = BlockShuffle(
-            size,
-            seed,
-            DEFAULT_BLOCK_SIZE if block_size is None else as_integer("block_size", block_size),
-            DEFAULT_WINDOW_BLOCKS if window_blocks is None else as_integer("window_blocks", window_blocks),
-        )
+    elif isinstance(shuffle, BlockShuffle):
+        order = BlockOrder(size, seed, shuffle)
     else:
         order = GlobalShuffle(size, seed) if shuffle else StoredOrder(size)
     return order if chosen is None else Subset(order, chosen)
-
-
-def as_integer(name: str, value: SupportsIndex) -> int:
-    """Returns an integer of any type as a Python int, as JSON wants it. Raises TypeError if `value` is none."""
-    try:
-        return int(operator.index(value))
-    except TypeError:
-        raise TypeError(f"{name} must be an integer; found {value!r}") from None
 
 
 def _checked_indices(indices: ArrayLike, set_size: int) -> NDArray[np.int64]:

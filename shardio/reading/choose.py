@@ -1,18 +1,21 @@
-"""Chooses the reader that suits a set on this machine, and says why.
+"""A split to be read: chooses the reader that suits it on this machine, and says why.
 
 The decision is a function of facts alone (`choose`), so that every case of it can be tested; `look_at` finds the facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardio.reading.file_reader import FileReader
-from shardio.reading.mapped import MappedReader
-from shardio.reading.reader import Reader
-from shardio.reading.shardset import ShardSet
+from shardio.reading.reader import MappedReader, Reader
+from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.direct import direct_alignment
 from shardio.system.machine import filesystem_kind, is_network, memory_left
 
@@ -149,3 +152,64 @@ def _named(kind: str) -> str:
 def _gigabytes(nbytes: int) -> str:
     count = nbytes / 1e9
     return f"{count:,.0f} GB" if count >= 1000 else f"{count:.3g} GB"
+
+
+class SplitSource(Protocol):
+    """Opens a split, and makes the readers of its samples. To be used by one thread.
+
+    `num_samples` is known from the beginning; `open` comes before all other calls but `stop` and `close`.
+    """
+
+    @property
+    def num_samples(self) -> int: ...
+
+    def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
+        """Returns the split, to be read at once. `batches` are the indices that will be read first."""
+
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
+        """Returns the reader that `io` asks for, of which so many samples will be wanted: the arrays `tables`, "" for
+        the pixels. The job has yet to allocate `reserved_nbytes` on this node. Raises ValueError if it cannot work
+        here."""
+
+    def make_second(self) -> Reader:
+        """Returns what reads samples again that came damaged."""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`, after `make_reader`."""
+
+    def stop(self) -> None:
+        """Has what is under way end soon, and further reads of what lies elsewhere fail. Does not wait."""
+
+    def close(self) -> None:
+        """Ends what is under way. May be called again, also where it was interrupted."""
+
+
+class LocalSplit:
+    """A split that is read where it lies. It has nothing to end."""
+
+    _io_reason: str
+
+    def __init__(self, path: str | os.PathLike[str], split: str, digest: str | None) -> None:
+        self._shards = open_shards(path, split, digest=digest)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._shards)
+
+    def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
+        return self._shards
+
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
+        reader, self._io_reason = make_reader(self._shards, io, num_samples, tables, reserved_nbytes)
+        return reader
+
+    def make_second(self) -> FileReader:
+        """The files' own bytes, past the page cache if that is possible: a page in memory may be what is wrong."""
+        return FileReader(self._shards, alignment=alignment_of(self._shards))
+
+    def describe(self) -> dict[str, Any]:
+        return {"io_reason": self._io_reason, "staging": None}
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...

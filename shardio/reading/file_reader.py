@@ -11,8 +11,9 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,9 @@ from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut
 from shardio.kernels import rowread
 from shardio.kernels.rowcopy import Windows
-from shardio.reading.layout import SplitLayout, as_bytes
+from shardio.reading.layout import SplitLayout, Table, as_rows
 from shardio.reading.mapped_table import check_stored
-from shardio.reading.reader import CountingReader
-from shardio.reading.spans import Span, behind, distinct, pieces, requests, sector_of, stretches
-from shardio.reading.table import Table
+from shardio.reading.reader import Reader
 from shardio.system.direct import aligned_empty, set_direct
 from shardio.system.opening import OpenFile, OpenFiles, most_open, naming
 from shardio.system.pour import TRANSIENT, Attempts, reading_failed
@@ -43,6 +42,9 @@ _DISK_THREADS, _SERVER_THREADS = 8, 32
 
 # Descriptors that are wanting now may be there soon.
 _TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
+
+_Span = tuple[int, int]
+"""The first of some samples in order of file and offset, and the one after the last."""
 
 
 def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, name: str) -> OpenFile:
@@ -60,7 +62,7 @@ def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, n
     return file
 
 
-class FileReader(CountingReader):
+class FileReader(Reader):
     """Reads samples by pread. With `alignment` past the page cache, as `direct_alignment` says; with `drop_behind`
     through the page cache, but what was read does not stay there, so that what other processes keep does.
 
@@ -87,9 +89,10 @@ class FileReader(CountingReader):
         self._files = OpenFiles(open_file, min(len(files), most_open()))
         self._row_dtype = layout.content.index.dtype
 
-    def whole_lines(self, name: str = "") -> int:
-        height, width, pixel_nbytes = self._layout.picture_shape(name)
-        lines = self._alignment // math.gcd(width * pixel_nbytes, self._alignment)
+    @property
+    def whole_lines(self) -> int:
+        height, width, channels = self._layout.sample_shape
+        lines = self._alignment // math.gcd(width * channels, self._alignment)
         return lines if height % lines == 0 else 1
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -105,7 +108,7 @@ class FileReader(CountingReader):
     def _read_cells(self, table: Table, rows: NDArray[np.int64], start: int, cells: NDArray[np.uint8]) -> None:
         """Reads the bytes from `start` on of rows of a table that has one file, as many as a line of `cells` has."""
         (entry,), nbytes = table.files, cells.shape[1]
-        offsets = HEADER_NBYTES + np.asarray(rows, np.int64) * table.row_nbytes + start
+        offsets = HEADER_NBYTES + rows * table.row_nbytes + start
         file = self._files.get(entry.file)
         places = np.arange(len(cells)) * nbytes
         done = rowread.read_rows(file.fileno(), offsets, places, nbytes, cells, False)
@@ -122,40 +125,22 @@ class FileReader(CountingReader):
         check_stored(rows, indices, table, self._layout.folder)
         return rows
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        indices = self._layout.check_request(indices, out, windows)
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         if not len(indices):
             return
-        if windows is not None:
-            self._read_windows("", indices, as_bytes(out), windows)
-        else:
-            self._read_rows(self._layout.pixels, indices, out.reshape(len(indices), -1))
-
-    def read_array(
-        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
-    ) -> None:
-        indices = self._layout.check_array_request(name, indices, out, windows)
-        if not len(indices):
-            return
-        if windows is not None:
-            self._read_windows(name, indices, as_bytes(out), windows)
-        else:
-            self._read_rows(self._layout.arrays[name], indices, out.reshape(len(indices), -1).view(np.uint8))
+        table, rows = self._layout.table_of(name), as_rows(out)
+        stored = self._stored(table, indices)
+        chosen, again = _distinct(stored)
+        self._read_distinct(table, stored[chosen], chosen, rows)
+        if again is not None:
+            to, first = again
+            rows[to] = rows[first]
 
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         found = np.empty(len(indices), np.uint32)
         table = self._layout.crc32s[name]
         self._read_cells(table, self._stored(table, indices), 0, found.view(np.uint8).reshape(-1, found.itemsize))
         return found
-
-    def _read_rows(self, table: Table, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        """Reads the rows of samples into lines of `out`."""
-        stored = self._stored(table, indices)
-        chosen, again = distinct(stored)
-        self._read_distinct(table, stored[chosen], chosen, out)
-        if again is not None:
-            to, first = again
-            out[to] = out[first]
 
     def _read_distinct(
         self, table: Table, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
@@ -166,7 +151,7 @@ class FileReader(CountingReader):
         detour = bool(nbytes % self._alignment or rows.ctypes.data % self._alignment) or not self._lands
         most = min((_DETOUR_NBYTES if detour else _REQUEST_NBYTES) // nbytes, _MOST_BUFFERS)
         # Rows of one request touch, or share a sector.
-        spans = requests(files, offsets, nbytes, self._alignment if detour else 1, max(1, most))
+        spans = _requests(files, offsets, nbytes, self._alignment if detour else 1, max(1, most))
         if not detour and len(spans) == len(offsets):  # no two lie side by side
             spans = self._read_apart(table, files, offsets, chosen, rows)
         for first, stop in spans:
@@ -189,13 +174,13 @@ class FileReader(CountingReader):
         offsets: NDArray[np.int64],
         rows: NDArray[np.int64],
         out: NDArray[np.uint8],
-    ) -> list[Span]:
+    ) -> list[_Span]:
         """Reads rows, whole, into lines of `out`, with one call for each file. Returns the spans of those left to be
         read, if there was an error: one row each."""
-        left: list[Span] = []
+        left: list[_Span] = []
         nbytes = table.row_nbytes
         places = rows * nbytes
-        for first, stop in stretches(files[1:] != files[:-1]):
+        for first, stop in _stretches(files[1:] != files[:-1]):
             file = self._files.get(table.files[int(files[first])].file)
             some = slice(first, stop)
             done = rowread.read_rows(file.fileno(), offsets[some], places[some], nbytes, out, self._drop_behind)
@@ -204,12 +189,10 @@ class FileReader(CountingReader):
             left += [(i, i + 1) for i in range(first + done, stop)]
         return left
 
-    def _read_windows(self, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows) -> None:
-        """Reads the lines of each picture that its window crosses, no others, and copies the windows out of them, one
-        after the other."""
-        _, width, channels = self._layout.picture_shape(name)
-        stride = width * channels
-        table = self._layout.table_of(name)
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+        """Reads the lines of each picture that its window crosses, no others, and copies the windows out of them."""
+        _, width, channels = self._layout.sample_shape
+        stride, table = width * channels, self._layout.pixels
         files, starts = table.locate(self._stored(table, indices))
         order = np.lexsort((starts, files))
         files = files[order]
@@ -218,7 +201,7 @@ class FileReader(CountingReader):
         starts = starts + windows.tops * stride + windows.lefts * channels
         numbers = np.stack([starts, windows.heights, nbytes, places], axis=1)[order]
         most = int(windows.heights.max()) * stride + 2 * self._alignment
-        for first, stop in stretches(files[1:] != files[:-1]):
+        for first, stop in _stretches(files[1:] != files[:-1]):
             entry, done = table.files[int(files[first])], first
             file = self._files.get(entry.file)
             how = stride, self._alignment, self._detour_buffer(most), out, self._drop_behind
@@ -227,7 +210,7 @@ class FileReader(CountingReader):
             some = numbers[first:done]
             self._count(int(((some[:, 1] - 1) * stride + some[:, 2]).sum()))
             for start, lines, line_nbytes, place in numbers[done:stop].tolist():
-                sectors = sector_of(start, self._alignment)
+                sectors = _sector_of(start, self._alignment)
                 wanted = start - sectors + (lines - 1) * stride + line_nbytes
                 buffer = self._detour_buffer(wanted)
                 self._fill(table, entry, [buffer], sectors, wanted, start)
@@ -241,7 +224,7 @@ class FileReader(CountingReader):
     ) -> None:
         """Reads whole sectors around the rows, piece by piece, and copies the rows out of them."""
         buffer = self._detour_buffer()
-        for piece, stop, length in pieces(offsets[0], offsets[-1] + table.row_nbytes, self._alignment, len(buffer)):
+        for piece, stop, length in _pieces(offsets[0], offsets[-1] + table.row_nbytes, self._alignment, len(buffer)):
             self._fill(table, entry, [buffer[:length]], piece, stop - piece, max(offsets[0], piece))
             for row, offset in zip(rows, offsets, strict=True):
                 low, high = max(offset, piece), min(offset + table.row_nbytes, stop)
@@ -250,7 +233,7 @@ class FileReader(CountingReader):
 
     def _detour_buffer(self, least: int = _DETOUR_NBYTES) -> NDArray[np.uint8]:
         """Returns this thread's buffer, or its first part: at least so many bytes, a multiple of the alignment."""
-        nbytes = sector_of(least + self._alignment - 1, self._alignment)
+        nbytes = _sector_of(least + self._alignment - 1, self._alignment)
         buffer: NDArray[np.uint8] | None = getattr(self._thread, "buffer", None)
         if buffer is None or len(buffer) < nbytes:
             buffer = self._thread.buffer = aligned_empty((max(nbytes, _DETOUR_NBYTES),))
@@ -291,7 +274,7 @@ class FileReader(CountingReader):
         """Makes one request for what comes after the first `done` bytes. Returns how many more bytes are done."""
         file = self._files.get(entry.file)
         try:
-            count = os.preadv(file.fileno(), behind(buffers, done), offset + done)
+            count = os.preadv(file.fileno(), _behind(buffers, done), offset + done)
             self._count(count)
             if done + count < wanted:
                 # If the file was cut, waiting would not help.
@@ -330,6 +313,57 @@ class FileReader(CountingReader):
 def _drop(descriptor: int, offset: int, nbytes: int) -> None:
     """Lets go of the pages that hold these bytes, whole ones, as the kernel ignores parts."""
     page = mmap.PAGESIZE
-    start = sector_of(offset, page)
+    start, stop = _sector_of(offset, page), _sector_of(offset + nbytes + page - 1, page)
     with contextlib.suppress(OSError):
-        os.posix_fadvise(descriptor, start, sector_of(offset + nbytes + page - 1, page) - start, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+
+def _distinct(
+    indices: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], NDArray[np.int64]] | None]:
+    """Returns where each index stands first, in ascending order of the indices, which is also that of files and
+    offsets. If any stands again: where, and where the same one stands first."""
+    order = np.argsort(indices, kind="stable")
+    ascending = indices[order]
+    again = np.zeros(len(order), bool)
+    np.equal(ascending[1:], ascending[:-1], out=again[1:])
+    if not again.any():
+        return order, None
+    firsts = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
+    return order[~again], (order[again], order[firsts[again]])
+
+
+def _stretches(apart: NDArray[np.bool_]) -> Iterator[_Span]:
+    """Returns the spans between the samples i and i + 1 for which apart[i] is true."""
+    return pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(apart) + 1])
+
+
+def _requests(shards: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: int, grain: int, most: int) -> list[_Span]:
+    """Returns the spans of at most `most` samples of `nbytes` bytes that are read in one request: they lie in one file,
+    and less than `grain` bytes apart."""
+    apart = (offsets[1:] - (offsets[:-1] + nbytes) >= grain) | (shards[1:] != shards[:-1])
+    cuts = [cut for first, stop in _stretches(apart) for cut in range(first, stop, most)]
+    return list(pairwise([*cuts, len(offsets)]))
+
+
+def _sector_of(offset: int, alignment: int) -> int:
+    """Returns the first byte of the sector that holds a byte."""
+    return offset // alignment * alignment
+
+
+def _pieces(start: int, stop: int, alignment: int, room: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the parts that O_DIRECT can read of the bytes from `start` to `stop`, as (offset, stop, length): whole
+    sectors, at most `room` bytes from `offset` on, of which those before `stop` are wanted."""
+    for offset in range(_sector_of(start, alignment), stop, room):
+        end = min(offset + room, stop)
+        yield offset, end, _sector_of(end - offset + alignment - 1, alignment)
+
+
+def _behind(buffers: Sequence[NDArray[np.uint8]], done: int) -> list[memoryview]:
+    """Returns what is left of the buffers when the first `done` bytes are filled."""
+    rests = []
+    for buffer in buffers:
+        if done < len(buffer):
+            rests.append(buffer[done:].data)
+        done = max(0, done - len(buffer))
+    return rests

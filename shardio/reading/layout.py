@@ -12,13 +12,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
-from shardio.format.layout import RowType, SampleShape, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, sample_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.kernels.rowcopy import Windows
-from shardio.reading.table import Table
 from shardio.system.opening import OpenFile
+
+
+class Table:
+    """Rows of `row_nbytes` bytes in `files`, of which each holds so many of them as `num_rows` says behind its header.
+
+    They are the pixels of a split, an array of it, or numbers of its samples; `name` is the array's or, with the word
+    that stands before it in a message, what else they are. With `order`, the table of the split's order that holds for
+    them, sample i is in the row that this one tells; else in row i.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[FileEntry],
+        num_rows: Sequence[int],
+        row_nbytes: int,
+        order: Table | None = None,
+    ) -> None:
+        self.name = name
+        self.files = tuple(files)
+        self.num_rows = tuple(num_rows)
+        self.row_nbytes = row_nbytes
+        self.order = order
+        self.starts = np.cumsum([0, *num_rows])
+        """Row i is in the file k with starts[k] <= i < starts[k + 1]."""
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the files of rows that exist, by number, and the rows' first bytes in these files."""
+        files: NDArray[np.int64] = np.searchsorted(self.starts, rows, side="right") - 1
+        return files, HEADER_NBYTES + (rows - self.starts[files]) * self.row_nbytes
+
+    def what(self, sample: int) -> str:
+        """Returns the row of a sample in words, for a message."""
+        return f"the {self.name} of sample {sample}" if self.name else f"sample {sample}"
 
 
 class SplitLayout:
@@ -87,21 +123,17 @@ class SplitLayout:
             raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
         return indices.astype(np.int64, copy=False)
 
-    def check_request(
-        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None
+    def check_gather(
+        self, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None, name: str = ""
     ) -> NDArray[np.int64]:
-        """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold these samples, or these
-        windows of them: `ShardSet.gather` says when."""
-        return self._checked(RowType("|u1", self.sample_shape), indices, out, windows)
-
-    def _checked(
-        self, row: RowType, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None
-    ) -> NDArray[np.int64]:
+        """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold these samples' pixels, or
+        these windows of them, or their values of the array `name`: `ShardSet.gather` says when."""
         indices = self.check_indices(indices)
-        if windows is None:
-            _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
-        else:
-            _check_windows(out, row, len(indices), windows)
+        if windows is not None:
+            _check_windows(out, self.sample_shape, len(indices), windows)
+            return indices
+        row = self.array(name).row if name else RowType("|u1", self.sample_shape)
+        _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
         return indices
 
     def array(self, name: str) -> ArrayEntry:
@@ -111,20 +143,6 @@ class SplitLayout:
             raise ValueError(f"{self.path}, {self.split}: expected an array of the split ({found}); found {name!r}")
         return self.content.arrays[name]
 
-    def check_array_request(
-        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
-    ) -> NDArray[np.int64]:
-        """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold the array's values of
-        these samples, or these windows of them: `ShardSet.gather_array` says when."""
-        row = self.array(name).row
-        if windows is not None and not self.has_windows(name):
-            raise ValueError(f"expected an array of masks or images, of which windows are read; found {name!r}")
-        return self._checked(row, indices, out, windows)
-
-    def has_windows(self, name: str) -> bool:
-        """Returns whether the values of an array, or the pixels ("") are pictures, of which windows can be read."""
-        return not name or self.array(name).kind in ("mask", "image")
-
     def table_of(self, name: str) -> Table:
         """Returns the table of an array, or of the pixels ("")."""
         if name:
@@ -132,35 +150,31 @@ class SplitLayout:
             return self.arrays[name]
         return self.pixels
 
-    def picture_shape(self, name: str) -> SampleShape:
-        """Returns (height, width, bytes per pixel) of an array that has windows, or of the pixels ("")."""
-        height, width = self.array(name).row.shape[:2] if name else self.sample_shape[:2]
-        return height, width, self.table_of(name).row_nbytes // (height * width)
-
 
 def _counts(shards: Sequence[ShardEntry]) -> list[int]:
     return [shard.num_samples for shard in shards]
 
 
-def _check_windows(out: NDArray[Any], row: RowType, count: int, windows: Windows) -> None:
-    """Raises ValueError or IndexError unless there is a window for each of `count` pictures, rows of this type, and
-    `out` can hold them."""
-    windows.check_inside(*row.shape[:2])
+def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows: Windows) -> None:
+    """Raises ValueError or IndexError unless there is a window for each of `count` pictures of this shape, and `out`
+    can hold them."""
+    height, width, channels = picture
+    windows.check_inside(height, width)
     if len(windows) != count:
         raise IndexError(f"expected {count} windows; found {len(windows)}")
-    pixel = row.shape[2:]
-    shape: tuple[int, ...] = (int(windows.num_pixels.sum()) * math.prod(pixel),)
+    shape: tuple[int, ...] = (int(windows.num_pixels.sum()) * channels,)
     if out.ndim != 1 and count:  # windows of one size may have an axis each
-        shape = (count, int(windows.heights[0]), int(windows.widths[0]), *pixel)
+        shape = (count, int(windows.heights[0]), int(windows.widths[0]), channels)
         if (windows.heights != shape[1]).any() or (windows.widths != shape[2]).any():
             raise ValueError(f"expected out of one dimension, for windows of several sizes; found {out.shape}")
-    _check_out(out, np.dtype(row.dtype), shape if count else out.shape)
+    _check_out(out, np.dtype(np.uint8), shape if count else out.shape)
 
 
-def as_bytes(out: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns C-contiguous memory as its bytes, (n,)."""
-    memory: NDArray[np.uint8] = out.reshape(-1).view(np.uint8)
-    return memory
+def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns C-contiguous memory of some samples as the bytes of each, uint8 (n, nbytes)."""
+    nbytes = math.prod(out.shape[1:]) * out.itemsize
+    rows: NDArray[np.uint8] = out.reshape(-1).view(np.uint8).reshape(len(out), nbytes)
+    return rows
 
 
 def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

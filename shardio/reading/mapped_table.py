@@ -14,8 +14,8 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.kernels.rowcopy import Windows, copy_rows, copy_windows
+from shardio.reading.layout import Table
 from shardio.reading.mapping import RowMapping, will_need
-from shardio.reading.table import Table
 from shardio.system.opening import OpenFile, open_regular
 from shardio.system.pour import Attempts, reading_failed
 
@@ -84,7 +84,9 @@ class MappedTable:
         file was cut. `name` is what is read of the row, for that message.
         """
         numbers = self.numbers(indices)
-        self._insist(lambda done: copy_rows(self.rows, numbers[done:], out[done:]), indices, name)
+        done = copy_rows(self.rows, numbers, out)
+        if done < len(indices):
+            self._insist(lambda done: copy_rows(self.rows, numbers[done:], out[done:]), indices, name, done)
 
     def copy_windows(
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
@@ -98,7 +100,8 @@ class MappedTable:
         def copy(done: int) -> int:
             return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
 
-        self._insist(copy, indices)
+        if (done := copy(0)) < len(indices):
+            self._insist(copy, indices, done=done)
 
     def will_need(
         self,
@@ -114,18 +117,17 @@ class MappedTable:
         files, offsets = self.table.locate(self.stored(np.array([sample])))
         return self.table.files[int(files[0])], int(offsets[0])
 
-    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "") -> None:
-        """Has `copy` copy something for each of these samples.
+    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "", done: int = 0) -> None:
+        """Copies again what storage failed to give, after the first `done` of these samples.
 
-        It is called with how many are done, and returns how many more it did: all of them, unless storage failed.
+        `copy` is called with how many are done, and returns how many more it did: all of them, unless storage failed.
         """
-        attempts: Attempts | None = None  # made when storage fails, which is seldom
-        done = 0
-        while (done := done + copy(done)) < len(indices):
-            attempts = attempts or Attempts()
+        attempts = Attempts()
+        while done < len(indices):
             failure = self._failure(int(indices[done]), name, attempts.failed + 1)
             if not attempts.again():
                 raise failure
+            done += copy(done)
 
     def _failure(self, sample: int, name: str, attempts: int) -> OSError:
         """Returns why a page cannot be had: a fault does not tell, but reading the file does. Raises FormatError if it

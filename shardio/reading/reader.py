@@ -1,14 +1,58 @@
-"""Readers: ways of getting the samples of a split from storage into memory."""
+"""Readers bring the samples of a batch from storage into memory. A request says what is read, a reader how.
+
+Nothing is checked here: `ShardSet.gather` is the door for callers, and the kernels check what they copy.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.kernels.rowcopy import Windows
+from shardio.reading.layout import as_rows
+from shardio.reading.shardset import ShardSet
+from shardio.system.direct import aligned_empty
+
+# Windows that a thread reads before it resamples them: no more than caches hold, and enough that the calls cost little.
+_ROOM_NBYTES = 4 << 20
+# So many of the announced samples that a thread copies at a time are looked for in the page cache.
+_MOST_LOOKED_FOR = 8
+
+_thread = threading.local()
+
+
+class BatchMemory(Protocol):
+    """Where a batch is read to. `more` has the arrays and columns of the request, by name."""
+
+    images: NDArray[Any]
+    labels: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    more: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is read of one batch. It is complete before any thread sees it, and any number of threads may use one."""
+
+    indices: NDArray[np.int64]
+    """Samples that exist, (B,)."""
+    arrays: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    windows: Windows | None = None
+    """The part of each picture that is read. None reads whole pictures."""
+    ends: NDArray[np.int64] | None = None
+    """Where the windows end that lie one after the other, in bytes, (B + 1,), with a 0 before the first."""
+    resample: Callable[[NDArray[np.uint8], slice, NDArray[Any]], None] | None = None
+    """resample(pixels of windows, which of the samples, out): the reading thread calls it. None leaves the windows."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
 
 
 class ReadCounts(NamedTuple):
@@ -21,76 +65,152 @@ class ReadCounts(NamedTuple):
     found: int
 
 
-class Reader(Protocol):
-    """Reads samples of one set. Thread safe."""
+class Reader:
+    """Reads samples of one set. Thread safe. A way of reading is a subclass with its own `copy` and `copy_windows`."""
 
-    num_threads: int
+    name: str
+    """Its name in `stats()`."""
+    num_threads = 1
     """Threads that should read at the same time, at least."""
-
-    @property
-    def name(self) -> str:
-        """Its name in `stats()`."""
-
-    def whole_lines(self, name: str = "") -> int:
-        """Returns 0 if any window of the pictures, or of the array, is read at the cost of its bytes. Otherwise windows
-        are best whole lines, beginning and ending at multiples of this number: they then need no other copy."""
-
-    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of a column of the index for samples that exist. Raises OSError if the storage fails."""
-
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """Copies the samples `indices`, or a window of each, as ShardSet.gather does. Raises OSError if the storage
-        fails."""
-
-    def read_array(
-        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
-    ) -> None:
-        """Copies the values of an array for the samples `indices`, or a window of each, as ShardSet.gather_array does.
-        Raises OSError if the storage fails."""
-
-    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the crc32 that the values of an array should have, for samples that exist. Raises OSError if the
-        storage fails."""
-
-    def begin_epoch(self) -> bool:
-        """Decides how this epoch is read: from now on a complete copy takes the place of a distant source, and what is
-        in the page cache is not announced. Returns whether `will_read` is worth its cost."""
-
-    def will_read(
-        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
-    ) -> None:
-        """Announces that these samples will be read soon: of the first of the reader's tables, the pictures, all or
-        `windows`, and of other arrays of masks or images all or `of_arrays`. Never raises."""
-
-    def counts(self) -> ReadCounts: ...
-
-    def close(self) -> None:
-        """Gives back descriptors. Reads under way finish; others fail. May be called again."""
-
-
-class CountingReader:
-    """The part that readers share: it counts, takes any window, announces nothing, and has nothing to give back."""
 
     def __init__(self) -> None:
         # Many threads count without a lock: each has a sum of its own.
         self._sums: dict[int, list[int]] = {}
+
+    def read(self, request: Request, memory: BatchMemory, part: slice) -> None:
+        """Reads some samples of the request into their places. Raises OSError if the storage fails, FormatError if it
+        has other bytes than the set."""
+        indices = request.indices[part]
+        if not len(indices):
+            return
+        if request.windows is None:
+            self.copy("", indices, memory.images[part])
+        else:
+            self._read_windows(request, memory.images, part)
+        for name in request.arrays:
+            self.copy(name, indices, memory.more[name][part])
+        for name in request.columns:
+            memory.more[name][part] = self.column_of(name, indices)
+        memory.labels[part] = self.column_of("label", indices)
+        memory.indices[part] = indices
+
+    def _read_windows(self, request: Request, images: NDArray[Any], part: slice) -> None:
+        """Reads windows, and resamples a few at a time, while the processor's caches have them."""
+        windows, ends = request.windows, request.ends
+        assert windows is not None
+        assert ends is not None
+        start, stop, _ = part.indices(len(request))
+        if request.resample is None:
+            self.copy_windows(request.indices[part], windows[part], images[ends[start] : ends[stop]])
+            return
+        while start < stop:
+            # At least one picture, however large.
+            some = slice(start, min(max(int(ends.searchsorted(ends[start] + _ROOM_NBYTES)) - 1, start + 1), stop))
+            pixels = thread_memory(int(ends[some.stop] - ends[start]), _ROOM_NBYTES)
+            self.copy_windows(request.indices[some], windows[some], pixels)
+            request.resample(pixels, some, images[some])
+            start = some.stop
+
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies the values of the array `name`, or the pixels (""), of samples that exist into rows of `out`."""
+        raise NotImplementedError
+
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+        """Copies windows of the pixels, one after the other, into `out`, uint8 (n,)."""
+        raise NotImplementedError
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a copy of a column of the index for samples that exist."""
+        raise NotImplementedError
+
+    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Returns the crc32 that the values of an array should have, for samples that exist."""
+        raise NotImplementedError
+
+    @property
+    def whole_lines(self) -> int:
+        """0 if any window of the pictures is read at the cost of its bytes. Otherwise windows are best whole lines,
+        beginning and ending at multiples of this number: they then need no other copy."""
+        return 0
+
+    def begin_epoch(self) -> bool:
+        """Decides how this epoch is read: from now on a complete copy takes the place of a distant source, and what is
+        in the page cache is not announced. Returns whether `will_read` is worth its cost."""
+        return False
+
+    def will_read(self, request: Request) -> None:
+        """Announces that this will be read soon. Never raises."""
+
+    def counts(self) -> ReadCounts:
+        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._sums.values()), strict=True)))
+
+    def close(self) -> None:
+        """Gives back descriptors. Reads under way finish; others fail. May be called again."""
 
     def _count(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
         sums = self._sums.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
         for i, number in enumerate((nbytes, retries, looked_for, found)):
             sums[i] += number
 
-    def whole_lines(self, name: str = "") -> int:
-        return 0
+
+class MappedReader(Reader):
+    """Copies from the mapping, and announces to the kernel what will be copied.
+
+    This is the fastest way where the samples are in the page cache. Without an announcement each page that is not
+    there is a request of its own, for which a thread waits and cannot be told to give up; and as the kernel by default
+    reads around each, it would read many times what is wanted. There is nothing to close: the mapping belongs to the
+    set.
+    """
+
+    name = "mmap"
+
+    def __init__(self, shards: ShardSet, tables: Sequence[str] = ("",)) -> None:
+        """`tables` are the arrays that will be read, by name, and "" for the pixels."""
+        super().__init__()
+        self._shards = shards
+        self._tables = tuple(tables)
+        self._announced = False
+        for name in tables:
+            shards.expect_random_reads(name)
+
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        if self._announced and not name:
+            self._look_for(indices)
+        self._shards.mapped(name).copy(indices, as_rows(out))
+        self._count(out.nbytes)
+
+    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+        if self._announced:
+            self._look_for(indices)
+        self._shards.mapped().copy_windows(indices, out, windows, self._shards.sample_shape)
+        self._count(out.nbytes)
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        return self._shards.copy_column(name, indices)
+
+    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        return self._shards.copy_crc32s(name, indices)
+
+    def _look_for(self, indices: NDArray[np.int64]) -> None:
+        """Counts how many of a few samples are in the page cache, which tells whether announcing them was worth it."""
+        count = min(_MOST_LOOKED_FOR, len(indices))
+        if (share := self._shards.resident_share(indices, count)) is not None:
+            self._count(looked_for=count, found=round(share * count))
 
     def begin_epoch(self) -> bool:
-        return False
+        # Announcements of a resident set are pure cost. Where the kernel does not tell, they are worth it.
+        self._announced = any(self._shards.resident_share(name=name) != 1.0 for name in self._tables)
+        return self._announced
 
-    def will_read(
-        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
-    ) -> None: ...
+    def will_read(self, request: Request) -> None:
+        with contextlib.suppress(Exception):
+            for name in self._tables:
+                self._shards.will_read(request.indices, None if name else request.windows, name)
 
-    def counts(self) -> ReadCounts:
-        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._sums.values()), strict=True)))
 
-    def close(self) -> None: ...
+def thread_memory(nbytes: int, usual: int) -> NDArray[np.uint8]:
+    """Returns memory of this thread, uint8 (nbytes,), valid until its next call. At least `usual` bytes are kept."""
+    memory: NDArray[np.uint8] | None = getattr(_thread, "memory", None)
+    if memory is None or len(memory) < nbytes:
+        memory = _thread.memory = aligned_empty((max(nbytes, usual),))
+    return memory[:nbytes]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,40 +23,21 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.order.orders import as_integer
-from shardio.reading.layout import SplitLayout, as_bytes
+from shardio.reading.layout import SplitLayout, Table, as_rows
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mapping import advise_random, resident_share
-from shardio.reading.shown import NUM_SHOWN, NUM_THUMBNAILS, captions_of, pictures_html, sheet_of, some_of, table_html
-from shardio.reading.table import Table
+from shardio.reading.sample import (
+    NUM_SHOWN,
+    NUM_THUMBNAILS,
+    Sample,
+    captions_of,
+    pictures_html,
+    sheet_of,
+    some_of,
+    table_html,
+)
 from shardio.sets.names import find_folder
 from shardio.system.eager import eager
-
-
-class _Pair(NamedTuple):
-    image: NDArray[np.uint8]
-    label: int
-
-
-class Sample(_Pair):
-    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` an int; `arrays` the values of
-    the split's arrays by name, read-only views, too. It unpacks to image and label."""
-
-    arrays: dict[str, NDArray[Any]]
-
-    def __new__(cls, image: NDArray[np.uint8], label: int, arrays: Mapping[str, NDArray[Any]] | None = None) -> Sample:
-        self = super().__new__(cls, image, label)
-        self.arrays = dict(arrays or {})
-        return self
-
-    def __repr__(self) -> str:
-        arrays = "".join(f", {name}={value.dtype} {value.shape}" for name, value in self.arrays.items())
-        return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label}{arrays})"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        facts = {"label": str(self.label), "image": f"{self.image.dtype} {self.image.shape}"}
-        facts |= {name: f"{value.dtype} {value.shape}" for name, value in self.arrays.items()}
-        return pictures_html([self.image], [f"label {self.label}"]) + table_html(facts)
 
 
 @eager
@@ -232,17 +213,17 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         advise_random(self.mapped(name).rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
-        """Has the kernel begin to read these samples, or of each the lines that its window crosses, into the page
-        cache: their pixels, or their values of the array `name`. A hint: it never fails and hardly waits."""
+        """Has the kernel begin to read these samples into the page cache: their pixels, or the lines that a window of
+        each crosses, or their values of the array `name`. A hint: it never fails and hardly waits."""
         known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         inside = (known >= 0) & (known < len(self))
         some = known[inside].astype(np.int64, copy=False)
         if windows is None:
             self.mapped(name).will_need(some)
         else:
-            _, width, pixel_nbytes = self.picture_shape(name)
-            stride, wanted = width * pixel_nbytes, windows[first[inside]]
-            self.mapped(name).will_need(some, wanted.tops * stride, wanted.heights * stride)
+            _, width, channels = self.sample_shape
+            stride, wanted = width * channels, windows[first[inside]]
+            self._pixels.will_need(some, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
         """Returns which share of these samples, or of the split, is in the page cache, told by at most so many of them:
@@ -274,38 +255,36 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
         file was cut. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
         """
-        indices = self.check_request(indices, out, windows)
-        if windows is None:
-            self._pixels.copy(indices, out.reshape(len(indices), self.row_nbytes))
-        else:
-            self._pixels.copy_windows(indices, as_bytes(out), windows, self.sample_shape)
-
-    @eager
-    def gather_array(
-        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
-    ) -> None:
-        """Copies the values of an array for the samples `indices` into `out`, or a window of each, as `gather` does
-        pixels.
-
-        `out` is the caller's: of the array's dtype, `(len(indices), *shape)` of a value, C-contiguous; with `windows`,
-        which arrays of masks and images have, its height and width are theirs. Raises ValueError if the split has no
-        such array.
-        """
-        indices = self.check_array_request(name, indices, out, windows)
+        indices = self.check_gather(indices, out, windows)
         if not len(indices):
             return
-        if windows is not None:
-            self._mapped_array(name).copy_windows(indices, as_bytes(out), windows, self.picture_shape(name))
+        if windows is None:
+            self._pixels.copy(indices, as_rows(out))
         else:
-            self._mapped_array(name).copy(indices, out.reshape(len(indices), -1).view(np.uint8))
+            self._pixels.copy_windows(indices, out.reshape(-1), windows, self.sample_shape)
+
+    @eager
+    def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies the values of an array for the samples `indices` into `out`, as `gather` does pixels.
+
+        `out` is the caller's: of the array's dtype, `(len(indices), *shape)` of a value, C-contiguous. Raises
+        ValueError if the split has no such array.
+        """
+        self.array(name)
+        indices = self.check_gather(indices, out, name=name)
+        if len(indices):
+            self._mapped_array(name).copy(indices, as_rows(out))
 
     @eager
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Returns the crc32 that the values of an array should have, for these samples, which must exist."""
-        number = self.array(name).order
+        self.array(name)
+        return self.copy_crc32s(name, self.check_indices(indices))
+
+    def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Does what `array_crc32s` does, without a check of its arguments."""
         if name not in self._mapped_crc32s:
-            self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name], number))
-        indices = self.check_indices(indices)
+            self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name], self.array(name).order))
         found = np.empty(len(indices), np.uint32)
         self._mapped_crc32s[name].copy(indices, found.view(np.uint8).reshape(len(indices), found.itemsize))
         return found
@@ -328,10 +307,14 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
         `index[name]` is a view of the mapping instead, where a page that cannot be had ends the process.
         """
+        names = self.index.dtype.names or ()
+        if name not in names:
+            raise ValueError(f"expected a column of the index, one of {', '.join(names)}; found {name!r}")
+        return self.copy_column(name, self.check_indices(indices))
+
+    def copy_column(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Does what `column_of` does, without a check of its arguments."""
         dtype = self.index.dtype
-        if name not in (dtype.names or ()):
-            raise ValueError(f"expected a column of the index, one of {', '.join(dtype.names or ())}; found {name!r}")
-        indices = self.check_indices(indices)
         rows = np.empty((len(indices), dtype.itemsize), np.uint8)
         self._index.copy(indices, rows, name)
         column: NDArray[Any] = rows.view(dtype)[name][:, 0]

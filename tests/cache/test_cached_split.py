@@ -28,7 +28,7 @@ from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
-from shardio.reading.source import SplitSource
+from shardio.reading.choose import SplitSource
 from shardio.sets import fill
 from shardio.sets.storage import FolderStorage
 
@@ -439,8 +439,8 @@ def test_a_source_opens_its_split_and_reads_and_rereads_every_sample(source: Spl
     assert len(shards) == NUM_SOURCE
     out = np.zeros((2, NUM_SOURCE, *shards.sample_shape), np.uint8)
     reader, second = source.make_reader("auto", NUM_SOURCE), source.make_second()
-    reader.read(indices, out[0])
-    second.read(indices, out[1])
+    reader.copy("", indices, out[0])
+    second.copy("", indices, out[1])
     for index, one, other in zip(indices.tolist(), *out, strict=True):
         assert np.array_equal(one, sample_pixels(index))
         assert np.array_equal(other, sample_pixels(index))

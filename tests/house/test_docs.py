@@ -75,8 +75,6 @@ def test_the_guide_says_how_its_set_was_made() -> None:
 @pytest.mark.parametrize("page", ["README.md", *(page for page in PAGES if page.startswith("docs/guide/"))])
 def test_every_code_block_of_the_readme_and_the_guide_runs(page: str, collections: Path, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    if "TensorBoard(" in text:
-        pytest.importorskip("tensorboard")
     for collection in collections.iterdir():
         # A page that makes the set itself finds none.
         if collection.name != "out" or MAKES_OUT not in text:

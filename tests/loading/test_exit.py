@@ -163,17 +163,17 @@ next(suspended)
 
 def test_an_error_in_a_gather_thread_ends_the_script_with_its_traceback(start: Start) -> None:
     script = """
-from shardio import ShardSet
-def gather(shards, indices, out, windows):
+from shardio.reading.reader import MappedReader
+def copy(reader, name, indices, out):
     raise OSError(5, "the disk is gone")
-ShardSet.gather = gather
+MappedReader.copy = copy
 for batch in ShardLoader(path, 4, device="cpu", num_threads=2):
     pass
 """
     code, out, err = finish(start(script))
     assert (code, out) == (1, "")
     check_traceback(err, "OSError: [Errno 5] the disk is gone")
-    assert "in gather" in err
+    assert "in copy" in err
 
 
 def test_ctrl_c_while_it_iterates_ends_it(start: Start) -> None:
@@ -198,14 +198,14 @@ while True:
 
 def test_ctrl_c_while_it_waits_for_a_batch_ends_it(start: Start) -> None:
     script = """
-from shardio import ShardSet
+from shardio.reading.reader import MappedReader
 go_on = threading.Event()
-gather = ShardSet.gather
-def slow(shards, indices, out, windows):
+copy = MappedReader.copy
+def slow(reader, name, indices, out):
     print("ready", flush=True)
     go_on.wait()
-    gather(shards, indices, out, windows)
-ShardSet.gather = slow
+    copy(reader, name, indices, out)
+MappedReader.copy = slow
 loader = ShardLoader(path, 4, device="cpu", num_threads=1)
 try:
     next(iter(loader))

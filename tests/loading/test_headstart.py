@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 from shardio import ShardLoader
-from shardio.loading.gather import GatherThreads, Pending
-from shardio.loading.headstart import head_start_seconds
+from shardio.loading.gather import GatherThreads, Pending, head_start_seconds
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.pipeline import Pipeline
-from shardio.loading.request import Request
 from shardio.loading.ring import Slot, new_slot
-from shardio.reading.reader import Reader
+from shardio.reading.reader import Reader, Request
 
 HOUR = 3600.0
 
@@ -36,23 +34,24 @@ def test_a_head_start_is_a_small_share_of_the_step_and_never_long() -> None:
         assert (seconds > 0.0) == (step_seconds >= 0.008)
 
 
-class StandIn:
-    """Stands in for a Reader. Notes when its parts are begun."""
+class StandIn(Reader):
+    """Notes when its parts are begun."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun: list[float] = []
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         return indices
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: object = None) -> None:
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         self.begun.append(time.perf_counter())
         out[:] = 7
 
 
 def submitted(threads: GatherThreads, reader: StandIn, seconds: float) -> Pending:
     slot = new_slot(9, (6, 5, 3))
-    return threads.submit(cast(Reader, reader), Request(np.arange(9)), slot, None, seconds)
+    return threads.submit(reader, Request(np.arange(9)), slot, None, seconds)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
@@ -96,9 +95,9 @@ def head_starts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     given: list[float] = []
     submit = Pipeline.submit
 
-    def noting(self: Pipeline, request: Request, last_step: Any, seconds: float) -> Pending:
+    def noting(self: Pipeline, request: Request, cut: Any, last_step: Any, seconds: float) -> Pending:
         given.append(seconds)
-        return submit(self, request, last_step, seconds)
+        return submit(self, request, cut, last_step, seconds)
 
     monkeypatch.setattr(Pipeline, "submit", noting)
     return given
@@ -130,15 +129,15 @@ def test_a_batch_is_begun_at_once_while_another_is_late(
     make_set: Callable[..., Path], head_starts: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    run_part = Pending.run_part
+    run = Pending.run
     count = itertools.count()
 
-    def held_back(self: Pending, copy: Callable[[], None]) -> None:
+    def held_back(self: Pending, part: slice, *, refused: bool) -> None:
         if next(count) == 2:
             assert gate.wait(timeout=60)
-        run_part(self, copy)
+        run(self, part, refused=refused)
 
-    monkeypatch.setattr(Pending, "run_part", held_back)
+    monkeypatch.setattr(Pending, "run", held_back)
     with ShardLoader(make_set(34), 4, device="cpu", num_threads=1) as loader:
         batches = iter(loader)
         for _ in range(2):

@@ -24,11 +24,10 @@ import shardio.kernels.rowread
 import shardio.reading.choose
 import shardio.reading.file_reader
 from shardio.errors import FormatError
-from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
-from shardio.loading.request import Request
+from shardio.order.orders import BlockShuffle
 from shardio.reading.choose import Io
-from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import MappedReader, Request
 from shardio.system.direct import direct_alignment
 from shardio.system.machine import usable_cores
 
@@ -68,7 +67,7 @@ def check(batch: tuple[torch.Tensor, ...], shape: tuple[int, int, int] = SHAPE) 
 def test_all_ways_of_reading_give_the_same_batches(io: Io, shape: tuple[int, int, int], loader_of: MakeLoader) -> None:
     for options in (
         {"shuffle": True, "tail": "short"},
-        {"shuffle": "block", "block_size": 4, "window_blocks": 3, "tail": "pad"},
+        {"shuffle": BlockShuffle(4, 3), "tail": "pad"},
         {"shuffle": False, "tail": "drop"},
         {"weights": np.arange(NUM_SAMPLES), "num_draws": 90},
         {"indices": [3, 3, 9, 46, 0, 3, 17], "tail": "short", "prefetch": 0, "num_threads": 1},
@@ -234,18 +233,18 @@ class Announced:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[tuple[str, tuple[int, ...]]] = []
-        read = MappedReader.read
+        copy = MappedReader.copy
 
-        def noting(reader: MappedReader, indices: NDArray[np.int64], *how: Any) -> None:
+        def noting(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
             self.events.append(("read", tuple(indices.tolist())))
-            read(reader, indices, *how)
+            copy(reader, name, indices, out)
 
         monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
-        monkeypatch.setattr(MappedReader, "read", noting)
+        monkeypatch.setattr(MappedReader, "copy", noting)
         monkeypatch.setattr(
             MappedReader,
             "will_read",
-            lambda reader, indices, *windows: self.events.append(("hint", tuple(indices.tolist()))),
+            lambda reader, request: self.events.append(("hint", tuple(request.indices.tolist()))),
         )
 
     def of(self, kind: str) -> list[tuple[int, ...]]:
@@ -297,8 +296,8 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
     entered, go_on = threading.Event(), threading.Event()
     hinted = []
 
-    def slow(reader: MappedReader, indices: NDArray[np.int64], *windows: Windows | None) -> None:
-        hinted.append(tuple(indices.tolist()))
+    def slow(reader: MappedReader, request: Request) -> None:
+        hinted.append(tuple(request.indices.tolist()))
         if len(hinted) == 3:
             entered.set()
             assert go_on.wait(DEADLINE_SECONDS)
@@ -326,8 +325,8 @@ def test_closing_does_not_wait_for_hints_that_are_queued(
     entered = threading.Event()
     hinted = []
 
-    def slow(reader: MappedReader, indices: NDArray[np.int64], *windows: Windows | None) -> None:
-        hinted.append(len(indices))
+    def slow(reader: MappedReader, request: Request) -> None:
+        hinted.append(len(request))
         if len(hinted) == 3:
             entered.set()
             wait_for(lambda: loader._pipeline._threads._closed.is_set())

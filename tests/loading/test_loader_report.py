@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -19,24 +20,23 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
+import shardio.loading.report
 from shardio.format.layout import crc32
-from shardio.loading import gather, reporter
-from shardio.loading.exports import PrometheusPort, PrometheusTextfile, TensorBoard
+from shardio.loading import gather
 from shardio.loading.loader import ShardLoader
 from shardio.loading.meter import Counts, Meter, Snapshot
-from shardio.loading.report import Report, Source
-from shardio.loading.reporter import Lines, line_of
+from shardio.loading.report import LoaderFacts, LoaderReport
 from shardio.loading.status import Status, find_loaders, parse
-from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import MappedReader
 
-SOURCE = Source("/sets/imagenet", "train", 256, num_threads=2, num_cores=8, prefetch=2, io="mmap")
+SOURCE = LoaderFacts("/sets/imagenet", "train", 256, num_threads=2, num_cores=8, prefetch=2, io="mmap")
 
 
 def report_of(
-    no_core: float = 0.0, waiting: float = 0.0, source: Source = SOURCE, storage: float = 0.0, **counts: float
-) -> Report:
+    no_core: float = 0.0, waiting: float = 0.0, source: LoaderFacts = SOURCE, storage: float = 0.0, **counts: float
+) -> LoaderReport:
     made = Counts(**{"batches": 100, "images": 25_600, "nbytes": 1000, "loop_seconds": 10.0, **counts})  # type: ignore[arg-type]
-    return Report.between(Snapshot(Counts()), Snapshot(made, 3, 100, no_core, storage, waiting), source)
+    return LoaderReport.between(Snapshot(Counts()), Snapshot(made, 3, 100, no_core, storage, waiting), source)
 
 
 @pytest.mark.parametrize(
@@ -169,155 +169,46 @@ def test_time_between_epochs_is_not_the_loop_s(make_set: Callable[..., Path]) ->
 # Reports while the job runs.
 
 
-def test_a_report_comes_every_so_many_seconds_in_which_batches_are_asked_for(make_set: Callable[..., Path]) -> None:
-    reports: list[Report] = []
-    enough = threading.Event()
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines that reports print."""
+    lines: list[str] = []
 
-    def to(report: Report) -> None:
+    def note(line: str, **how: object) -> None:
         assert threading.current_thread().name == "shardio-report"
-        reports.append(report)
-        if len(reports) == 3:
-            enough.set()
+        lines.append(line)
 
-    with ShardLoader(make_set(200), 4, device="cpu", report_every=0.02, report_to=to) as loader:
-        while not enough.is_set():
+    monkeypatch.setattr(shardio.loading.report, "print", note, raising=False)
+    return lines
+
+
+def test_a_line_is_printed_every_so_many_seconds_in_which_batches_are_asked_for(
+    make_set: Callable[..., Path], printed: list[str]
+) -> None:
+    with ShardLoader(make_set(200), 4, device="cpu", report_every=0.02, rank=0, world_size=1) as loader:
+        while len(printed) < 3:
             for _ in loader:
                 pass
-        delivered = loader.stats()["images"]
-    assert sum(report.counts.images for report in reports) <= delivered
-    assert all(report.counts.batches for report in reports)
-    count = len(reports)
+    count = len(printed)
     time.sleep(0.05)
-    assert len(reports) == count
+    assert len(printed) == count
+    assert all(re.match("shardio: [0-9,]+ images/s, waited ", line) for line in printed)
 
 
 def test_a_consumer_that_waits_for_storage_is_told_of_meanwhile(
-    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, printed: list[str]
 ) -> None:
-    answers, reports, told = threading.Event(), [], threading.Event()
-
-    def to(report: Report) -> None:
-        reports.append(report)
-        if report.is_stuck:
-            told.set()
-            answers.set()
-
-    monkeypatch.setattr(MappedReader, "read", lambda *what: answers.wait(10) and None)
-    with ShardLoader(make_set(20), 4, device="cpu", report_every=0.2, report_to=to) as loader:
+    monkeypatch.setattr(MappedReader, "read", lambda *what: time.sleep(0.01) if printed else time.sleep(1.5))
+    with ShardLoader(make_set(20), 4, device="cpu", report_every=0.2) as loader:
         next(iter(loader))
-    assert told.is_set()
-    assert reports[0].line == "no batch for 1 s: storage limits"
+    assert printed[0] == "shardio: no batch for 1 s: storage limits"
 
 
-def test_one_line_is_printed_for_a_report(
-    make_set: Callable[..., Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(reporter, "_print", lines.append)
-    with ShardLoader(make_set(200), 4, device="cpu", report_every=0.01) as loader:
-        while not lines:
-            for _ in loader:
-                pass
-    assert lines[0].startswith("shardio: ")
-    assert "images/s, waited" in lines[0]
-    monkeypatch.undo()
-    reporter._print("shardio: \x1b[31m")
-    assert capfd.readouterr().err == "shardio: \\x1b[31m\n"
-
-
-def test_an_error_of_the_caller_s_function_ends_the_reports_and_not_the_training(
-    make_set: Callable[..., Path], capfd: pytest.CaptureFixture[str]
-) -> None:
-    called = threading.Event()
-
-    def to(report: Report) -> None:
-        called.set()
-        raise ArithmeticError("no more")
-
-    with ShardLoader(make_set(200), 4, device="cpu", report_every=0.01, report_to=to) as loader:
-        while not called.is_set():
-            for _ in loader:
-                pass
-        assert len(list(loader)) == len(loader)
-    assert capfd.readouterr().err == "shardio: no more reports: ArithmeticError: no more\n"
-
-
-def test_rank_0_tells_of_all_ranks_by_the_store_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = torch.distributed.HashStore()
-    lines: list[str] = []
-    monkeypatch.setattr(reporter, "find_store", lambda world_size: store)
-    monkeypatch.setattr(reporter, "_print", lines.append)
-    ranks = Lines()
-    for rank, waited in ((2, 3.0), (1, 0.1)):
-        ranks(report_of(source=replace(SOURCE, rank=rank, world_size=4), wait_seconds=waited, gather_seconds=1.0))
-    assert lines == []
-    ranks(report_of(source=replace(SOURCE, rank=0, world_size=4)))
-    assert lines == [
-        "shardio: rank 0/4: 2,560 images/s, waited 0.0% of 10 s: data keeps up",
-        "shardio: 3 of 4 ranks: 7,680 images/s, waited 0.0% to 30.0%, rank 2 by storage",
-    ]
-    assert line_of({0: [5.0, 0.0, "consumer"]}, 1) == "1 ranks: 5 images/s, waited 0.0% to 0.0%"
-
-
-def test_a_store_that_fails_leaves_the_rank_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone:
-        def set(self, *what: object) -> None:
-            raise RuntimeError("the server has gone")
-
-    lines: list[str] = []
-    monkeypatch.setattr(reporter, "find_store", lambda world_size: Gone())
-    monkeypatch.setattr(reporter, "_print", lines.append)
-    Lines()(report_of(source=replace(SOURCE, rank=3, world_size=4)))
-    assert lines == ["shardio: rank 3/4: 2,560 images/s, waited 0.0% of 10 s: data keeps up"]
-
-
-# What other programs are told.
-
-
-def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    seen: list[tuple[Any, ...]] = []
-
-    class Writer:
-        def add_scalar(self, *what: Any) -> None:
-            seen.append(what)
-
-        def flush(self) -> None:
-            seen.append(())
-
-    TensorBoard(Writer())(report_of())  # type: ignore[arg-type]
-    assert ("shardio/train/images_per_second", 2560.0, 100) in seen
-    assert seen[-1] == ()
-    TensorBoard(tmp_path)(report_of())
-    assert list(tmp_path.glob("events.out.tfevents.*"))
-
-
-def test_prometheus_reads_a_textfile_or_a_port(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client")
-    from urllib.request import urlopen
-
-    report = report_of(wait_seconds=5.0)
-    PrometheusTextfile(tmp_path / "shardio.prom")(report)
-    text = (tmp_path / "shardio.prom").read_text()
-    assert 'shardio_waited_ratio{rank="0",split="train"} 0.5\n' in text
-    assert 'shardio_limited_by{rank="0",split="train",stage="gather"} 1.0\n' in text
-    assert 'shardio_limited_by{rank="0",split="train",stage="consumer"} 0.0\n' in text
-    assert os.listdir(tmp_path) == ["shardio.prom"]
-    port = PrometheusPort(0)
-    try:
-        port(report)
-        with urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=10) as answer:
-            assert answer.read().decode() == text
-    finally:
-        port.close()
-
-
-def test_a_textfile_that_the_collector_would_not_read_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client")
-    with pytest.raises(ValueError, match=r"expected one that ends with \.prom"):
-        PrometheusTextfile(tmp_path / "shardio.txt")
-    with pytest.raises(FileNotFoundError, match="in a folder that exists"):
-        PrometheusTextfile(tmp_path / "nothing" / "shardio.prom")
+def test_a_stderr_that_is_closed_ends_nothing(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with ShardLoader(make_set(40), 4, device="cpu", report_every=0.001) as loader:
+        for _ in range(3):
+            list(loader)
 
 
 # What `shardio top` finds.

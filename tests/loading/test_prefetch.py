@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +25,9 @@ from pictures import sample_images
 import shardio.loading.loader
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
-from shardio.loading.request import Request
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.order.sampler import Tail
+from shardio.reading.reader import Request
 
 SHAPE = (2, 3, 3)
 BATCH = 4
@@ -351,20 +350,19 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
     copier = FakeCopier(finish_some(1))
     expected = sample_images(47, LOADER_SHAPE)
     with device_loader(copier, 5, num_threads=1, shuffle=False, prefetch=prefetch) as loader:
-        gather = loader.shards.gather
+        reader = loader._pipeline._reader
+        copy = reader.copy
 
-        def failing(indices: np.ndarray, *how: Any) -> None:
+        def failing(name: str, indices: np.ndarray, out: np.ndarray) -> None:
             if 17 in indices:
                 raise OSError(5, "the disk is gone")
-            gather(indices, *how)
+            copy(name, indices, out)
 
         def all_gathered() -> None:
             """One thread serves batches in order: when this one is there, so are those that were asked for before."""
-            loader._pipeline._threads.submit(
-                loader._pipeline._reader, Request(np.array([0])), new_slot(1, LOADER_SHAPE)
-            ).wait()
+            loader._pipeline._threads.submit(reader, Request(np.array([0])), new_slot(1, LOADER_SHAPE)).wait()
 
-        monkeypatch.setattr(loader.shards, "gather", failing)
+        monkeypatch.setattr(reader, "copy", failing)
         iterator = iter(loader)
         seen = []
         with pytest.raises(OSError, match="the disk is gone"):  # noqa: PT012
@@ -375,7 +373,7 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
         assert not copier.unfinished
         assert len(seen) == 3
         assert list(iterator) == []
-        monkeypatch.setattr(loader.shards, "gather", gather)
+        monkeypatch.setattr(reader, "copy", copy)
         seen += loader
         copier.synchronize()
         assert len(seen) == 3 + 9

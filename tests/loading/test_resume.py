@@ -16,7 +16,7 @@ from check_order import check_resumed_jobs
 
 from shardio.errors import FormatError
 from shardio.loading.loader import ShardLoader
-from shardio.order.orders import GlobalShuffle, Order, make_order
+from shardio.order.orders import BlockShuffle, GlobalShuffle, Order, make_order
 from shardio.order.sampler import Sampler
 
 EPOCH = 2
@@ -31,7 +31,7 @@ def global_batches(sampler: Sampler) -> list[list[int]]:
 SOURCES: dict[str, Callable[[int], Order]] = {
     "global": lambda n: make_order(n),
     "stored": lambda n: make_order(n, shuffle=False),
-    "block": lambda n: make_order(n, shuffle="block", block_size=2, window_blocks=2),
+    "block": lambda n: make_order(n, shuffle=BlockShuffle(2, 2)),
     "subset": lambda n: make_order(20, indices=range(3, 3 + n)),
     "weighted": lambda n: make_order(7, weights=np.arange(7), num_draws=n),
 }
@@ -142,7 +142,7 @@ def test_an_epoch_that_was_read_to_its_end_is_followed_by_the_next(loader_of: Ca
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "short"])
-@pytest.mark.parametrize("options", [{}, {"shuffle": "block", "block_size": 4}, {"weights": np.arange(61)}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": BlockShuffle(4)}, {"weights": np.arange(61)}])
 def test_every_loop_over_epochs_goes_on_exactly_from_every_batch(
     tail: str, options: dict[str, Any], loader_of: Callable[..., ShardLoader]
 ) -> None:
@@ -250,10 +250,9 @@ def test_a_state_with_any_other_value_in_a_field_is_refused_in_few_words(
 
 def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callable[..., ShardLoader]) -> None:
     numbers = {"seed": np.int64(3), "rank": np.int32(0), "world_size": np.uint8(1)}
-    sizes = {"block_size": np.int16(4), "window_blocks": np.int64(2)}
     for options in (
         {"shuffle": np.True_},
-        {"shuffle": "block", **sizes},
+        {"shuffle": BlockShuffle(np.int16(4), np.int64(2))},
         {"weights": np.ones(61), "num_draws": np.int64(9)},
     ):
         loader = loader_of(np.int64(4), **numbers, **options)
@@ -264,10 +263,10 @@ def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callab
         loader_of(4, **numbers, **options).load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", ["seed", "block_size", "window_blocks", "num_draws"])
+@pytest.mark.parametrize("name", ["seed", "num_draws"])
 @pytest.mark.parametrize("value", [1.5, "2", 2.0])
 def test_what_should_be_an_integer_is_named(name: str, value: Any, loader_of: Callable[..., ShardLoader]) -> None:
-    needed = {"seed": {}, "num_draws": {"weights": np.ones(61)}}.get(name, {"shuffle": "block"})
+    needed = {"seed": {}, "num_draws": {"weights": np.ones(61)}}[name]
     with pytest.raises(TypeError, match=f"{name} must be an integer; found {value!r}"):
         loader_of(4, **needed, **{name: value})
 
@@ -275,14 +274,14 @@ def test_what_should_be_an_integer_is_named(name: str, value: Any, loader_of: Ca
 ORDERS: dict[str, dict[str, Any]] = {
     "global": {},
     "stored": {"shuffle": False},
-    "block": {"shuffle": "block", "block_size": 4, "window_blocks": 3},
-    "other block": {"shuffle": "block", "block_size": 4, "window_blocks": 4},
+    "block": {"shuffle": BlockShuffle(4, 3)},
+    "other block": {"shuffle": BlockShuffle(4, 4)},
     "weighted": {"weights": np.arange(61)},
     "other weights": {"weights": np.arange(61)[::-1]},
     "more draws": {"weights": np.arange(61), "num_draws": 99},
     "subset": {"indices": range(5, 50)},
     "other subset": {"indices": range(4, 49)},
-    "block of a subset": {"shuffle": "block", "block_size": 4, "window_blocks": 3, "indices": range(5, 50)},
+    "block of a subset": {"shuffle": BlockShuffle(4, 3), "indices": range(5, 50)},
     "weighted subset": {"weights": np.arange(1, 46), "indices": range(5, 50)},
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from shardio.augment import (
     RandomResizedCrop,
     Resize,
     ToDtype,
-    from_dict,
 )
 from shardio.augment.cut import Cut
 from shardio.conversion.convert import convert
@@ -37,7 +35,7 @@ from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.kernels.built import _resample
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import Tensors
-from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import ShardSet
 from shardio.system.direct import direct_alignment
 
@@ -146,36 +144,23 @@ def test_squashed_pictures_are_cut_as_they_were_before(tmp_path: Path) -> None:
     check(tmp_path / "out", Compose([Resize(36), CenterCrop(32), Normalize()]), batch_size=5)
 
 
-def test_a_transform_that_is_set_at_any_time_makes_the_next_batch(path: Path) -> None:
-    changes: dict[int, Any] = {
-        2: COLOURED,
-        3: None,
-        5: lambda images: images[:, :, :4],
-        6: USUAL,
-        9: Compose([RandomResizedCrop(30), HorizontalFlip()]),
-        11: Normalize(),
-    }
+def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path) -> None:
+    changes: list[Any] = [USUAL, COLOURED, None, lambda images: images[:, :, :4], Normalize(), USUAL]
     options: dict[str, Any] = {"device": "cpu", "seed": 4, "transform": USUAL, "num_threads": 2, "prefetch": 3}
     with ShardLoader(path, 7, roi=False, **options) as whole, ShardLoader(path, 7, **options) as loader:
-        for epoch in range(2):
-            batches = zip_longest(whole, loader)
-            for step in range(7):
-                if (number := 7 * epoch + step) in changes:
-                    whole.transform = loader.transform = changes[number]
-                expected, found = next(batches)
-                assert torch.equal(expected[0], found[0]), number
-        assert next(batches, None) is None
-
-
-def test_a_transform_that_does_the_same_has_no_batch_read_again(path: Path) -> None:
-    def read(again: bool) -> int:
-        with ShardLoader(path, 7, device="cpu", transform=USUAL, num_threads=2) as loader:
-            for _ in loader:
-                if again:
-                    loader.transform = from_dict(USUAL.to_dict())
-            return int(loader.stats()["read_nbytes"])
-
-    assert read(False) == read(True)
+        for transform in changes:
+            whole.transform = loader.transform = transform
+            batches = iter(loader)
+            found = [next(batches)]
+            with pytest.raises(RuntimeError, match="between epochs only; found one with 6 batches to come"):
+                loader.transform = torch.clone
+            assert loader.transform is transform
+            found += batches
+            for (expected, _), (images, _) in zip(whole, found, strict=True):
+                assert torch.equal(expected, images)
+        next(unfinished := iter(loader))
+        del unfinished
+        loader.transform = None  # as nobody can go on with that epoch
 
 
 @pytest.fixture
@@ -219,8 +204,8 @@ def test_windows_go_to_a_device_with_what_its_kernel_is_told(path: Path, io: str
 
 
 @pytest.mark.usefixtures("far_away")
-def test_a_transform_that_is_set_while_batches_are_on_a_device_makes_the_next_one(path: Path) -> None:
-    test_a_transform_that_is_set_at_any_time_makes_the_next_batch(path)
+def test_a_transform_may_be_set_between_epochs_on_a_device(path: Path) -> None:
+    test_a_transform_may_be_set_between_epochs_and_not_in_one(path)
 
 
 def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path: Path) -> None:
@@ -272,7 +257,7 @@ def test_gather_threads_take_the_place_of_torchs_only_if_there_are_as_many(path:
 
 def test_what_a_cut_raises_is_raised_where_the_batch_was_due(path: Path) -> None:
     with ShardLoader(path, 5, device="cpu", transform=CenterCrop(38), num_threads=1) as loader:
-        with pytest.raises(ValueError, match=r"a crop of \(38, 38\) pixels, height and width, does not fit"):
+        with pytest.raises(ValueError, match="does not fit"):
             next(iter(loader))
         loader.transform = CenterCrop(36)
         assert next(iter(loader))[0].shape == (5, 3, 36, 36)

@@ -23,11 +23,11 @@ from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
+from shardio.loading.ring import Slot
 from shardio.reading.choose import look_at, make_reader
 from shardio.reading.guard import GuardedReader
-from shardio.reading.mapped import MappedReader
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import Reader
+from shardio.reading.reader import MappedReader, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.direct import direct_alignment
 
@@ -68,45 +68,8 @@ def opened(
 def read_array(reader: Reader, shards: ShardSet, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
     row = shards.array(name).row
     out = np.empty((len(indices), *row.shape), row.dtype)
-    reader.read_array(name, indices, out)
+    reader.copy(name, indices, out)
     return out
-
-
-@pytest.mark.parametrize("name", ["mask", "depth", "small"])
-@pytest.mark.parametrize("size", [(4, 3), (1, 1), (3, 5), (6, 2), (6, 5)])
-def test_windows_of_masks_and_images_are_read_by_any_reader(
-    opened: tuple[ShardSet, Reader, NDArray[np.int64]], name: str, size: tuple[int, int]
-) -> None:
-    _, reader, order = opened
-    values = ARRAYS[name][1]
-    height, width = min(size[0], values.shape[1]), min(size[1], values.shape[2])
-    indices = np.random.default_rng(0).integers(0, len(order), 40)
-    tops, lefts = indices % (values.shape[1] - height + 1), indices % (values.shape[2] - width + 1)
-    out = np.empty((40, height, width, *values.shape[3:]), values.dtype)
-    reader.read_array(name, indices, out, Windows.alike(height, width, tops, lefts))
-    for got, row, top, left in zip(out, order[indices], tops, lefts, strict=True):
-        np.testing.assert_array_equal(got, values[row, top : top + height, left : left + width])
-
-
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_windows_that_there_are_not_are_refused(make_set: Callable[..., Path], io: Any) -> None:
-    out = make_set(COUNT)
-    change_split(out, ARRAYS)
-    reader, _ = make_reader(open_shards(out), io, 1)
-    one = np.array([1])
-    for name in ("clip", "boxes"):
-        with pytest.raises(ValueError, match=f"expected an array of masks or images.*; found '{name}'"):
-            reader.read_array(name, one, np.empty((1, 2, 2), np.uint8), Windows.alike(2, 2, one, one))
-    for windows in (
-        Windows.alike(7, 2, one, one),
-        Windows.alike(2, 2, one * 5, one),
-        Windows.alike(2, 2, one, one[:0]),
-    ):
-        with pytest.raises(IndexError, match="expected"):
-            reader.read_array("mask", one, np.empty((1, 2, 2), np.uint8), windows)
-    with pytest.raises(ValueError, match=r"uint16 of shape \(1, 2, 2, 2\)"):
-        reader.read_array("depth", one, np.empty((1, 2, 2, 2), np.uint8), Windows.alike(2, 2, one, one))
-    reader.close()
 
 
 def test_the_bytes_of_arrays_that_are_read_count_for_the_choice_of_a_reader(make_set: Callable[..., Path]) -> None:
@@ -128,11 +91,11 @@ def test_arrays_are_announced_with_their_pixels(make_set: Callable[..., Path], m
 
     monkeypatch.setattr(MappedTable, "will_need", note)
     windows = Windows.alike(2, 2, np.array([1, 3]), np.array([0, 1]))
-    MappedReader(shards, ("", "depth", "clip")).will_read(np.array([4, 7]), windows, windows)
+    MappedReader(shards, ("", "depth", "clip")).will_read(Request(np.array([4, 7]), windows=windows))
     pixels, depth, clip = (shards.mapped(name) for name in ("", "depth", "clip"))
     assert asked == [
         (pixels, [4, 7], [15, 45], [30, 30]),  # two lines of 5 pixels of 3 bytes
-        (depth, [4, 7], [20, 60], [40, 40]),  # of 4 bytes
+        (depth, [4, 7], 0, None),
         (clip, [4, 7], 0, None),
     ]
 
@@ -164,13 +127,13 @@ def test_pixels_labels_and_windows_follow_the_order(opened: tuple[ShardSet, Read
     indices = np.random.default_rng(0).integers(0, len(order), 40)
     expected = np.stack([sample_pixels(row) for row in order[indices]])
     out = np.empty_like(expected)
-    reader.read(indices, out)
+    reader.copy("", indices, out)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(reader.column_of("label", indices), order[indices] % 7)
     if not isinstance(reader, GuardedReader):
         windows = Windows.alike(4, 3, indices % 3, indices % 2)
         part = np.empty((len(indices), 4, 3, 3), np.uint8)
-        reader.read(indices, part, windows)
+        reader.copy_windows(indices, windows, part.reshape(-1))
         for got, picture, top, left in zip(part, expected, windows.tops, windows.lefts, strict=True):
             np.testing.assert_array_equal(got, picture[top : top + 4, left : left + 3])
 
@@ -210,10 +173,10 @@ def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[.
         shards = open_shards(out)
         reader, _ = make_reader(shards, io, 1)
         with pytest.raises(FormatError, match=rf"order-0.npy: sample 4: expected a stored row .* 22, found {wrong}"):
-            reader.read(np.array([1, 4]), np.empty((2, 6, 5, 3), np.uint8))
+            reader.copy("", np.array([1, 4]), np.empty((2, 6, 5, 3), np.uint8))
         with pytest.raises(FormatError, match="sample 4"):
-            reader.read_array("clip", np.array([4]), np.empty((1, 16), np.float16))
-        reader.read(np.array([1, 3]), np.empty((2, 6, 5, 3), np.uint8))
+            reader.copy("clip", np.array([4]), np.empty((1, 16), np.float16))
+        reader.copy("", np.array([1, 3]), np.empty((2, 6, 5, 3), np.uint8))
         reader.close()
 
 
@@ -248,11 +211,12 @@ def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path], sk
     indices, values = np.array([3, 4, 5]), np.empty((3, 16), np.float16)
     if not skips:
         with pytest.raises(FormatError, match=rf"{entry.file}: the clip of sample 4 .* at byte {offset}: crc32"):
-            guard.read_array("clip", indices, values)
+            guard.copy("clip", indices, values)
     else:
-        guard.read_array("clip", indices, values)
+        guard.copy("clip", indices, values)
         assert guard.damaged == [4]
-        guard.replace_damaged(0, indices, values)
+        memory = Slot(np.zeros((3, 6, 5, 3), np.uint8), np.zeros(3, np.int64), indices, {"clip": values})
+        guard.replace_damaged(0, memory, 3)
         assert 4 not in indices
         np.testing.assert_array_equal(values, ARRAYS["clip"][1][ORDER[indices]])
     guard.close()

@@ -15,7 +15,7 @@ import shardio.reading.choose
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.choose import Facts, choose, look_at, make_reader, read_ahead_batches
 from shardio.reading.file_reader import FileReader
-from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import open_shards
 from shardio.system.direct import direct_alignment
 
@@ -178,6 +178,6 @@ def test_on_memory_itself_auto_maps_and_direct_works_or_is_refused() -> None:
             return
         reader, _ = make_reader(shards, "direct", 9)
         out = np.empty((9, 6, 5, 3), np.uint8)
-        reader.read(np.arange(9), out)
+        reader.copy("", np.arange(9), out)
         assert np.array_equal(out[8], sample_pixels(8))
         reader.close()

@@ -40,7 +40,7 @@ from shardio.loading.ring import Slot
 from shardio.order.rng import make_keys, uniform
 from shardio.reading.choose import Io
 from shardio.reading.file_reader import FileReader
-from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import open_shards
 from shardio.system import pour
 from shardio.system.direct import direct_alignment
@@ -252,14 +252,14 @@ def test_storage_that_fails_while_an_index_is_checked_is_asked_again(
 def test_a_fault_that_is_gone_when_the_sample_is_read_again_does_no_harm(
     on_damage: str, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = MappedReader.read
+    copy = MappedReader.copy
 
-    def spoil(reader: MappedReader, indices: NDArray[np.int64], out: NDArray[np.uint8], *how: Any) -> None:
-        read(reader, indices, out, *how)
+    def spoil(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        copy(reader, name, indices, out)
         for place in np.flatnonzero(np.isin(indices, [3, 30])):
             out[place, 0, 0, 0] ^= 64
 
-    monkeypatch.setattr(MappedReader, "read", spoil)
+    monkeypatch.setattr(MappedReader, "copy", spoil)
     loader = loader_of("mmap", on_damage=on_damage)
     for asked, came in read_all(loader, 2):
         assert came == asked
@@ -376,13 +376,13 @@ def test_what_was_found_damaged_is_not_asked_for_again(
     loader = loader_of("mmap", on_damage="skip")
     first = read_all(loader)
     asked: list[int] = []
-    read = MappedReader.read
+    copy = MappedReader.copy
 
-    def noting(reader: MappedReader, indices: NDArray[np.int64], *how: Any) -> None:
+    def noting(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         asked.extend(indices.tolist())
-        read(reader, indices, *how)
+        copy(reader, name, indices, out)
 
-    monkeypatch.setattr(MappedReader, "read", noting)
+    monkeypatch.setattr(MappedReader, "copy", noting)
     change(path, 21)  # mended: but batches under way must agree, so that a new loader is needed
     second = read_all(loader)
     assert sorted(asked) == [i for i in range(NUM_SAMPLES) if i != 21]
@@ -546,7 +546,7 @@ def test_replacing_touches_nothing_but_the_places_of_damaged_samples(path: Path,
         list(loader)
     slot = Slot(np.arange(4 * NBYTES).astype(np.uint8).reshape(4, *SHAPE), np.arange(4), np.array([46, 3, 5, 46]))
     images = slot.images.copy()
-    loader._pipeline._guard.replace_damaged(0, slot.indices[:3], slot.images[:3], slot.labels[:3])
+    loader._pipeline._guard.replace_damaged(0, slot, 3)
     assert slot.indices.tolist()[1:] == [3, 5, 46]
     assert slot.indices[0] in (3, 5)
     assert slot.labels.tolist()[1:] == [1, 2, 3]

@@ -35,9 +35,8 @@ from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.file_reader import FileReader
 from shardio.reading.layout import SplitLayout
-from shardio.reading.mapped import MappedReader
 from shardio.reading.mapping import resident_share
-from shardio.reading.reader import Reader
+from shardio.reading.reader import MappedReader, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.direct import aligned_empty, direct_alignment
 from shardio.system.opening import OpenFile
@@ -93,7 +92,7 @@ def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: tupl
     memory.fill(0xEE)
     end = len(indices) * nbytes
     out = memory[:end].reshape(len(indices), *shape)
-    reader.read(np.asarray(indices, np.int64), out)
+    reader.copy("", np.asarray(indices, np.int64), out)
     assert (memory[end:] == 0xEE).all()
     return out
 
@@ -130,7 +129,7 @@ def test_random_batches_of_any_shape_are_right(
         for indices in batches:
             assert np.array_equal(read(reader, indices, shape), pictures[indices])
             unaligned = np.empty(len(indices) * pictures[0].nbytes + 1, np.uint8)[1:].reshape(len(indices), *shape)
-            reader.read(indices, unaligned)
+            reader.copy("", indices, unaligned)
             assert np.array_equal(unaligned, pictures[indices])
     assert np.array_equal(reader.column_of("label", np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
 
@@ -189,7 +188,7 @@ def test_eight_threads_at_once_get_their_own_samples(
         try:
             for _ in range(40):
                 indices = rng.integers(0, 120, rng.integers(0, 40))
-                reader.will_read(indices)
+                reader.will_read(Request(indices))
                 if not np.array_equal(read(reader, indices, shape), pictures[indices]):
                     wrong.append(indices)
         except BaseException as error:
@@ -206,32 +205,11 @@ def test_eight_threads_at_once_get_their_own_samples(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_wrong_request_is_refused_before_anything_is_copied(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
-) -> None:
-    reader = reader_of(open_shards(make_set(20)), engine)
-    out = np.full((3, 6, 5, 3), 7, np.uint8)
-    wrong: Any
-    for wrong, kind, message in (
-        ([0, 1, 20], IndexError, "from 0 to 19; found 0 to 20"),
-        ([0, -1, 1], IndexError, "found -1 to 1"),
-        ([0, 1], ValueError, "shape"),
-        ([0.0, 1.0, 2.0], ValueError, "one-dimensional integers"),
-        ([[0, 1, 2]], ValueError, "one-dimensional integers"),
-    ):
-        with pytest.raises(kind, match=message):
-            reader.read(np.array(wrong), out)
-    with pytest.raises(ValueError, match="C-contiguous"):
-        reader.read(np.arange(3), np.asfortranarray(out))
-    assert (out == 7).all()
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_hint_never_fails(engine: str, make_set: Callable[..., Path], reader_of: MakeReader) -> None:
     reader = reader_of(open_shards(make_set(20)), engine)
     hint: Any
     for hint in ([], [0], [19, 19, 3], [-1, 5, 20], [1 << 62], range(3000), None, "x", [[1, 2]], [0.5]):
-        reader.will_read(np.array(hint))
+        reader.will_read(Request(np.array(hint)))
     assert np.array_equal(read(reader, [3], (6, 5, 3)), pixels_of([3], (6, 5, 3)))
 
 
@@ -309,13 +287,13 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
             counting = SimpleNamespace(madvise=lambda *how, madvise=madvise: calls.append(madvise(*how)))
             patch.setattr("shardio.reading.mapping._quick", counting)
             alone = way != "at once" and shardio.kernels.rowread._native is None
-            reader.will_read(np.arange(0, 64, 4))
+            reader.will_read(Request(np.arange(0, 64, 4)))
             assert len(calls) == (16 if alone else 0)
         deadline = time.monotonic() + 10
         while shards.resident_share() != 0.25 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert shards.resident_share() == 0.25
-        reader.will_read(np.arange(64))
+        reader.will_read(Request(np.arange(64)))
         while reader.begin_epoch() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not reader.begin_epoch()
@@ -326,7 +304,7 @@ def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[...,
     shards = cold(make_set)
     reader = MappedReader(shards)
     samples = np.array([40, 3, 3])
-    reader.will_read(samples, Windows.alike(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247])))
+    reader.will_read(Request(samples, windows=Windows.alike(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247]))))
     first, second = (array.reshape(-1, 4096) for array in shards.shard_arrays)
 
     def in_cache() -> list[int]:
@@ -351,7 +329,7 @@ def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., 
     assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nothing is announced
     drop(shards.path)
     assert reader.begin_epoch()
-    reader.will_read(np.arange(8))
+    reader.will_read(Request(np.arange(8)))
     deadline = time.monotonic() + 10
     while shards.resident_share(np.arange(8)) != 1.0 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -414,7 +392,7 @@ for alignment in {None, alignment}:
         out = np.empty((100, 6, 5, 3), np.uint8)
         for _ in range(10):
             indices = np.random.default_rng(seed).integers(0, 600, 100)
-            reader.read(indices, out)
+            reader.copy("", indices, out)
             right.append(np.array_equal(out, expected[indices]))
     right = []
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
@@ -491,16 +469,16 @@ expected = np.empty((60, 6, 5, 3), np.uint8)
 shards.gather(np.arange(60), expected)
 reader = FileReader(shards)
 out = np.zeros_like(expected)
-reader.read(np.arange(60), out)
+reader.copy("", np.arange(60), out)
 child = os.fork()
 out[:] = 0
-reader.read(np.arange(60), out)
+reader.copy("", np.arange(60), out)
 assert np.array_equal(out, expected)
 if not child:
     reader.close()
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-reader.read(np.arange(60), out)
+reader.copy("", np.arange(60), out)
 assert np.array_equal(out, expected)
 """
     command = [sys.executable, "-W", "error", "-c", script, str(make_set(60, (6, 5, 3), 2))]
@@ -850,7 +828,7 @@ def test_windows_that_the_native_call_leaves_are_read_one_by_one(
 
     monkeypatch.setattr(shardio.kernels.rowread, "_native", None if outcome == "without" else Stopping)
     reader = reader_of(shards, engine)
-    lines = reader.whole_lines()
+    lines = reader.whole_lines
     assert (lines * 64 * 3 % (int(engine.split()[1]) if engine.startswith("direct") else 1), 64 % lines) == (0, 0)
     for whole in (False, True) * 4:
         indices = rng.integers(0, 60, 12)
@@ -860,7 +838,7 @@ def test_windows_that_the_native_call_leaves_are_read_one_by_one(
         widths = np.full(12, 64) if whole else rng.integers(1, 65, 12)
         windows = Windows(tops, rng.integers(0, 65 - widths), ends - tops, widths)
         out = aligned_empty((int(windows.num_pixels.sum()) * 3,))
-        reader.read(indices, out, windows)
+        reader.copy_windows(indices, windows, out)
         expected = [sample_pixels(i, shape)[windows.part(k)].reshape(-1) for k, i in enumerate(indices.tolist())]
         assert np.array_equal(out, np.concatenate(expected))
 
@@ -913,7 +891,7 @@ def test_a_file_reader_needs_no_mapping(make_set: Callable[..., Path]) -> None:
     gc.collect()
     found = np.empty_like(expected)
     reader = FileReader(SplitLayout(path, load_manifest(path), "train"))
-    reader.read(np.arange(20), found)
+    reader.copy("", np.arange(20), found)
     assert np.array_equal(found, expected)
     assert str(path) not in Path("/proc/self/maps").read_text()
     reader.close()

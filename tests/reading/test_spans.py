@@ -7,7 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from shardio.reading.spans import behind, distinct, pieces, requests
+from shardio.reading.file_reader import _behind as behind
+from shardio.reading.file_reader import _distinct as distinct
+from shardio.reading.file_reader import _pieces as pieces
+from shardio.reading.file_reader import _requests as requests
 
 
 @pytest.mark.parametrize("length", range(5))

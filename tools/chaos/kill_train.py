@@ -38,12 +38,12 @@ from attack import Say, make_parser, verdict, write_set
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
-from shardio import ShardLoader
+from shardio import BlockShuffle, ShardLoader
 
 # The orders that --shuffle knows, as options of the loader.
 SHUFFLES: dict[str, dict[str, Any]] = {
     "global": {"shuffle": True},
-    "block": {"shuffle": "block", "block_size": 8, "window_blocks": 16},
+    "block": {"shuffle": BlockShuffle(8, 16)},
     "stored": {"shuffle": False},
 }
 

@@ -1,4 +1,4 @@
-"""Samples of a set as a person at a prompt sees them: captions, a sheet of pictures, and HTML in a notebook.
+"""A sample, and how a person at a prompt sees some: captions, a sheet of pictures, and HTML in a notebook.
 
 Drawing is imported when it is asked for. A set is read without Pillow.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,33 @@ NUM_SHOWN = 24
 NUM_THUMBNAILS = 6
 # A notebook shows names, not texts.
 _LONGEST = 200
+
+
+class _Pair(NamedTuple):
+    image: NDArray[np.uint8]
+    label: int
+
+
+class Sample(_Pair):
+    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` an int; `arrays` the values of
+    the split's arrays by name, read-only views, too. It unpacks to image and label."""
+
+    arrays: dict[str, NDArray[Any]]
+
+    def __new__(cls, image: NDArray[np.uint8], label: int, arrays: Mapping[str, NDArray[Any]] | None = None) -> Sample:
+        self = super().__new__(cls, image, label)
+        self.arrays = dict(arrays or {})
+        return self
+
+    def __repr__(self) -> str:
+        arrays = "".join(f", {name}={value.dtype} {value.shape}" for name, value in self.arrays.items())
+        return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label}{arrays})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        facts = {"label": str(self.label), "image": f"{self.image.dtype} {self.image.shape}"}
+        facts |= {name: f"{value.dtype} {value.shape}" for name, value in self.arrays.items()}
+        return pictures_html([self.image], [f"label {self.label}"]) + table_html(facts)
 
 
 def some_of(count: int, most: int) -> NDArray[np.int64]:
