@@ -1,6 +1,6 @@
 #!/usr/bin/env python
-"""Raises exceptions from signal handlers while loaders are made, read, closed and forgotten, and sets verified, warmed
-and published: nothing may be left behind.
+"""Raises exceptions from signal handlers while loaders are made, read, closed and forgotten, and sets published by the
+threads that also copy for a loader: nothing may be left behind.
 
     python tools/chaos/storm_close.py --rounds 500 [--seed 0]   at random moments, once or every 2 ms
     python tools/chaos/storm_close.py --points [--step 1]       once, at every point where handlers are called
@@ -43,10 +43,8 @@ import shardio
 from shardio.cache.folder import Cache
 from shardio.errors import CacheError
 from shardio.loading.loader import ShardLoader
-from shardio.reading.warm import warm
 from shardio.sets.new_folder import sweep_left_overs
 from shardio.sets.publish import publish
-from shardio.sets.verify import verify
 
 NUM_SAMPLES = 60
 # An odd number of bytes: the place of a shard in address space is then 4096 samples long, and most of it is unused.
@@ -102,13 +100,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """A call that begins threads, and ends them before it returns."""
+    """A call whose threads, those that also copy for a running loader, end before it returns."""
 
     kind: str
     workers: int = 2
 
 
-WORKS = tuple(Work(kind) for kind in ("verify", "warm", "publish"))
+WORKS = (Work("publish"),)
 
 
 def write(folder: Path) -> None:
@@ -162,12 +160,7 @@ class Storms:
             gc.collect()
 
     def work(self, work: Work) -> None:
-        if work.kind == "verify":
-            verify(self._set, workers=work.workers)
-        elif work.kind == "warm":
-            warm(self._set, workers=work.workers)
-        else:
-            publish(self._set, self._folder / "root" / f"set-{next(self._new)}", workers=work.workers)
+        publish(self._set, self._folder / "root" / f"set-{next(self._new)}", workers=work.workers)
 
     def check(self, case: Case | Work, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
         """Does one round: `disturb` calls what it is given, and raises exceptions meanwhile."""
