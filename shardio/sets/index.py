@@ -164,51 +164,39 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> dict[str, l
     Samples with the same key are the same sample; a repeated key is matched in order. Pixels and arrays are compared by
     their checksums.
     """
-    one, two = read_indexes(a), read_indexes(b)
-    classes = one.manifest.classes, two.manifest.classes
-    moved = [name for name, other in zip(*classes, strict=False) if name != other and {name, other} <= set(classes[0])]
-    shapes = [str(indexed.manifest.sample_shape) for indexed in (one, two)]
+    sets = [read_indexes(place) for place in (a, b)]
+    one, two = (each.manifest for each in sets)
+    pairs = zip(one.classes, two.classes, strict=False)
+    shapes = [f"{one.sample_shape} -> {two.sample_shape}"]
     found = [
-        *_names_differ("classes", *classes),
-        ("classes with another number", moved),
-        ("sample shape", [" -> ".join(shapes)] if shapes[0] != shapes[1] else []),
-        *_names_differ("splits", [split.name for split in one.splits], [split.name for split in two.splits]),
+        *_names_differ("classes", one.classes, two.classes),
+        ("classes with another number", [x for x, y in pairs if x != y and {x, y} <= set(one.classes)]),
+        ("sample shape", shapes if one.sample_shape != two.sample_shape else []),
+        *_names_differ("splits", one.splits, two.splits),
     ]
     with closing(open_place(a)) as here, closing(open_place(b)) as there:
-        for split in one.splits:
-            for other in (other for other in two.splits if other.name == split.name):
-                splits = [
-                    _ComparedSplit(storage, indexed.manifest.splits[split.name], indexed.manifest.classes, each.rows)
-                    for storage, indexed, each in ((here, one, split), (there, two, other))
-                ]
-                found += [(f"{split.name}: {what}", keys) for what, keys in _compare_splits(*splits)]
+        for name in (name for name in one.splits if name in two.splits):
+            splits = [_ComparedSplit(storage, each, name) for storage, each in zip((here, there), sets, strict=True)]
+            found += [(f"{name}: {what}", keys) for what, keys in _compare_splits(*splits)]
     return {what: keys for what, keys in found if keys}
 
 
-@dataclass(frozen=True, eq=False)
 class _ComparedSplit:
-    storage: Storage
-    entry: SplitEntry
-    classes: tuple[str, ...]
-    rows: NDArray[np.void]
-
-    def numbered_keys(self) -> dict[tuple[bytes, int], int]:
-        """Returns the sample of each key, together with how often the key came before."""
-        seen, found = Counter[bytes](), dict[tuple[bytes, int], int]()
+    def __init__(self, storage: Storage, indexed: IndexedSet, name: str) -> None:
+        self._storage, self.entry, classes = storage, indexed.manifest.splits[name], indexed.manifest.classes
+        (self.rows,) = (split.rows for split in indexed.splits if split.name == name)
+        self.labels = np.array(classes, object)[self.rows["label"]] if classes else self.rows["label"]
+        self.samples = dict[tuple[bytes, int], int]()
+        """The sample of each key, together with how often the key came before."""
+        seen = Counter[bytes]()
         for sample, key in enumerate(self.rows["key"].tolist()):
-            found[key, seen[key]] = sample
+            self.samples[key, seen[key]] = sample
             seen[key] += 1
-        return found
-
-    def labels(self) -> NDArray[Any]:
-        """Returns the class of each sample, or its label in a set without classes."""
-        return np.array(self.classes, object)[self.rows["label"]] if self.classes else self.rows["label"]
 
     def checksums(self, array: str) -> NDArray[np.uint32]:
-        """Returns the checksum of each sample's value."""
         entry = self.entry.arrays[array]
-        crc32s = _read_checked(self.storage, entry.crc32)[HEADER_NBYTES:].view(np.uint32)
-        return crc32s[read_order(self.storage, self.entry, entry)]
+        crc32s = _read_checked(self._storage, entry.crc32)[HEADER_NBYTES:].view(np.uint32)
+        return crc32s[read_order(self._storage, self.entry, entry)]
 
 
 def _names_differ(what: str, a: Iterable[str], b: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -218,30 +206,25 @@ def _names_differ(what: str, a: Iterable[str], b: Iterable[str]) -> Iterator[tup
 
 
 def _compare_splits(a: _ComparedSplit, b: _ComparedSplit) -> Iterator[tuple[str, list[str]]]:
-    keys_a, keys_b = a.numbered_keys(), b.numbered_keys()
-    yield "added", [os.fsdecode(key[0]) for key in keys_b if key not in keys_a]
-    yield "removed", [os.fsdecode(key[0]) for key in keys_a if key not in keys_b]
-    common = [key for key in keys_a if key in keys_b]
-    in_a, in_b = (np.array([keys[key] for key in common], np.int64) for keys in (keys_a, keys_b))
+    yield "added", [os.fsdecode(key[0]) for key in b.samples if key not in a.samples]
+    yield "removed", [os.fsdecode(key[0]) for key in a.samples if key not in b.samples]
+    common = [key for key in a.samples if key in b.samples]
+    in_a, in_b = (np.array([split.samples[key] for key in common], np.int64) for split in (a, b))
 
     def keys_where(differs: NDArray[np.bool_]) -> list[str]:
         return [os.fsdecode(common[i][0]) for i in np.flatnonzero(differs)]
 
-    was, now = a.labels()[in_a], b.labels()[in_b]
     yield "in another order", keys_where(np.diff(in_b, prepend=-1) < 0)
-    yield (
-        "relabelled",
-        [f"{os.fsdecode(common[i][0])} from {was[i]} to {now[i]}" for i in np.flatnonzero(was != now).tolist()],
-    )
-    columns_a, columns_b = (dict(split.entry.index.columns) for split in (a, b))
-    yield from _names_differ("columns", columns_a, columns_b)
+    was, now = a.labels[in_a], b.labels[in_b]
+    moves = zip(keys_where(was != now), was[was != now], now[was != now], strict=True)
+    yield "relabelled", [f"{key} from {one} to {two}" for key, one, two in moves]
+    columns, others = (dict(split.entry.index.columns) for split in (a, b))
+    yield from _names_differ("columns", columns, others)
     yield from _names_differ("arrays", a.entry.arrays, b.entry.arrays)
-    for name in ("crc32", "source_width", "source_height", *(name for name in columns_a if name in columns_b)):
+    for name in ("crc32", "source_width", "source_height", *sorted(columns.keys() & others.keys())):
         x, y = a.rows[name][in_a], b.rows[name][in_b]
         what = "with other pixels" if name == "crc32" else f"with another {name}"
         yield what, keys_where((x != y) & ~((x != x) & (y != y)))  # NaN is an empty cell
-    for name in (name for name in a.entry.arrays if name in b.entry.arrays):
+    for name in sorted(a.entry.arrays.keys() & b.entry.arrays.keys()):
         yield f"with other values of {name}", keys_where(a.checksums(name)[in_a] != b.checksums(name)[in_b])
-        types = [f"{entry.kind} of {entry.row.dtype}" for entry in (a.entry.arrays[name], b.entry.arrays[name])]
-        yield f"type of {name}", [" -> ".join(types)] if types[0] != types[1] else []
     yield "squashed in one set only", ["A" if a.entry.squashed else "B"] if a.entry.squashed != b.entry.squashed else []
