@@ -152,48 +152,6 @@ def test_quick_looks_at_labels_and_not_at_pixels(out: Path) -> None:
     assert [problem.file for problem in found(out)] == ["rejects.jsonl", "train-index.npy", "train-00000.npy"]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_damage_is_named_by_exactly_its_samples(tmp_path: Path, seed: int) -> None:
-    """One bit to 64 kB: flipped, zeroed, or overwritten with other bytes of the set, pixels and headers alike."""
-    shape, nbytes = (40, 40, 3), 4800
-    counts = (20, 13, 21, 7)
-    out = tmp_path / "set"
-    write_set(out, {"train": counts}, shape)
-    firsts = list(itertools.accumulate((0, *counts)))
-    contents = [(out / f"train-0000{n}.npy").read_bytes() for n in range(4)]
-    rng = np.random.default_rng(seed)
-    for number in range(50):
-        shard = int(rng.integers(4))
-        name = f"train-0000{shard}.npy"
-        intact = np.frombuffer(contents[shard], np.uint8)
-        damaged = intact.copy()
-        start = int(rng.integers(0 if number % 5 == 0 else 4096, len(damaged)))
-        part = damaged[start : start + int(2 ** rng.uniform(0, 16))]
-        kind = ("bit", "noise", "zeros", "shifted")[number % 4]
-        if kind == "bit":
-            part = part[:1]
-            part ^= np.uint8(1 << rng.integers(8))
-        elif kind == "noise":
-            part ^= rng.integers(1, 256, len(part), dtype=np.uint8)
-        elif kind == "zeros":
-            part[:] = 0
-        else:
-            part[:] = np.roll(part, 1)
-        wrong = np.flatnonzero(damaged != intact)
-        samples = np.unique((wrong[wrong >= 4096] - 4096) // nbytes) + firsts[shard]
-        (out / name).write_bytes(damaged.tobytes())
-        case = f"seed {seed}, damage {number}: {kind} of {len(part)} bytes at {start} of {name}"
-        problems = found(out)
-        if not wrong.size:
-            assert problems == (), case
-        else:
-            assert [problem.file for problem in problems] == [name], case
-            assert problems[0].samples == tuple(samples.tolist()), case
-        assert bool(found(out, quick=True)) == bool((wrong < 4096).any()), case
-        (out / name).write_bytes(contents[shard])
-    assert found(out) == ()
-
-
 def test_a_long_list_of_samples_is_cut_in_the_text_alone(tmp_path: Path) -> None:
     write_set(tmp_path / "set", {"train": (3, 30)})
     path = tmp_path / "set" / "train-00001.npy"
@@ -203,19 +161,6 @@ def test_a_long_list_of_samples_is_cut_in_the_text_alone(tmp_path: Path) -> None
     assert problem.samples == tuple(range(3, 33))
     assert problem.detail.endswith("22 (train/22.png) and 10 more")
     assert "23 (" not in problem.detail
-
-
-def test_swapped_shards_and_swapped_samples_are_found(out: Path) -> None:
-    one, other = out / "train-00000.npy", out / "train-00001.npy"
-    one.rename(out / "third")
-    other.rename(one)
-    (out / "third").rename(other)
-    data = (out / "train-00002.npy").read_bytes()
-    body = data[4096:]
-    (out / "train-00002.npy").write_bytes(data[:4096] + body[:60] + body[120:180] + body[60:120] + body[180:])
-    assert found(out, quick=True) == ()
-    samples = [tuple(range(10)), tuple(range(10, 20)), (21, 22)]
-    assert [problem.samples for problem in found(out)] == samples
 
 
 # --- sizes, headers, absence -----------------------------------------------------------------------------------------
@@ -266,25 +211,6 @@ def test_a_missing_file_or_what_is_no_regular_file_is_found_without_blocking(out
 # --- index, rejects, manifest ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["train-index.npy", "val-index.npy", "rejects.jsonl"])
-def test_every_damaged_byte_of_the_other_files_is_found(out: Path, name: str) -> None:
-    nbytes = (out / name).stat().st_size
-    for at in range(4096 if name.endswith(".npy") else 0, nbytes, 11):
-        flip(out / name, at, at % 8)
-        problem = only(found(out), name)
-        assert "sha256: expected" in problem.detail
-        assert problem.samples == ()
-        flip(out / name, at, at % 8)
-    for size in (0, nbytes - 1, nbytes + 1):
-        data = (out / name).read_bytes()
-        (out / name).write_bytes((data + b"x")[:size])
-        for quick in (False, True):
-            problem = only(found(out, quick=quick), name)
-            assert f"expected {nbytes} bytes, as the manifest says, found {size}" in problem.detail
-        (out / name).write_bytes(data)
-    assert found(out) == ()
-
-
 def test_a_damaged_index_names_no_samples_of_a_damaged_shard(out: Path) -> None:
     """Its checksums cannot be trusted; the other split's can."""
     flip(out / "train-index.npy", 4200)
@@ -294,25 +220,13 @@ def test_a_damaged_index_names_no_samples_of_a_damaged_shard(out: Path) -> None:
     assert problems == {"train-index.npy": (), "train-00000.npy": (), "val-00001.npy": (4,)}
 
 
-def test_every_damaged_byte_of_the_manifest_is_found_but_in_its_provenance(out: Path) -> None:
-    path = out / "manifest.json"
-    data = path.read_bytes()
-    start = data.index(b"a test")
-    for at in range(0, len(data.rstrip()), 7):
-        # The digest covers what a set is, and not who made it.
-        if start - 20 <= at < start + 20:
-            continue
-        flip(path, at, at % 7)
-        for quick in (False, True):
-            report = verify(out, quick=quick)
-            problem = only(report.problems, "manifest.json")
-            assert problem.detail.startswith(f"{path}: "), at
-            assert "expected" in problem.detail
-            assert "found" in problem.detail
-            assert report.num_files == 1
-            assert not report.ok
-        flip(path, at, at % 7)
-    assert path.read_bytes() == data
+def test_a_damaged_manifest_is_the_only_problem(out: Path) -> None:
+    flip(out / "train-00000.npy", 4096)
+    flip(out / "manifest.json", 30)
+    for quick in (False, True):
+        report = verify(out, quick=quick)
+        assert only(report.problems, "manifest.json").detail.startswith(f"{out / 'manifest.json'}: ")
+        assert (report.num_files, report.ok) == (1, False)
 
 
 def test_a_manifest_of_another_set_is_found_by_its_checksums(tmp_path: Path, out: Path) -> None:
