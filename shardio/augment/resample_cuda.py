@@ -32,7 +32,7 @@ _LANES = 256
 # Lines of the output that are made at once, and how many times over: the weights along the lines are made once for all.
 _ROWS = 4
 _PASSES = 4
-# The most weights along a line that are kept in registers; more are computed for every stored line.
+# The most weights along a line that are kept in registers. More are computed for every stored line: taps are 0 then.
 _MOST_KEPT = 8
 _MOST_CHANNELS = 64
 # Places in an image are int32, with room for the last program, which may end beside it.
@@ -68,19 +68,12 @@ def _most_taps(width: int, how: Resampling) -> int:
     return min(math.ceil(2 * how.radius * max(width / how.size[1], 1.0)), width)
 
 
-def _kept_taps(taps: int) -> int:
-    """Returns the number of weights for which a kernel is compiled; 0 is the kernel for any number."""
-    return taps if taps <= _MOST_KEPT else 0
-
-
 def _variant(channels: int, width: int, how: Resampling) -> tuple[int, int, Resampling]:
-    """Returns channels, taps, and the least work for which a launch compiles the kernel that these images take.
-
-    Sizes are no part of the kernel.
-    """
+    """Returns channels, kept taps, and the smallest work that compiles the kernel of these images. It has no sizes."""
+    most = _most_taps(width, how)
     statistics = None if how.statistics is None else ((0.5,) * channels, (0.5,) * channels)
     small = Resampling((2, 1 if how.antialias else 2), how.interpolation, how.antialias, statistics, how.made)
-    return channels, _kept_taps(_most_taps(width, how)), small
+    return channels, most if most <= _MOST_KEPT else 0, small
 
 
 @cache
@@ -90,7 +83,7 @@ def _works(device: torch.device, channels: int, taps: int, small: Resampling, *,
         width = taps or _MOST_KEPT + 1
         images = torch.zeros(1, channels, 2, width, dtype=torch.uint8, device=device)
         whole, upright = Boxes.whole(1, 2, width), np.zeros(1, bool)
-        launched = _launch(images, whole, whole, upright, small, taps, width, packed=packed)
+        launched = _launch(images, whole, whole, upright, small, width, packed=packed)
         assert launched.dtype == small.made
     except Exception as error:
         text = f"Triton does not work on {device}: images are resampled by torch's operations, which is slower: {error}"
@@ -174,6 +167,29 @@ if triton is not None:
                 grey = tl.fma(pixel, weight * share, grey)
         return grey
 
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _shifted(sums, totals, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Returns whole grey levels, 1.5 * 2^23 higher, where floats are whole numbers. Halves are rounded up."""
+        shares = 1 / tl.where(totals == 0, 1.0, totals)
+        grey = tl.fma(sums, shares[:, None], 0.0001220703125)  # 2^-13
+        if CUBIC:  # a mean of pixels is between them
+            grey = tl.minimum(tl.maximum(grey, 0.0), 255.0)
+        return grey + 12582912.0
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _columns(  # type: ignore[no-untyped-def]
+        x, left, wide, width, out_width, most_taps, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr
+    ):
+        """Returns the middle of the filter for columns of the output, 1 / its stretch, and the first pixel it reads."""
+        RADIUS: tl.constexpr = 2 if CUBIC else 1
+        scale = wide / out_width
+        stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
+        centre = left + (x + 0.5) * scale
+        first = tl.floor(centre - RADIUS * stretch + 0.5)
+        if ANTIALIAS:  # All taps are read, also those without a weight: none may lie outside of the line.
+            first = tl.minimum(tl.maximum(first, 0.0), (width - most_taps).to(tl.float32))
+        return centre, 1 / stretch, first
+
     @triton.jit(do_not_specialize=["height", "width", "out_height", "out_width", "most_taps"])  # type: ignore[untyped-decorator]
     def _resample(  # type: ignore[no-untyped-def]
         images,
@@ -213,13 +229,7 @@ if triton is not None:
         channel = lane % CHANNELS
         x = lane // CHANNELS
         x = tl.where(tl.load(mine + 8) > 0, out_width - 1 - x, x)
-        scale = wide / out_width
-        stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
-        shrink = 1 / stretch
-        centre = left + (x + 0.5) * scale
-        first = tl.floor(centre - RADIUS * stretch + 0.5)
-        if ANTIALIAS:  # All taps are read, also those without a weight: none may lie beside the line.
-            first = tl.minimum(tl.maximum(first, 0.0), (width - most_taps).to(tl.float32))
+        centre, shrink, first = _columns(x, left, wide, width, out_width, most_taps, CUBIC, ANTIALIAS)
         total = _total(first, centre, shrink, low_x, high_x, most_taps, A, TAPS, CUBIC, ANTIALIAS, LANES)
         share = 1 / tl.where(total == 0, 1.0, total)
         if PACKED:
@@ -267,12 +277,7 @@ if triton is not None:
                 weights = _filter((at + 0.5 - centres) * shrink_y, A, CUBIC)
                 sums = tl.fma(weights[:, None], grey[None, :], sums)
                 totals += weights
-            # Halves are rounded up, all but exactly; floats beside 1.5 * 2^23 are whole numbers.
-            shares = 1 / tl.where(totals == 0, 1.0, totals)
-            grey = tl.fma(sums, shares[:, None], 0.0001220703125)  # 2^-13
-            if CUBIC:  # a mean of pixels is between them
-                grey = tl.minimum(tl.maximum(grey, 0.0), 255.0)
-            grey = grey + 12582912.0
+            grey = _shifted(sums, totals, CUBIC)
             there = ((picture * out_height + ys) * (out_width * CHANNELS))[:, None] + lane[None, :]
             inside = (ys < out_height)[:, None] & (lane < out_width * CHANNELS)[None, :]
             # A comparison of types is a plain bool before Triton 3.4, and the `and` of a kernel does not take it.
@@ -292,8 +297,7 @@ def resample_fused(
 
     Returns (B, C, *size) in channels_last memory. Raises IndexError as `resample` does.
     """
-    most = _most_taps(images.shape[3], how)
-    return _launch(images, boxes, within, flips, how, _kept_taps(most), most)
+    return _launch(images, boxes, within, flips, how, _most_taps(images.shape[3], how))
 
 
 def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
@@ -309,8 +313,7 @@ def resample_packed(
     The images have `shape`, height, width and channels. `parameters` are those of `parameters_of`. `places`, int64
     (B, 2), are the first byte of each image, which need not be there, and the bytes of a line of its window.
     """
-    most = _most_taps(shape[1], how)
-    return _launch_of(pixels, parameters, places, shape, how, _kept_taps(most), most)
+    return _launch_of(pixels, parameters, places, shape, how, _most_taps(shape[1], how))
 
 
 def can_resample_packed(device: torch.device, shape: tuple[int, int, int], how: Resampling) -> bool:
@@ -328,7 +331,6 @@ def _launch(
     within: Boxes,
     flips: NDArray[np.bool_],
     how: Resampling,
-    taps: int,
     most_taps: int,
     *,
     packed: bool = False,
@@ -342,7 +344,7 @@ def _launch(
         nbytes, line = height * width * channels, width * channels
         numbers = np.array([(number * nbytes, line) for number in range(count)], np.int64)
         places = to_device(torch.from_numpy(numbers), images.device)
-    return _launch_of(pixels, parameters, places, (height, width, channels), how, taps, most_taps)
+    return _launch_of(pixels, parameters, places, (height, width, channels), how, most_taps)
 
 
 def _launch_of(
@@ -351,10 +353,10 @@ def _launch_of(
     places: torch.Tensor | None,
     shape: tuple[int, int, int],
     how: Resampling,
-    taps: int,
     most_taps: int,
 ) -> torch.Tensor:
     count, (height, width, channels) = len(parameters), shape
+    taps = most_taps if most_taps <= _MOST_KEPT else 0
     affine = parameters  # the kernel does not read it
     if how.statistics is not None:
         mean, std = how.statistics

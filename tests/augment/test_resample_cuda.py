@@ -254,7 +254,7 @@ def test_what_is_tried_first_is_the_kernel_that_the_batch_takes(monkeypatch: pyt
             torch.device("cpu"), *resample_cuda._variant(1, 100, how), packed=False
         )
     small = Resampling((2, 1), "bicubic", True, ((0.5,), (0.5,)), torch.float16)
-    assert tried == [(1, small, 0, 9)]
+    assert tried == [(1, small, 9)]
 
 
 def test_windows_need_a_cuda_device_and_pictures_that_fit() -> None:
