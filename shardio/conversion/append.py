@@ -40,14 +40,13 @@ def append(
     on_progress: Callable[[Progress], None] | None = None,
     on_room: Callable[[Room], None] | None = None,
 ) -> ChangeReport:
-    """Makes a new set in the folder `new` of the set in `out` and the images in `src`.
+    """Makes a new set in the folder `new` from the set in `out` and the images in `src`.
 
-    The images are converted with the options of `out`, which its provenance tells. `convert` describes the arguments
-    from `source` to `max_bad`, and `on_progress`; `merge` all others. `on_converted` is called with the report of the
-    conversion. That goes into a folder beside `new`, from which an interrupted call goes on, and which is removed in
-    the end.
+    The images are converted with the options in the provenance of `out`, into a folder next to `new` that is removed at
+    the end; an interrupted call resumes from that folder. `convert` describes the arguments from `source` to `max_bad`,
+    and `on_progress`; `merge` describes all others. `on_converted` is called with the report of the conversion.
 
-    Raises ConvertError if it is not known how `out` was converted, and what `convert` and `merge` raise.
+    Raises ConvertError if the options of `out` are unknown, and the errors of `convert` and `merge`.
     """
     options = MergeOptions(only_common, same_keys, same_images)
     parent = open_parent(out)
@@ -58,7 +57,7 @@ def append(
     target = check_target(new, [parent])
     _check_parent(parent, options, has_columns=columns is not None)
     chosen = _options_of(parent)
-    with _told_of(added, path):
+    with _naming_folder(added, path):
         report = convert(
             src,
             added,
@@ -81,15 +80,15 @@ def append(
         )
     if on_converted is not None:
         on_converted(report)
-    with _told_of(added, path):
+    with _naming_folder(added, path):
         made = carry_out_merge([parent, open_parent(added)], target, options, Carrying(copy, on_room), "append")
     _remove(added, path)
     return replace(made, notes={"num_added": dict(report.num_samples), "refused": dict(report.refused)})
 
 
 @contextlib.contextmanager
-def _told_of(added: Path, new: Path) -> Iterator[None]:
-    """Adds to an error where the converted images are kept. They are gone where another call has made `new` of them."""
+def _naming_folder(added: Path, new: Path) -> Iterator[None]:
+    """Adds the folder of the converted images to an error, unless another call has made `new` from it."""
     try:
         yield
     except (ShardioError, OSError) as error:
@@ -103,15 +102,15 @@ def _told_of(added: Path, new: Path) -> Iterator[None]:
 
 
 def _remove(added: Path, new: Path) -> None:
-    """Removes the folder of converted images. It gets a name that sweeps know first: half of a folder that a killed
-    call has left could be neither continued nor removed by another call."""
+    """Removes the folder of converted images, under a name that sweeps know: if this call is killed halfway, another
+    call could not resume from the rest."""
     # OSError: another call has just removed it.
     with contextlib.suppress(OSError), temporary_folder(new) as (hidden, _):
         added.rename(hidden.path)
 
 
 def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -> None:
-    """Raises ConvertError if new images would not go with the set, before they are converted."""
+    """Raises ConvertError if new images cannot be merged with the set, before they are converted."""
     if options.only_common:
         return
     for name, split in parent.manifest.splits.items():
@@ -134,7 +133,7 @@ def _options_of(parent: Parent) -> ConvertOptions:
         found = [read_options(one) for one in told]
     except ValueError as error:
         raise ConvertError(f"{parent.folder}: {error}") from None
-    # The provenance is a description: the manifest decides whether a split is squashed.
+    # The provenance only describes: the manifest decides whether a split is squashed.
     squashed = {split.squashed for split in parent.manifest.splits.values()}
     fits = all(one == found[0] and squashed == {one.fit.mode == "squash"} for one in found)
     if not found or not fits or found[0].sample_shape != parent.manifest.sample_shape:

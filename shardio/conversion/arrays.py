@@ -1,4 +1,4 @@
-"""Arrays that a set is to have beside its pixels: how a caller declares them, and checks of values given for them."""
+"""Arrays of a set, other than its pixels: how a caller declares them, and how their values are checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
 ("boxes", "float32", (20, 5)). docs/format.md says what the kinds mean."""
 
 NO_LABEL = -1.0
-"""The label of a row of boxes that holds none."""
+"""The label of an empty row of boxes."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ArraySpec:
     kind: ArrayKind
     row: RowType
     source: Literal["item", "file", "pixels"] = "item"
-    """The item of a dataset has the value under the array's name; a file beside the picture has it; or it is made from
-    the stored pixels."""
+    """Where the value comes from: the dataset's item, under the name of the array; a file next to the picture; or the
+    stored pixels."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -52,10 +52,10 @@ class ArraySpec:
         return [self.kind, self.row.dtype, list(self.row.shape)]
 
     def check(self, value: object, where: str = "") -> NDArray[Any]:
-        """Returns one sample's value as an array of the declared type and shape.
+        """Returns one sample's value as an array of the declared dtype and shape.
 
-        Boxes may be fewer than the array has room for: rows without a box follow them. Raises TypeError for another
-        dtype, and ValueError for another shape or for what is no box.
+        If there are fewer boxes than rows, empty rows follow. Raises TypeError for another dtype, and ValueError for
+        another shape or an invalid box.
         """
         found = self.check_dtype(value, where)
         shape = self.row.shape
@@ -70,7 +70,7 @@ class ArraySpec:
         return found
 
     def check_dtype(self, value: object, where: str = "") -> NDArray[Any]:
-        """Returns the value as an array of the declared type, of whichever shape. Raises TypeError for another."""
+        """Returns the value as an array of the declared dtype and any shape. Raises TypeError for another dtype."""
         try:
             found = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
@@ -83,14 +83,14 @@ class ArraySpec:
 def declare(
     arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape, taken: Iterable[str] = ()
 ) -> tuple[ArraySpec, ...]:
-    """Returns what the caller has declared, by name. Raises ValueError or TypeError if a set of such samples cannot
-    have it, or if a name is in `taken`."""
+    """Returns the arrays that the caller has declared. Raises ValueError or TypeError if a set of such samples cannot
+    have one, or if a name is in `taken`."""
     taken = set(taken)
     specs = []
     for name, declaration in arrays.items():
         check_array_name(name)
         if name in taken:
-            raise ValueError(f"array {name!r}: expected another name, as something else of a sample is called so")
+            raise ValueError(f"array {name!r}: expected another name, as this name of a sample's parts is taken")
         if not isinstance(declaration, (tuple, list)) or len(declaration) != 3:
             raise TypeError(
                 f'array {name!r}: expected (kind, dtype, shape), such as ("array", "float16", (768,)), found '
@@ -114,7 +114,7 @@ def check_count(specs: Sequence[ArraySpec]) -> None:
 
 
 def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:
-    """Raises ValueError if the files of an array would have the names of another split's shards."""
+    """Raises ValueError if an array's files would have the names of another split's shards."""
     there = {split.lower(): split for split in splits}
     for split in there.values():
         for spec in specs:

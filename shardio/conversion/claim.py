@@ -1,6 +1,6 @@
 """The state of OUT: whether it is the folder of this plan, of another, or of none; claiming it, and leaving it.
 
-An unfinished conversion keeps its plan in OUT/.convert. Another call of the same conversion finds it there and goes on;
+An unfinished conversion keeps its plan in OUT/.convert. Another call of the same conversion finds it there and resumes;
 a call with other options or sources is refused.
 """
 
@@ -45,12 +45,11 @@ def published(plan: Plan) -> Manifest | None:
 
 @contextlib.contextmanager
 def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
-    """Makes OUT the folder of this plan. If the block fails before `has_begun` says that an image was worked on, OUT is
-    as it was before.
+    """Makes OUT the folder of this plan. If the block fails before `has_begun`, OUT is left as it was.
 
-    Yields the path of this call's own file in the work folder, which tells other calls that this one relies on the plan
-    there. Yields None if another process has finished the same conversion since the caller looked. Raises ConvertError
-    if OUT is the folder of anything else.
+    Yields the path of this call's own file in the work folder, which shows other calls that this call relies on the
+    plan there. Yields None if another process has finished the same conversion meanwhile. Raises ConvertError if OUT
+    belongs to anything else.
     """
     out, work = plan.out, plan.out / WORK_FOLDER
     fresh = not (work / PLAN_NAME).exists()
@@ -144,7 +143,7 @@ def _take_back(out: Path) -> None:
 
 
 def copy_again(plan: Plan) -> None:
-    """Makes the copies that are read instead of SRC, if there are any, beside a set that is published."""
+    """Makes the copies that are read instead of SRC, if any, next to a published set."""
     origin = plan.collection.origin
     if origin.copies_nbytes():
         (plan.out / WORK_FOLDER).mkdir(exist_ok=True)

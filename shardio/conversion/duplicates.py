@@ -1,7 +1,7 @@
-"""Finds sources that have the same bytes, by a hash of each that is taken when it is read.
+"""Finds sources with the same bytes, by a hash of each source that is computed when it is read.
 
-Equal images under different labels are errors of the collection that no decoder can see, and equal images in train and
-val make an evaluation too good. They are only reported: only the maker of the collection can say which is right.
+Equal images under different labels are errors that no decoder can detect, and equal images in train and val make an
+evaluation too good. They are only reported, as the program cannot know which label is right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from shardio.conversion.sources.collection import Origin, Source
 from shardio.errors import DecodeError
 
-# 128 bits: among 10**10 files, one chance in 10**18 that two different ones are taken for equal.
+# 128 bits: among 10**10 different files, two have the same hash with a probability of 1 in 10**18.
 HASH_NBYTES = 16
 UNREAD = bytes(HASH_NBYTES)
 """In place of the hash of a source that could not be read."""
@@ -27,7 +27,7 @@ UNREAD = bytes(HASH_NBYTES)
 
 @dataclass(frozen=True, order=True)
 class Duplicate:
-    """One of several sources that have the same bytes. They are ordered by split and key."""
+    """A source in a group with the same bytes. Ordered by split and key."""
 
     split: str
     key: bytes
@@ -36,7 +36,7 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Two or more sources that have the same bytes, by split and key."""
+    """Two or more sources with the same bytes, by split and key."""
 
     sources: tuple[Duplicate, ...]
 
