@@ -27,9 +27,9 @@ def extract(
     where: Sequence[str],
     output: Path,
 ) -> None:
-    """Write samples of the set in OUT as files into DIR.
+    """Write samples of the set in OUT into DIR, as files for other programs.
 
-    Pixels and masks become PNGs, which lose nothing, other arrays NPY files; labels.csv says what each file is.
+    Pixels and masks become lossless PNGs, other arrays NPY files; labels.csv describes each file.
 
     \b
     shardio extract out/ --indices 5,17 -o some/
@@ -42,7 +42,7 @@ def extract(
 
     selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
     if selection.is_all:
-        raise click.UsageError("say which samples: by --indices alone, or by --class, --key and --where")
+        raise click.UsageError("say which samples: with --indices alone, or with --class, --key and --where")
     shards = open_shards(out, split)
     chosen = selection.samples(shards.index, shards)
     if not len(chosen):
@@ -50,6 +50,6 @@ def extract(
         return
     with Bar(unit=" samples") as bar:
         num_files = extract(shards, chosen.tolist(), output, bar.reach)
-    say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_NAME} says what each is")
+    say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_NAME} describes each")
     words = [] if split == "train" else ["--split", split]
     say(next_step("view", out, *words, "--indices", ",".join(map(str, chosen[:12].tolist()))))

@@ -87,7 +87,7 @@ def test_no_key_leads_out_of_the_folder(tmp_path: Path) -> None:
     assert found == [bytes(key) for key in open_shards(tmp_path / "out").index["key"]]
 
 
-def test_a_damaged_sample_is_told_and_there_is_no_table(make_set: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_damaged_sample_is_an_error_and_there_is_no_table(make_set: Callable[..., Path], tmp_path: Path) -> None:
     out = make_set(5)
     data = bytearray((out / "train-00000.npy").read_bytes())
     data[-1] ^= 1
@@ -101,13 +101,13 @@ def test_a_damaged_sample_is_told_and_there_is_no_table(make_set: Callable[..., 
     ("words", "part"),
     [
         ([], "say which samples"),
-        (["--indices", "1", "--class", "c1"], "say which samples"),
+        (["--indices", "1", "--class", "c1"], "leave the other conditions out"),
         (["--indices", "5"], "expected numbers of samples from 0 to 4, found 5 to 5"),
         (["--class", "c11"], "found 'c11': did you mean c1"),
-        (["--key", "x"], "no key is like 'x'"),
+        (["--key", "x"], "no key matches 'x'"),
     ],
 )
-def test_what_cannot_be_extracted_is_told(
+def test_what_cannot_be_extracted_is_refused(
     make_set: Callable[..., Path], tmp_path: Path, words: list[str], part: str
 ) -> None:
     result = call(make_set(5), *words, "-o", tmp_path / "some")
