@@ -208,29 +208,25 @@ def test_pieces_of_any_size_give_the_same_bytes(
     assert {total for _, total in counts} == {report.nbytes}
 
 
-def test_the_kernel_is_told_to_write_on_the_way(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = []
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
-    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 1000)
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(threading.current_thread().name))
-    assert verify(stage(out, cache).path).ok
-    assert synced
-    assert all(re.match(r"shardio-stage_\d-sync", name) for name in synced)
-
-
-def test_what_the_disk_does_not_take_on_the_way_is_an_error_that_names_the_file(
+def test_files_are_synced_on_the_way_and_an_error_of_that_names_the_file(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    synced: list[str] = []
+
     def fdatasync(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced.append(threading.current_thread().name)
+        if len(synced) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
     monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 1000)
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*npy'"):
-        stage(out, cache)
-    assert not list(cache.rglob("*.npy"))
+        stage(out, cache, workers=1)
+    assert all(re.match(r"shardio-stage_\d-sync", name) for name in synced)
     assert not list(cache.rglob("*.tmp"))
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
+    assert verify(stage(out, cache).path).ok
 
 
 def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
@@ -273,11 +269,6 @@ def test_no_more_files_are_read_at_a_time_than_there_are_workers(out: Path, cach
     with stager_of(out, cache, Counting(out), workers=workers) as stager:
         assert stager.run()
     assert most == workers
-
-
-def test_no_worker_is_no_number_of_workers(out: Path, cache: Path) -> None:
-    with pytest.raises(ValueError, match="workers must be at least 1; found 0"):
-        stage(out, cache, workers=0)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -402,28 +393,22 @@ def test_another_set_in_the_place_of_a_copy_is_neither_changed_nor_read(
     assert inodes(copy) == before
 
 
-# --- pinned ----------------------------------------------------------------------------------------------------------
+# --- room ------------------------------------------------------------------------------------------------------------
 
 
-def test_another_set_than_the_pinned_one_is_refused(out: Path, cache: Path) -> None:
+def test_a_pinned_set_is_the_only_one_taken_and_its_complete_copy_needs_no_source(out: Path, cache: Path) -> None:
     digest = load_manifest(out).digest
     with pytest.raises(FormatError, match=f"digest: expected {'a' * 64}, found {digest}"):
         stage(out, cache, digest="a" * 64)
-    assert stage(out, cache, digest=digest).num_copied == 7
-    assert stage(out, cache, digest=digest[:12]).digest == digest
     with pytest.raises(ValueError, match="digest must be the 64 lower-case hexadecimal digits"):
         stage(out, cache, digest="a" * 11)
-
-
-def test_a_pinned_copy_that_is_complete_needs_no_source(out: Path, cache: Path) -> None:
-    first = stage(out, cache)
+    with pytest.raises(ValueError, match="workers must be at least 1; found 0"):
+        stage(out, cache, workers=0)
+    assert stage(out, cache, digest=digest[:12]).num_copied == 7
     shutil.rmtree(out)
-    assert stage(out, cache, digest=first.digest).num_copied == 0
+    assert stage(out, cache, digest=digest).num_copied == 0
     with pytest.raises(SetNotFoundError):
         stage(out, cache)
-
-
-# --- room ------------------------------------------------------------------------------------------------------------
 
 
 def used_nbytes(cache: Path) -> int:
