@@ -187,6 +187,7 @@ class _Walk(tarfile.TarFile):
         archive = self._archive
         if archive is None:
             return None
+        self.pax_headers = {}  # which tarfile would gather from all global headers
         archive.seek(self.offset)
         try:
             return _Header.fromtarfile(self)
