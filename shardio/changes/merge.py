@@ -114,7 +114,7 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
         if (twice := keys[counts > 1]).size:
             raise ConvertError(
                 f"split {split!r}: {twice.size:,} keys are there more than once: {some_keys(twice.tolist())}. Leave "
-                "samples out by `shardio drop --list`, or take all by `--same-keys allow`, from Python "
+                "samples out by `shardio change --drop --list`, or take all by `--same-keys allow`, from Python "
                 '`same_keys="allow"`'
             )
     return replace(
@@ -186,8 +186,8 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
     more = " or more" if len(pairs) == _MOST_COMPARED else ""
     raise ConvertError(
         f"{len(pairs):,} images{more} are in two of the sets: {first}{'; likewise ' if rest else ''}{some_keys(rest)}. "
-        "Drop them from one set with `shardio drop --list`, or keep them twice with `--same-images keep`, from Python "
-        '`same_images="keep"`'
+        "Drop them from one set with `shardio change --drop --list`, or keep them twice with `--same-images keep`, from "
+        'Python `same_images="keep"`'
     )
 
 
