@@ -186,7 +186,7 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
     more = " or more" if len(pairs) == _MOST_COMPARED else ""
     raise ConvertError(
         f"{len(pairs):,} images{more} are in two of the sets: {first}{'; likewise ' if rest else ''}{some_keys(rest)}. "
-        "Drop them from one set with `shardio change --drop --list`, or keep them twice with `--same-images keep`, from "
+        "Drop them from one by `shardio change --drop --list`, or keep both by `--same-images keep`, from "
         'Python `same_images="keep"`'
     )
 
