@@ -190,10 +190,9 @@ def test_every_message_that_is_explained_is_one_of_the_code() -> None:
 
 def test_the_memory_that_is_stated_is_that_of_the_limits() -> None:
     text = " ".join((GUIDE / "convert.md").read_text(encoding="utf-8").split())
-    pixels = f"{MAX_PIXELS / 1e6:.0f} megapixels"
-    pictures = f"{16 * MAX_PIXELS / 1e9:.1f} GB for the largest picture that is taken ({pixels})"
-    files = f"{4 * MAX_SOURCE_NBYTES / 1e9:.1f} GB for the largest file ({MAX_SOURCE_NBYTES / 1e6:.0f} MB)"
-    assert f"{pictures} and {files}" in text
+    pictures = f"{16 * MAX_PIXELS / 1e9:.1f} GB", f"({MAX_PIXELS / 1e6:.0f} megapixels)"
+    files = f"{4 * MAX_SOURCE_NBYTES / 1e9:.1f} GB", f"({MAX_SOURCE_NBYTES / 1e6:.0f} MB)"
+    assert re.search(".*?".join(map(re.escape, (*pictures, *files))), text)
 
 
 def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
