@@ -207,37 +207,6 @@ def test_a_list_of_all_batches_is_right(num_threads: int, prefetch: int, loader_
         check(batch)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_slow_consumer_that_keeps_what_it_likes_never_sees_a_wrong_byte(
-    seed: int, loader_of: MakeLoader, poison: None
-) -> None:
-    rng = random.Random(seed)
-    held: list[tuple[torch.Tensor, torch.Tensor]] = []  # (any view of a batch, what it must show)
-    count = 0
-    with loader_of(4, seed=seed, num_threads=1 + seed, prefetch=seed) as loader:
-        while count < 1000:
-            for batch in loader:
-                check(batch)
-                count += 1
-                images, _, indices = batch
-                expected = EXPECTED[indices]
-                kind = rng.randrange(6)
-                if kind == 0:
-                    held.append((images, expected))
-                elif kind == 1:
-                    held.append((images[1:3], expected[1:3]))
-                elif kind == 2:
-                    held.append((images.detach()[:, 0], expected[:, 0]))
-                elif kind == 3:
-                    held.append((torch.from_numpy(images.numpy()[2]), expected[2]))
-                while held and rng.random() < 0.5:
-                    held.pop(rng.randrange(len(held)))
-                for view, shown in held:
-                    assert torch.equal(view, shown), f"{seed=} {count=}"
-    for view, shown in held:
-        assert torch.equal(view, shown), seed
-
-
 def test_labels_and_indices_do_not_hold_the_slot_of_their_images(loader_of: MakeLoader) -> None:
     with loader_of(4, prefetch=0) as loader:
         alive = living_slots(loader)
@@ -276,25 +245,6 @@ def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity
 # Order.
 
 
-def test_threads_and_prefetch_change_no_byte(loader_of: MakeLoader) -> None:
-    runs = []
-    for num_threads in (1, 2, 4):
-        for prefetch in (0, 1, 3):
-            with loader_of(5, seed=3, num_threads=num_threads, prefetch=prefetch) as loader:
-                assert loader.num_threads == num_threads
-                runs.append([tuple(tensor.tolist() for tensor in batch) for _ in range(2) for batch in loader])
-    assert all(run == runs[0] for run in runs)
-
-
-def test_seeds_give_different_orders_and_the_same_seed_the_same(loader_of: MakeLoader) -> None:
-    orders = []
-    for seed in (0, 1, 2, 0):
-        with loader_of(5, seed=seed) as loader:
-            orders.append(order_of(list(loader)))
-    assert orders[0] == orders[3]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-
-
 def test_epochs_follow_each_other(loader_of: MakeLoader) -> None:
     with loader_of(5) as loader:
         for epoch in range(4):
@@ -322,12 +272,6 @@ def test_a_negative_epoch_is_refused_and_leaves_the_loader_usable(loader_of: Mak
             loader.set_epoch(-1)
         loader.set_epoch(1)
         assert order_of(list(loader)) == order_expected(loader, 1)
-
-
-def test_without_shuffling_samples_come_in_source_order(loader_of: MakeLoader) -> None:
-    with loader_of(5, shuffle=False, tail="short") as loader:
-        for _ in range(2):
-            assert sum(order_of(list(loader)), []) == list(range(NUM_SAMPLES))  # noqa: RUF017
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "short"])

@@ -147,18 +147,6 @@ def test_samples_larger_than_a_request_are_right(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_labels_of_many_samples_are_right(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = open_shards(make_set(9000, (1, 1, 1), 5000))
-    reader = reader_of(shards, engine)
-    for indices in (np.arange(9000), np.arange(8999, -1, -7), np.array([5, 5, 8999, 0]), np.array([], np.int64)):
-        labels = reader.column_of("label", indices)
-        assert labels.dtype == np.int64
-        assert np.array_equal(labels, shards.labels[indices])
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_every_column_of_the_index_can_be_read(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
