@@ -235,16 +235,8 @@ def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
     some = min(_MOST_CLASSES, len(classes) // 2)
     if spreads["samples per class"].minimum < spreads["samples per class"].maximum:
         most = sorted(classes, key=lambda pair: (-pair[1], pair[0]))
-        shown = [*classes[:some], *most[:some]]
-        names, called = manifest.classes, manifest.class_names
-        cells = [
-            Column("", ["rarest", *[""] * (some - 1), "most frequent", *[""] * (some - 1)]),
-            Column("", [str(label) for label, _ in shown], right=True),
-            Column("", [shortened(names[label], 20) if names else "" for label, _ in shown]),
-            Column("", [shortened(called[label], 20) if called else "" for label, _ in shown]),
-            Column("", [f"{count:,}" for _, count in shown], right=True),
-        ]
-        yield from (f"          {line}" for line in list(table([one for one in cells if any(one.cells)]))[1:])
+        yield f"          rarest         {_counted_classes(manifest, classes[:some])}"
+        yield f"          most frequent  {_counted_classes(manifest, most[:some])}"
     columns = [
         Column("", [shortened(name, 24) for name in spreads]),
         *(
@@ -254,6 +246,16 @@ def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
         Column("missing", [f"{one.num_missing:,}" if one.num_missing else "" for one in spreads.values()], right=True),
     ]
     yield from (f"          {line}" for line in table([one for one in columns if any(one.cells)]))
+
+
+def _counted_classes(manifest: Manifest, classes: Sequence[tuple[int, int]]) -> str:
+    """Returns each class with its samples: by its name and what people call it, or by its label."""
+    names, called = manifest.classes, manifest.class_names
+    words = []
+    for label, count in classes:
+        name = shortened(names[label], 20) if names else str(label)
+        words.append(f"{name} {shortened(called[label], 20)} {count:,}" if called else f"{name} {count:,}")
+    return ", ".join(words)
 
 
 def _number(number: float) -> str:

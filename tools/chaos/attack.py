@@ -252,9 +252,10 @@ def torn_files(out: Path, reference: Path) -> list[str]:
 
 
 def recorded(out: Path) -> set[str]:
-    """Returns the names of the shards that have a record: they are finished, and must be there."""
-    records = (out / ".convert").glob("*.npy.json")
-    return {record.name.removesuffix(".json") for record in records if not record.name.startswith(".")}
+    """Returns the names of the shards that have a record, and so must exist. If all images of a shard were refused, it
+    has a record but no file."""
+    records = (path for path in (out / ".convert").glob("*.npy.json") if not path.name.startswith("."))
+    return {path.name.removesuffix(".json") for path in records if json.loads(path.read_bytes())["entry"]}
 
 
 def recorded_shards(out: Path) -> dict[str, int]:

@@ -181,7 +181,8 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
 
     def noting_task(task: Any, control: Any) -> Any:
         record = do_task(task, control)
-        finished.append(task.name)
+        if record.entry is not None:  # there is no file if all of its images were refused
+            finished.append(task.name)
         return record
 
     def noting_set(*args: Any) -> Any:
