@@ -14,7 +14,7 @@ from shardio.cli.output import Column, show, table
 
 if TYPE_CHECKING:
     from shardio.loading.report import LoaderReport
-    from shardio.loading.status import Seen
+    from shardio.loading.status import FoundLoader
 
 # A loader reports twice as often.
 _SECONDS = 1.0
@@ -45,7 +45,7 @@ def top(as_json: bool) -> None:
     show({"loaders": [_describe(*one) for one in found]} if as_json else _lines(found))
 
 
-def _report(before: Seen | None, seen: Seen) -> LoaderReport:
+def _report(before: FoundLoader | None, seen: FoundLoader) -> LoaderReport:
     """Returns what the loader did since `before`, or since it was made if it is new or has reported nothing since."""
     from shardio.loading.meter import Counts, Snapshot
     from shardio.loading.report import LoaderReport
@@ -55,7 +55,7 @@ def _report(before: Seen | None, seen: Seen) -> LoaderReport:
     return LoaderReport.between(earlier, told.snapshot, told.source)
 
 
-def _lines(found: Sequence[tuple[Seen, LoaderReport]]) -> Iterator[str]:
+def _lines(found: Sequence[tuple[FoundLoader, LoaderReport]]) -> Iterator[str]:
     if not found:
         yield "no ShardLoader runs on this node in a process of yours"
         return
@@ -74,17 +74,17 @@ def _lines(found: Sequence[tuple[Seen, LoaderReport]]) -> Iterator[str]:
     yield from table(columns)
 
 
-def _silent_seconds(seen: Seen) -> float:
+def _silent_seconds(seen: FoundLoader) -> float:
     """Returns for how long the loader has reported nothing; 0 if that is usual."""
     seconds = time.monotonic() - seen.told.moment
     return seconds if seconds > _SILENT_SECONDS else 0.0
 
 
-def _rate(seen: Seen, report: LoaderReport) -> str:
+def _rate(seen: FoundLoader, report: LoaderReport) -> str:
     return "0" if _silent_seconds(seen) else f"{report.images_per_second:,.0f}"
 
 
-def _limit(seen: Seen, report: LoaderReport) -> str:
+def _limit(seen: FoundLoader, report: LoaderReport) -> str:
     if waiting := seen.told.waiting_seconds:
         return f"no batch for {waiting:,.0f} s"
     if silent := _silent_seconds(seen):
@@ -92,7 +92,7 @@ def _limit(seen: Seen, report: LoaderReport) -> str:
     return report.stage
 
 
-def _describe(seen: Seen, report: LoaderReport) -> dict[str, Any]:
+def _describe(seen: FoundLoader, report: LoaderReport) -> dict[str, Any]:
     told = seen.told
     return {
         "pid": seen.pid,

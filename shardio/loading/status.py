@@ -32,7 +32,7 @@ Value = TypeVar("Value", Counts, LoaderFacts)
 
 
 @dataclass(frozen=True)
-class Told:
+class LoaderStatus:
     """What a loader has told: what it is, and a snapshot of its counts."""
 
     job: str
@@ -50,12 +50,12 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FoundLoader:
     """A loader of a process on this node."""
 
     pid: int
     inode: int
-    told: Told
+    told: LoaderStatus
 
 
 class Status:
@@ -96,19 +96,19 @@ def _job() -> str:
     return next((os.environ[name][:40] for name in names if os.environ.get(name)), "")
 
 
-def find_loaders() -> list[Seen]:
+def find_loaders() -> list[FoundLoader]:
     """Returns the loaders of all processes into which this user may look, by their processes' numbers.
 
     A page that is being written, or is not as a loader writes it, is left out.
     """
-    found: dict[int, Seen] = {}
+    found: dict[int, FoundLoader] = {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         for seen in _loaders_of(pid):
             found.setdefault(seen.inode, seen)  # a fork has the page of its parent, whose number is mostly the lower
     return list(found.values())
 
 
-def _loaders_of(pid: int) -> Iterator[Seen]:
+def _loaders_of(pid: int) -> Iterator[FoundLoader]:
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)
@@ -122,11 +122,11 @@ def _loaders_of(pid: int) -> Iterator[Seen]:
                 inode = os.fstat(page.fileno()).st_ino
                 for _ in range(3):  # it may be read in the middle of being written
                     if (told := parse(os.pread(page.fileno(), _NBYTES, 0))) is not None:
-                        yield Seen(pid, inode, told)
+                        yield FoundLoader(pid, inode, told)
                         break
 
 
-def parse(record: bytes) -> Told | None:
+def parse(record: bytes) -> LoaderStatus | None:
     """Returns what a page tells; None if its checksum or anything in it is wrong."""
     try:
         data = record[_HEAD:].rstrip()
@@ -137,7 +137,7 @@ def parse(record: bytes) -> Told | None:
         counts = _value(Counts, snapshot["counts"])
         epoch, step = (_number(snapshot[name], int) for name in ("epoch", "step"))
         moments = [_number(snapshot[name], float) for name in ("no_core_seconds", "storage_nbytes", "waiting_seconds")]
-        return Told(
+        return LoaderStatus(
             _text(document["job"]),
             _value(LoaderFacts, document["source"]),
             Snapshot(counts, epoch, step, *moments),

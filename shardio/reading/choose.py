@@ -31,7 +31,7 @@ _SHARE_FOR_READ_AHEAD = 0.25
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReaderFacts:
     """The facts on which the choice rests. None is: unknown."""
 
     filesystem: str
@@ -46,18 +46,18 @@ class Facts:
     """The alignment that O_DIRECT demands; None where it does not work."""
 
 
-class Choice(NamedTuple):
+class ReaderChoice(NamedTuple):
     engine: Literal["mmap", "pread", "direct"]
     drop_behind: bool
     reason: str
 
 
-def fits_in_memory(facts: Facts) -> bool:
+def fits_in_memory(facts: ReaderFacts) -> bool:
     """Returns whether the page cache can hold what one epoch reads: True if that is unknown."""
     return facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
 
 
-def choose(facts: Facts) -> Choice:
+def choose(facts: ReaderFacts) -> ReaderChoice:
     """Returns the engine for io="auto"."""
     size = f"the set's {_gigabytes(facts.nbytes)}"
     fits = fits_in_memory(facts)
@@ -65,22 +65,24 @@ def choose(facts: Facts) -> Choice:
     if is_network(facts.filesystem):
         reason = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"
         if fits:
-            return Choice("pread", False, reason)
-        return Choice("pread", True, f"{reason}; {size} do not fit in{room}, so nothing is kept in the page cache")
+            return ReaderChoice("pread", False, reason)
+        return ReaderChoice(
+            "pread", True, f"{reason}; {size} do not fit in{room}, so nothing is kept in the page cache"
+        )
     if facts.resident_share == 1.0:
-        return Choice("mmap", False, "the set is in the page cache")
+        return ReaderChoice("mmap", False, "the set is in the page cache")
     if fits:
-        return Choice(
+        return ReaderChoice(
             "mmap", False, f"{size} fit in{room}" if room else f"how much memory is left for {size} is unknown"
         )
     if facts.direct_alignment is not None:
-        return Choice("direct", False, f"{size} do not fit in{room}")
-    return Choice(
+        return ReaderChoice("direct", False, f"{size} do not fit in{room}")
+    return ReaderChoice(
         "pread", True, f"{size} do not fit in{room}, and O_DIRECT does not work on {_named(facts.filesystem)}"
     )
 
 
-def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Facts:
+def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> ReaderFacts:
     """Returns the facts about a set of which so many samples are to be read: the arrays `tables`, "" for the pixels.
 
     The job has yet to allocate `reserved_nbytes` for its batches, on this node. Its ranks begin at the same time, when
@@ -88,7 +90,7 @@ def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), r
     """
     kind = filesystem_kind(shards.path)
     left = memory_left()
-    return Facts(
+    return ReaderFacts(
         filesystem=kind,
         nbytes=num_samples * sum(shards.table_of(name).row_nbytes for name in tables),
         # A mapping on a network filesystem is better not even looked at.
@@ -123,7 +125,7 @@ def make_reader(
         choice = choose(facts)
         alignment = facts.direct_alignment if choice.engine == "direct" else None
     else:
-        choice = Choice(io, False, f"asked for by io={io!r}")
+        choice = ReaderChoice(io, False, f"asked for by io={io!r}")
         alignment = alignment_of(shards) if io == "direct" else None
     if choice.engine == "mmap":
         return MappedReader(shards, tables), choice.reason

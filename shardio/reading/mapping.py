@@ -43,16 +43,12 @@ _libc.mmap.argtypes = [
 
 _MADV_RANDOM = 1  # Linux, macOS and the BSDs agree on these two
 _MADV_WILLNEED = 3
-_PROCESS_MADVISE = 440  # alike on every architecture of Linux but Alpha
-_MOST_SPANS = 1024  # of one call: UIO_MAXIOV
 # These keep the GIL. Each of many short calls that gave it up would wait 5 ms for it beside a busy Python thread.
 _quick = ctypes.PyDLL(None, use_errno=True)
 _quick.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _LINUX = sys.platform == "linux"
 if _LINUX:
     _quick.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    _libc.syscall.restype = ctypes.c_long
-    _libc.syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, *[ctypes.c_long] * 3]
 
 
 def _reserve(nbytes: int) -> mmap.mmap:
@@ -117,29 +113,12 @@ def will_need(
     """Has the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
     `starts` on. Does not wait for what it reads."""
     first, last = _pages_of(rows, numbers, starts, nbytes)
-    spans = np.empty((len(numbers), 2), np.uint64)  # iovecs
+    spans = np.empty((len(numbers), 2), np.uint64)
     spans[:, 0] = first * mmap.PAGESIZE
     spans[:, 1] = (last + 1 - first) * mmap.PAGESIZE
-    for start in range(0, len(spans), _MOST_SPANS):
-        some = spans[start : start + _MOST_SPANS]
-        if _will_need_at_once(some):
-            continue
-        if rowread.will_need(some):  # gives up the GIL once, too
-            continue
-        for address, length in some.tolist():
+    if not rowread.will_need(spans):  # which gives up the GIL once
+        for address, length in spans.tolist():
             _quick.madvise(address, length, _MADV_WILLNEED)
-
-
-def _will_need_at_once(spans: NDArray[np.uint64]) -> bool:
-    """One call for all, which gives up the GIL once. Before Linux 6.13 it is for privileged processes only."""
-    try:
-        (process,) = map(OpenFile, map(os.pidfd_open, (os.getpid(),)))  # as `open_file` does it
-    except (AttributeError, OSError):  # not Linux, or no descriptor left
-        return False
-    with process:
-        wanted = int(spans[:, 1].sum())
-        advice = (spans.ctypes.data, len(spans), _MADV_WILLNEED, 0)
-        return bool(_libc.syscall(_PROCESS_MADVISE, process.fileno(), *advice) == wanted)
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:

@@ -26,7 +26,7 @@ from shardio.loading.loader import ShardLoader
 from shardio.measure.bench import Sweep, bench, candidates
 from shardio.measure.limits import Steps
 from shardio.measure.result import BenchResult, Combination, LimitSpeed, LoaderSpeed, Speed
-from shardio.reading.choose import Facts, choose
+from shardio.reading.choose import ReaderFacts, choose
 from shardio.reading.shardset import open_shards
 
 PAGES = (64, 64, 1)
@@ -129,7 +129,7 @@ def test_the_default_wins_unless_another_way_is_clearly_faster_and_the_cheapest_
 def test_candidates_begin_with_the_default_and_are_what_the_machine_can_do(
     cores: int, fits: bool, alignment: int | None, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = Facts("ext4", 100, 0.0, 1000 if fits else 10, alignment)
+    facts = ReaderFacts("ext4", 100, 0.0, 1000 if fits else 10, alignment)
     monkeypatch.setattr(shardio.measure.bench, "look_at", lambda shards, count: facts)
     monkeypatch.setattr(shardio.measure.bench, "usable_cores", lambda: cores)
     sweep = candidates(open_shards(path))

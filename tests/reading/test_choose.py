@@ -13,7 +13,7 @@ from pictures import sample_pixels
 
 import shardio.reading.choose
 from shardio.conversion.writing.set_writer import ShardWriter
-from shardio.reading.choose import Facts, choose, look_at, make_reader, read_ahead_batches
+from shardio.reading.choose import ReaderFacts, choose, look_at, make_reader, read_ahead_batches
 from shardio.reading.file_reader import FileReader
 from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import open_shards
@@ -22,7 +22,7 @@ from shardio.system.direct import direct_alignment
 GB = 10**9
 
 
-def expected(facts: Facts) -> tuple[str, bool]:
+def expected(facts: ReaderFacts) -> tuple[str, bool]:
     """The rules once more, as a table: (engine, drop behind)."""
     fits = facts.memory_left is None or facts.nbytes <= 0.75 * facts.memory_left
     network = facts.filesystem.startswith(("nfs", "lustre", "fuse."))
@@ -42,7 +42,7 @@ def test_every_combination_of_facts_has_its_engine_and_says_why() -> None:
         [None, 0, 100 * GB],
         [None, 512, 4096],
     ):
-        facts = Facts(*values)
+        facts = ReaderFacts(*values)
         choice = choose(facts)
         assert (choice.engine, choice.drop_behind) == expected(facts), facts
         assert choice.reason
@@ -55,29 +55,29 @@ def test_every_combination_of_facts_has_its_engine_and_says_why() -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        (Facts("ext4", 150 * GB, 1.0, 10 * GB, 512), "the set is in the page cache"),
-        (Facts("ext4", 7 * GB, 0.5, 10 * GB, 512), "the set's 7 GB fit in the 10 GB of memory that are left"),
-        (Facts("apfs", 7 * GB, None, None, None), "how much memory is left for the set's 7 GB is unknown"),
+        (ReaderFacts("ext4", 150 * GB, 1.0, 10 * GB, 512), "the set is in the page cache"),
+        (ReaderFacts("ext4", 7 * GB, 0.5, 10 * GB, 512), "the set's 7 GB fit in the 10 GB of memory that are left"),
+        (ReaderFacts("apfs", 7 * GB, None, None, None), "how much memory is left for the set's 7 GB is unknown"),
         (
-            Facts("ext4", 150 * GB, 0.5, 10 * GB, 512),
+            ReaderFacts("ext4", 150 * GB, 0.5, 10 * GB, 512),
             "the set's 150 GB do not fit in the 10 GB of memory that are left",
         ),
         (
-            Facts("zfs", 150 * GB, 0.5, 10 * GB, None),
+            ReaderFacts("zfs", 150 * GB, 0.5, 10 * GB, None),
             "the set's 150 GB do not fit in the 10 GB of memory that are left, and O_DIRECT does not work on zfs",
         ),
         (
-            Facts("nfs4", 7 * GB, None, 10 * GB, 512),
+            ReaderFacts("nfs4", 7 * GB, None, 10 * GB, 512),
             "nfs4 is a network filesystem: many reads at a time, each tried again if it fails",
         ),
         (
-            Facts("lustre", 2000 * GB, None, 10 * GB, 512),
+            ReaderFacts("lustre", 2000 * GB, None, 10 * GB, 512),
             "lustre is a network filesystem: many reads at a time, each tried again if it fails; the set's 2,000 GB "
             "do not fit in the 10 GB of memory that are left, so nothing is kept in the page cache",
         ),
     ],
 )
-def test_the_reason_is_a_sentence_with_the_figures(facts: Facts, reason: str) -> None:
+def test_the_reason_is_a_sentence_with_the_figures(facts: ReaderFacts, reason: str) -> None:
     assert choose(facts).reason == reason
 
 

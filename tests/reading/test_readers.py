@@ -262,19 +262,17 @@ def test_pread_and_mmap_read_what_is_wanted_and_nothing_around_it(
 
 def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callable[..., Path]) -> None:
     calls: list[int] = []
-    for way in ("at once", "natively", "one by one"):
+    for way in ("natively", "one by one"):
         shards = cold(make_set)
         reader = MappedReader(shards)
         assert reader.begin_epoch()
         with pytest.MonkeyPatch.context() as patch:
-            if way != "at once":  # a kernel may not have it, or not for this process
-                patch.setattr("shardio.reading.mapping._will_need_at_once", lambda spans: False)
             if way == "one by one":
                 patch.setattr("shardio.kernels.rowread._native", None)
             madvise = shardio.reading.mapping._quick.madvise
             counting = SimpleNamespace(madvise=lambda *how, madvise=madvise: calls.append(madvise(*how)))
             patch.setattr("shardio.reading.mapping._quick", counting)
-            alone = way != "at once" and shardio.kernels.rowread._native is None
+            alone = shardio.kernels.rowread._native is None
             reader.will_read(Request(np.arange(0, 64, 4)))
             assert len(calls) == (16 if alone else 0)
         deadline = time.monotonic() + 10
