@@ -28,9 +28,9 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
 
     With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms. With `arrays`,
     names of arrays of the split, samples are (image, label, values): a dict of tensors by name, which are copies. A
-    `transform` beside masks or boxes is a ValueError, as it would not move them.
+    `transform` with masks or boxes is a ValueError, as it would not move them.
 
-    Works in forked and in spawned DataLoader workers: what is pickled is the path, and each process maps the set anew.
+    Works in forked and in spawned DataLoader workers: a pickle holds the path, and each process maps the set again.
     """
 
     def __init__(

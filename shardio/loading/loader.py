@@ -43,35 +43,35 @@ class ShardLoader(LikeDataLoader):
 
     path: the set: a folder, a name in the catalogue, or a URL if there is a `cache`.
     batch_size: samples of a batch of one rank.
-    split: "val" or another one, to read anything but the training samples.
+    split: "val" or another split, to read anything but the training samples.
     shuffle: True permutes all samples, which is right for training. False is the stored order, for evaluation. "block"
         or BlockShuffle(size, window) keeps reads together, for sets larger than memory on slow storage.
-    seed: another one for another order and other augmentation. Both depend on seed, epoch and sample alone.
+    seed: change it for another order and other augmentation. Both depend on seed, epoch and sample alone.
     weights: one per sample, to draw rare classes more often: with replacement.
     num_draws: samples of an epoch with `weights`, if they shall not be as many as the weights.
     indices: the samples to read instead of all, for subsets and folds. `weights` then belong to them.
     tail: the last, short batch. "drop" is right for training, "short" for evaluation, "pad" where all batches must
         have the same size and none may be left out (see `num_repeats`).
-    rank, world_size: where neither torch.distributed nor the launcher tells them, or several jobs share a launcher.
+    rank, world_size: where neither torch.distributed nor the launcher sets them, or several jobs share a launcher.
     device: "cpu" to keep a GPU out of it. None is the GPU of the local rank, or the CPU.
     num_threads: fewer gather threads where other processes need the cores, more where storage answers late.
     prefetch: more batches ahead where steps take very different times; 0 to hold as little memory as possible.
     io: "mmap", "pread" or "direct" where "auto" chooses wrong, which looks at filesystem, memory and page cache.
-    cache: a folder on the node's own disk, if the set lies on a slower one, or behind a URL. Training begins at once.
+    cache: a folder on the node's own disk, if the set lies on slower storage or at a URL. Training begins at once.
     transform: of `shardio.augment`, which changes masks, boxes and mixed labels, too, and draws by (seed, epoch,
         sample); or a function of a batch of images. It is called in the consuming thread, and is fixed for an epoch.
     return_indices: to know which samples a batch has.
     digest: the set that it must be, by the digest that `shardio info` prints or its first 12 digits: for experiments
         that are repeated.
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
-    on_damage: "skip" lets another sample of the batch take the place of a damaged one, with a warning, in a job that
-        must not end.
+    on_damage: "skip" replaces a damaged sample by another sample of the batch, with a warning, in a job that must not
+        end.
     arrays, columns: names of arrays of the split, and of numbers in its index, if the job needs them.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
     roi: False reads whole pictures, and not only what the first crops and resizes of the transform see: to compare the
         two. The pixels are the same.
 
-    Opening raises SetNotFoundError, or FormatError for a damaged set or another one than `digest` names. An error in a
+    Opening raises SetNotFoundError, or FormatError if the set is damaged or has another digest. An error in a
     gather thread is raised where its batch was due. Closing, leaving the `with` block, or forgetting the loader ends
     the threads. A loader survives neither fork() nor pickling, and takes the place of torch's DataLoader.
     """
@@ -180,49 +180,47 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def num_repeats(self) -> int:
-        """How many samples, the last ones, of the batch received last have come earlier in the same epoch.
+        """How many samples at the end of the latest batch came earlier in the same epoch.
 
-        More than 0 only in an epoch's last batch with tail="pad": leave them out of what is counted or averaged.
+        More than 0 only in an epoch's last batch with tail="pad". Leave these samples out of averages.
         """
         return self._position.num_repeats
 
     @property
     def damaged(self) -> list[int]:
-        """The damaged samples that others replaced, in ascending order; also of batches that were read ahead. Always
-        empty with on_damage="raise"."""
+        """The damaged samples that others replaced, in ascending order, including batches that were read ahead."""
         return self._pipeline.damaged
 
     def report(self) -> LoaderReport:
-        """Returns whether data has been the bottleneck since the loader was made, what limits, and what to change: as
-        text, if printed."""
+        """Returns whether data has been the bottleneck so far. Print it for the cause and the cure."""
         return self._pipeline.report()
 
     def stats(self) -> dict[str, Any]:
-        """Returns what was delivered since the loader was made, and the seconds spent on it.
+        """Returns the loader's counters since it was made. Any thread may call this.
 
-        `loop_seconds`: from batch to batch, without the time between epochs; `wait_seconds`: the consumer waiting for
-        batches, for `first_wait_seconds` of it for the first of an epoch; `transform_seconds`: the consumer's thread in
-        the transform; `gather_seconds`: all gather threads together, copying, for `gather_cpu_seconds` of it on a core;
-        `copy_seconds`: the GPU, by its own clock, copying batches whose copies are known to be done; `stall_seconds`:
-        the stream on which they are used, waiting for these copies. Both are 0.0 on the CPU. `waited` is the share of
-        the time that the loop waited for data, first batches apart, and `limited_by` what limits: see `report`.
-        `io` is how samples are read, for `io_reason`; `read_nbytes` were read so, with `read_retries` because of errors
-        or a wrong crc32; `damaged` samples were replaced by others; `read_ahead_batches` were announced to the kernel,
-        and `read_ahead_hits` is the share of their samples that was in the page cache when it was due (told by a few of
-        each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
-        tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
-        resample them on the CPU. `roi` tells whether gather threads read only what the transform sees. `slots` were
-        made for batches; `slots_free` of them wait for reuse, the others are being filled, are ready, or are in the
-        consumer's hands.
+        batches, images, nbytes: delivered.
+        loop_seconds: from batch to batch, without the time between epochs.
+        wait_seconds, first_wait_seconds: waits for batches, and the part for the first batch of each epoch.
+        transform_seconds: of the consumer's thread.
+        gather_seconds, gather_cpu_seconds: of all gather threads together, and the part on a core.
+        copy_seconds, stall_seconds: the GPU copying batches, and its stream waiting for these copies. 0.0 on the CPU.
+        waited, limited_by: the share of the time spent waiting for data, without first batches, and the cause.
+        io, io_reason: how samples are read, and why.
+        read_nbytes, read_retries: bytes read, and reads that were repeated after an error or a wrong crc32.
+        damaged: samples that others replaced.
+        read_ahead_batches, read_ahead_hits: batches announced to the kernel, and the share of their samples that was in
+            the page cache in time. None if nothing was announced, or the kernel does not say.
+        staging: the progress of the copy in the cache. None without `cache`.
+        slots, slots_free: slots made for batches, and slots waiting for reuse.
+        roi: whether gather threads read only what the transform sees.
+        kernels: the kernels that copy, read, resample and augment on the CPU.
 
-        In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
-        "shardio.copy" for starting its way to the GPU, and "shardio.transform".
+        A trace of torch.profiler shows "shardio.wait", "shardio.copy" and "shardio.transform" in the consumer's thread.
         """
         return {**self._pipeline.stats(), "device": str(self.device)}
 
     def close(self) -> None:
-        """Ends the gather threads. Batches already delivered stay valid. May be called again, also where an exception,
-        of a signal handler say, has interrupted it: then it goes on."""
+        """Ends the gather threads. Delivered batches stay valid. May be called again, also after an interrupt."""
         self._pipeline.close()
 
     @property

@@ -1,9 +1,8 @@
 """Is it the loader? A report says how much of a training loop's time went into waiting for data, and what limits.
 
-The loop's time is that between one batch and the next, so that what a caller does between epochs does not count. Part
-of it the consumer waits for a batch that is not gathered, part of it the device waits for a copy that is not made, and
-part of it goes into the transform. The rest is the caller's own. The first batch of an epoch is always waited for, and
-its wait is told apart.
+The loop's time runs from batch to batch, so the time between epochs does not count. It is spent waiting for batches,
+waiting for copies to the device, in the transform, and in the caller's own step. The wait for the first batch of an
+epoch is counted separately.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class LoaderFacts:
-    """What a report knows of the loader, beside its counts."""
+    """The facts about a loader that a report needs next to its counts."""
 
     path: str
     split: str
@@ -200,7 +199,7 @@ _TOLD: dict[Stage, str] = {
 
 
 class ReportThread:
-    """Prints a line to stderr, from a thread of its own, about every `seconds` in which batches were asked for.
+    """A thread that prints a line to stderr every `seconds`, unless no batches were asked for.
 
     The thread ends with `close`, and when `owner` dies. It holds no reference to `owner`.
     """

@@ -132,9 +132,9 @@ class LikeDataLoader:
         return RankSampler(self._position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next `iter()` begin this epoch. Without it, epochs follow each other.
+        """Makes the next `iter()` begin this epoch. Without it, epochs follow each other.
 
-        The epoch that `load_state_dict` goes on with may be set again: it still goes on where it was left.
+        The epoch of a state that was just loaded may be set again: it still resumes where the state was taken.
         """
         self._position.set_epoch(epoch)
 
@@ -149,7 +149,7 @@ class LikeDataLoader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the consumer is, as JSON values: what it has received, not what was read ahead.
+        """Returns the position of the consumer as JSON values: batches received, not batches read ahead.
 
         `consumed` counts the samples of the epoch's order that all ranks together have received. The state is the same
         on every rank, and does not depend on how many there are.
@@ -157,11 +157,10 @@ class LikeDataLoader:
         return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
+        """Makes the next `iter()` resume where `state` was taken, with exactly the samples not yet consumed.
 
-        The number of ranks, the batch size and the tail may be others than before. After an epoch's last batch, that
-        next `iter()` gives only what "drop" has left, if a smaller batch can be made of it, and mostly nothing; the one
-        after it gives the next epoch, as a loop over epochs expects. ValueError if the state belongs to another set,
-        split or order.
+        The number of ranks, the batch size and the tail may differ. If the state was taken after an epoch's last batch,
+        the next `iter()` yields only samples that "drop" left out, mostly none, and the second `iter()` the next epoch,
+        as a loop over epochs expects. Raises ValueError if the state belongs to another set, split or order.
         """
         self._position.load_state(state)

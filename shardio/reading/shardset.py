@@ -95,7 +95,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return mapped
 
     def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
-        """Maps numbers of samples, which are small beside the pixels: the index, an order, checksums."""
+        """Maps a small table: the index, an order or checksums."""
         return self._map(table, order)
 
     def _mapped_array(self, name: str) -> MappedTable:
@@ -208,8 +208,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return value
 
     def expect_random_reads(self, name: str = "") -> None:
-        """Tells the kernel to read what is touched of the pixels, or of the array `name`, and ahead of it nothing but
-        what `will_read` announces."""
+        """Asks the kernel to read touched pages alone, of the pixels or of the array `name`: see `will_read`."""
         advise_random(self.mapped(name).rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
@@ -226,10 +225,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             self._pixels.will_need(some, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
-        """Returns which share of these samples, or of the split, is in the page cache, told by at most so many of them:
-        of their pixels, or of their values of the array `name`.
+        """Returns the share of these samples, or of the split, that is in the page cache, estimated from at most `most`
+        of them: of their pixels, or of their values of the array `name`.
 
-        None if that is unknown: the kernel tells only users who own the files or may write to them.
+        None if that is unknown: the kernel answers only users who own the files or may write to them.
         """
         if not self._residency_is_told:
             return None

@@ -263,14 +263,6 @@ def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callab
         loader_of(4, **numbers, **options).load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", ["seed", "num_draws"])
-@pytest.mark.parametrize("value", [1.5, "2", 2.0])
-def test_what_should_be_an_integer_is_named(name: str, value: Any, loader_of: Callable[..., ShardLoader]) -> None:
-    needed = {"seed": {}, "num_draws": {"weights": np.ones(61)}}[name]
-    with pytest.raises(TypeError, match=f"{name} must be an integer; found {value!r}"):
-        loader_of(4, **needed, **{name: value})
-
-
 ORDERS: dict[str, dict[str, Any]] = {
     "global": {},
     "stored": {"shuffle": False},

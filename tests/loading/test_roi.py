@@ -261,8 +261,3 @@ def test_what_a_cut_raises_is_raised_where_the_batch_was_due(path: Path) -> None
             next(iter(loader))
         loader.transform = CenterCrop(36)
         assert next(iter(loader))[0].shape == (5, 3, 36, 36)
-
-
-def test_roi_is_yes_or_no(path: Path) -> None:
-    with pytest.raises(TypeError, match="roi must be True or False; found 'auto'"):
-        ShardLoader(path, 5, roi="auto")  # type: ignore[arg-type]
