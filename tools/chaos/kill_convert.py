@@ -83,7 +83,7 @@ def main():
     seen = set()
 
     def tell(progress):
-        for line, true in (("work", True), ("last", progress.done == progress.total)):
+        for line, true in (("work", progress.done > 0), ("last", progress.done == progress.total)):
             if true and line not in seen:
                 seen.add(line)
                 say(line)
