@@ -31,7 +31,7 @@ class Batch:
     There is at least one image. A new batch is what the images show, which may be squashed. The filter sees no pixel
     outside of `within`. Images are mirrored where `flips`, (B,), is true, go through `steps`, are normalized by
     `statistics`, mean and standard deviation of each channel, and then cast to `dtype`. None leaves them as they are.
-    `targets` are those of `images`.
+    `targets` belong to `images`.
     """
 
     images: torch.Tensor
@@ -93,7 +93,7 @@ class Batch:
         return replace(self, steps=(*self.steps, step))
 
     def check_channels(self, ops: Iterable[Op]) -> None:
-        """Raises ValueError if one of these operations is not defined for images of so many channels.
+        """Raises ValueError if one of these operations is not defined for this number of channels.
 
         Transforms ask for all that they may draw: an error that only some batches bring would come late.
         """
@@ -130,7 +130,7 @@ class Batch:
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
         """Returns a batch of other images of the same samples, with nothing noted.
 
-        Masks and boxes are `targets`, or those of the finished batch, whose images must have had this size.
+        Masks and boxes are `targets`, or come from the finished batch, whose images must have had this size.
         """
         targets = targets or self._moved_targets()
         if targets is not None and targets.size != (size := tuple(images.shape[2:])):
@@ -138,7 +138,7 @@ class Batch:
         return Batch(images, self.draws, sizes_of(images), self.labels, targets)
 
     def check_no_targets(self, what: str) -> None:
-        """Raises ValueError if there are masks or boxes, for which `what` leaves no place."""
+        """Raises ValueError if there are masks or boxes, as `what` cannot move them."""
         if self.targets is not None:
             names = ", ".join([*self.targets.masks, *self.targets.boxes]) or "none in a mapping"
             raise ValueError(
@@ -227,7 +227,7 @@ def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
 def fused(
     images: torch.Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None
 ) -> torch.Tensor | None:
-    """Returns what is left to be done to these images, all of it by kernels on CUDA; None where these cannot be had.
+    """Does the steps, normalizes and casts, by kernels on CUDA; returns None where these do not work.
 
     The images are only read. The result is in channels_last memory.
     """

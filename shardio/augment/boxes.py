@@ -35,7 +35,7 @@ class FreshSeed:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for the samples `indices`, int64 (B,). A sample's numbers do not depend on when, where and beside
+    """Random numbers for the samples `indices`, int64 (B,). A sample's numbers do not depend on when, where and with
     which samples they are drawn. Another `view` is another independent augmentation of the sample in one epoch."""
 
     seed: int | FreshSeed

@@ -146,7 +146,7 @@ class Transform(Described, ABC):
 
     @property
     def mixed_classes(self) -> frozenset[int]:
-        """The numbers of classes for which labels are mixed; empty if the transform mixes nothing."""
+        """The number of classes of each part that mixes labels; empty if no part does."""
         return frozenset[int]().union(*(part.mixed_classes for part in self._inner()))
 
     @property
@@ -163,8 +163,8 @@ class Transform(Described, ABC):
 
     @abstractmethod
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        """Returns the batch after this transform. `purpose` keys the random numbers, so that several transforms of one
-        class draw different ones."""
+        """Returns the batch after this transform. `purpose` keys the random numbers: several transforms of one class
+        draw different numbers."""
 
 
 def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
@@ -265,9 +265,10 @@ class Compose(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Views(Transform):
-    """Augments each sample several times independently: the images are a tuple, with an item per transform.
+    """Augments each sample several times; returns a tuple of images.
 
-    Equal transforms give different views. Labels are returned once, unchanged. `mask_fill` is the same as in Compose.
+    There is an item per transform, and equal transforms give different views. Labels are returned once, unchanged.
+    `mask_fill` is the same as in Compose.
     """
 
     transforms: Sequence[Transform]

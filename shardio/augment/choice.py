@@ -22,9 +22,9 @@ Numbers = NDArray[np.int64]
 
 
 def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
-    """Returns for each image what the alternative whose number is in `numbers`, (B,), has made of `base`.
+    """Returns `base` after the alternative that `numbers`, (B,), chooses for each image.
 
-    If all of them have only noted what is wanted, so is the choice. Otherwise all are computed.
+    If all alternatives have only noted their changes, the choice is noted, too. Otherwise all are computed.
     """
     first = alternatives[0]
     if not all(_are_alike(base, first, other) for other in alternatives):
@@ -103,9 +103,10 @@ class RandomApply(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomChoice(Transform):
-    """Applies one of several transforms to each image, with probabilities `p` (default: equal).
+    """Applies one of several transforms to each image.
 
-    If Mixup or CutMix is among them, one transform is chosen for the whole batch, by its first sample.
+    `p` are their probabilities (default: equal). If Mixup or CutMix is among them, one transform is chosen for the
+    whole batch, by its first sample.
     """
 
     transforms: Sequence[Transform]

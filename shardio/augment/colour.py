@@ -19,10 +19,10 @@ Range = float | tuple[float, float]
 
 @dataclass(frozen=True, repr=False)
 class ColorJitter(Transform):
-    """Changes brightness, contrast, saturation and hue by random amounts, in random order.
+    """Changes brightness, contrast, saturation and hue, in random order.
 
-    A number x means factors from max(0, 1 - x) to 1 + x; for `hue`, at most 0.5, shares of the color circle from -x to
-    x. A pair gives both bounds.
+    The amounts are random. A number x means factors from max(0, 1 - x) to 1 + x; for `hue`, at most 0.5, shares of the
+    color circle from -x to x. A pair gives both bounds.
     """
 
     brightness: Range = 0.0
@@ -81,7 +81,7 @@ class _Sometimes(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomGrayscale(_Sometimes):
-    """Replaces red, green and blue by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
+    """Replaces colors by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
 
     p: Probability = 0.1
     op = Op.GRAYSCALE
@@ -97,7 +97,7 @@ class RandomInvert(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomAutocontrast(_Sometimes):
-    """Stretches each channel so its darkest level is 0 and its brightest 255, with probability `p`."""
+    """Stretches the levels of each channel to 0 to 255, with probability `p`."""
 
     p: Probability = 0.5
     op = Op.AUTOCONTRAST
@@ -143,7 +143,10 @@ class RandomSolarize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomAdjustSharpness(_Sometimes):
-    """Sharpens by `sharpness_factor`, with probability `p`: 0 blurs, 1 changes nothing, 2 doubles the sharpness."""
+    """Sharpens by `sharpness_factor`, with probability `p`.
+
+    0 blurs, 1 changes nothing, 2 doubles the sharpness.
+    """
 
     sharpness_factor: NotNegative
     p: Probability = 0.5
@@ -155,9 +158,10 @@ class RandomAdjustSharpness(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class GaussianBlur(Transform):
-    """Blurs with a Gaussian of `kernel_size` pixels: an odd number, or (width, height).
+    """Blurs with a Gaussian of `kernel_size` pixels.
 
-    `sigma` is a number, or the bounds it is drawn from. The image is mirrored at its edges.
+    `kernel_size` is an odd number, or (width, height). `sigma` is a number, or the bounds it is drawn from. The image
+    is mirrored at its edges.
     """
 
     kernel_size: int | tuple[int, int]

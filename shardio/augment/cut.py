@@ -81,7 +81,7 @@ class Split:
     ) -> Cut:
         """Returns the cut of the samples of `draws`, whose images are stored in `shape`, height, width and channels.
 
-        `sizes` are those of `Transform.__call__`. With `whole_lines`, its windows are whole lines, which begin and end
+        `sizes` are as in `Transform.__call__`. With `whole_lines`, its windows are whole lines, which begin and end
         at multiples of that number. Raises what the transform raises.
         """
         height, width, channels = shape
@@ -97,7 +97,7 @@ class Split:
 class Cut:
     """What the head of a split makes of some images: `batch`, whose images are not there. Any thread may use one.
 
-    `whole_lines` is that of `Split.cut`.
+    `whole_lines` is as in `Split.cut`.
     """
 
     split: Split
@@ -125,7 +125,7 @@ class Cut:
 
     @cached_property
     def windows(self) -> Windows:
-        """The part of each stored image that the filter sees, or the lines in which that lies."""
+        """The part of each stored image that the filter sees, or the whole lines of this part."""
         (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
         if self.whole_lines:
             height, width = self.batch.images.shape[2:]
@@ -214,7 +214,7 @@ class Cut:
         boxes: Mapping[str, torch.Tensor] | None = None,
     ) -> tuple[Images, torch.Tensor, Arrays]:
         """Does the rest of the transform. `images` are the results, (B, C, *size) in channels_last memory, which may be
-        changed in place; `labels`, `masks` and `boxes` are those of `Transform.__call__`."""
+        changed in place; `labels`, `masks` and `boxes` are as in `Transform.__call__`."""
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
         head, targets = self.batch, Targets.of(stand_in, masks, boxes, self.split.transform.mask_fill)
         made = images if head.dtype is None else images.to(head.dtype)

@@ -58,9 +58,10 @@ class Described:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the name of the class as "transform", and all arguments by name, as values that JSON can store.
+        """Returns the class and the arguments as values that JSON can store.
 
-        Raises TypeError if the class is not a dataclass, or JSON cannot store an argument.
+        The name of the class is under "transform", all arguments are under their names. Raises TypeError if the class
+        is not a dataclass, or JSON cannot store an argument.
         """
         if not is_dataclass(self):
             raise TypeError(f"expected a dataclass, whose arguments are known; found {self!r}")
@@ -79,7 +80,10 @@ class Described:
 
 
 def from_dict(values: Mapping[str, Any]) -> Described:
-    """Returns the transform that `to_dict` returned these values for. Raises ValueError if they are not a transform."""
+    """Returns the transform that `to_dict` returned these values for.
+
+    Raises ValueError if they are not a transform.
+    """
     kind = values.get(KIND) if isinstance(values, Mapping) else None
     known = Described._classes.get(kind) if isinstance(kind, str) else None
     # What has no arguments of its own is a base of other classes.

@@ -111,8 +111,9 @@ class VerticalFlip(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomAffine(Transform):
-    """Rotates, shifts, scales and shears by random amounts, about the middle of the image or `center`, (x, y).
+    """Rotates, shifts, scales and shears by random amounts.
 
+    - `center`: the fixed point, (x, y); by default the middle of the image.
     - `degrees`: the bounds of the angle; a number d means from -d to d.
     - `translate`: the maximum shift, as shares of width and height; shifts are whole pixels.
     - `scale`: the bounds of the factor.
@@ -177,9 +178,10 @@ class RandomAffine(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomRotation(Transform):
-    """Rotates by a random angle about the middle of the image or `center`, (x, y). The size does not change.
+    """Rotates by a random angle; the size of the image does not change.
 
-    `degrees` are the bounds of the angle, counterclockwise; a number d means from -d to d.
+    `center` is the fixed point, (x, y); by default the middle of the image. `degrees` are the bounds of the angle,
+    counterclockwise; a number d means from -d to d.
     """
 
     degrees: Angles

@@ -111,8 +111,10 @@ class _Mix(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Mixup(_Mix):
-    """Adds two images of a floating-point type, weighted, and their labels, with probability `p`.
+    """Adds two weighted images, and their labels, with probability `p`.
 
+    - Images have a floating point type.
+    - Images have a floating point type.
     - The weight is drawn from Beta(alpha, alpha), once per batch, by the batch's first sample, or `per_sample`.
     - `partner`: "roll" mixes with the previous image of the batch, "flip" with the image at the same distance from the
       other end.
@@ -134,9 +136,10 @@ class Mixup(_Mix):
 
 @dataclass(frozen=True, repr=False)
 class CutMix(_Mix):
-    """Replaces a window of each image by another image's pixels, and the same share of its label.
+    """Replaces a window of each image by another image's pixels.
 
-    The arguments are the same as for Mixup. A window is clipped at the image's edges, so its share may be smaller.
+    The same share of the label is replaced. The arguments are the same as for Mixup. A window is clipped at the image's
+    edges, so its share may be smaller.
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:

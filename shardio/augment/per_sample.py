@@ -30,10 +30,10 @@ class _Sample:
 
 @dataclass(frozen=True, repr=False)
 class PerSample(Transform):
-    """Calls a transform of torchvision or Albumentations, or any function of one image, with each image of a batch.
+    """Calls a function of one image with each image of a batch.
 
-    - The function gets a tensor (C, H, W), or NumPy arrays if it is from Albumentations. All results must have one
-      size.
+    - It may be a transform of torchvision or Albumentations. The function gets a tensor (C, H, W), or NumPy arrays if
+      it is from Albumentations. All results must have one size.
     - torchvision's v2 and an Albumentations Compose (bbox_params of format "pascal_voc") also get masks and boxes. A
       box that they remove gets the label -1. Other functions are an error if there are masks or boxes.
     - Each call is seeded by (seed, epoch, sample, view): the generators of torch, Python, NumPy and the function. They

@@ -32,9 +32,9 @@ _Table = Callable[[NDArray[np.float32], NDArray[np.float64]], NDArray[np.floatin
 
 
 def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) -> Tensor:
-    """Returns uint8 (B, C, H, W) in channels_last memory, to which each image's steps have been done.
+    """Does each image's steps, and returns uint8 (B, C, H, W) in channels_last memory.
 
-    The caller gives `images` up: they may be changed in place, and may be what is returned. They are a fresh result of
+    The caller gives `images` up: they may be changed in place, and returned themselves. They are a fresh result of
     `resample`, or a clone. With `native`, the kernel in C does it on the CPU, in as many threads as torch has. It
     raises ValueError, and changes nothing in its part of the batch, for values that an operation cannot take.
     """

@@ -153,7 +153,7 @@ class _Policy(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandAugment(_Policy):
-    """`num_ops` random operations, one after the other, at bin `magnitude` of `num_magnitude_bins`.
+    """Applies `num_ops` operations at bin `magnitude` of `num_magnitude_bins`.
 
     Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
     """
@@ -180,7 +180,7 @@ class RandAugment(_Policy):
 
 @dataclass(frozen=True, repr=False)
 class TrivialAugmentWide(_Policy):
-    """One random operation, at a random one of `num_magnitude_bins` magnitudes, which go far.
+    """Applies one operation, at a random bin of `num_magnitude_bins`.
 
     Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
     """
@@ -228,7 +228,7 @@ Learnt = Literal["imagenet", "cifar10"]
 
 @dataclass(frozen=True, repr=False)
 class AutoAugment(_Policy):
-    """Two operations that were learnt for a dataset: one of 25 pairs for each image, each with its probability.
+    """Applies two operations: one of 25 pairs that were learnt for a dataset.
 
     Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
     """
@@ -261,7 +261,9 @@ PillowReading = Literal["random", "bilinear", "bicubic"]
 
 @dataclass(frozen=True, repr=False)
 class TimmRandAugment(_Policy):
-    """The RandAugment of a timm configuration such as "rand-m9-mstd0.5-inc1": parts joined by hyphens.
+    """Applies the RandAugment of a timm configuration.
+
+    `config` consists of parts joined by hyphens, such as "rand-m9-mstd0.5-inc1":
 
     - `m`: the level, 0 to 10 (10). `mstd`: the standard deviation of its noise (0); above 100, levels are uniform from
       0 to `m`. `mmax`: the maximum level (10).

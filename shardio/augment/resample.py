@@ -135,7 +135,7 @@ def normalized(images: torch.Tensor, statistics: Statistics, *, native: bool = p
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a small tensor of the host; to CUDA through pinned memory, so that the host need not wait."""
+    """Copies a small tensor of the host; to CUDA through pinned memory, so the host does not wait."""
     if device.type != "cuda":
         return values.to(device)
     with torch.cuda.device(device):
@@ -187,7 +187,7 @@ def resample_windows(
 ) -> None:
     """Does what `resample` does, by the native kernel in this thread, for images of which there are windows only.
 
-    `pixels` are these, one after the other. `spans` are those of `make_spans`, with limits inside of the windows. `out`
+    `pixels` are these, one after the other. `spans` are as in `make_spans`, with limits inside of the windows. `out`
     is uint8 (B, *size, C), or float32 with statistics. Raises IndexError for a box that is not inside its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)

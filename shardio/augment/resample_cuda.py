@@ -310,7 +310,7 @@ def resample_packed(
 ) -> torch.Tensor:
     """Does what `resample_fused` does, of windows of images, uint8 (n,), with `cut.margin_of` bytes around them.
 
-    The images have `shape`, height, width and channels. `parameters` are those of `parameters_of`. `places`, int64
+    The images have `shape`, height, width and channels. `parameters` come from `parameters_of`. `places`, int64
     (B, 2), are the first byte of each image, which need not be there, and the bytes of a line of its window.
     """
     return _launch_of(pixels, parameters, places, shape, how, _most_taps(shape[1], how))

@@ -130,7 +130,7 @@ def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tens
 class Targets:
     """Masks (B, H, W, ...) of images of `size`, H and W, with what they get outside; and boxes (B, K, 5).
 
-    Boxes are of the float type in which they are computed, and lie inside of the image. Tensors are only read.
+    Boxes have the float type of their computation, and lie inside of the image. Tensors are only read.
     """
 
     size: tuple[int, int]
@@ -146,7 +146,7 @@ class Targets:
         boxes: Mapping[str, Tensor] | None,
         mask_fill: MaskFill | None,
     ) -> Targets | None:
-        """Returns those of `images`, or None if there are neither. Raises unless they fit."""
+        """Returns the targets of `images`, or None without masks and boxes. Raises unless they fit."""
         if masks is None and boxes is None:
             return None
         masks, boxes = _checked("masks", masks, images), _checked("boxes", boxes, images)
@@ -172,7 +172,7 @@ class Targets:
     def moved(
         self, boxes: Boxes | None, flips: NDArray[np.bool_] | None, size: tuple[int, int], steps: Steps
     ) -> Targets:
-        """Returns those of the images of `size` that `boxes` of these become, mirrored where `flips`, after steps.
+        """Returns the targets of images of `size`, made of `boxes` of these, mirrored where `flips`, after steps.
 
         None for `boxes` and `flips` stands for images that are neither cut, resized nor mirrored.
         """
@@ -190,14 +190,14 @@ class Targets:
         return self._moved(size, rows, columns, matrices, moving)
 
     def padded(self, rows: Places, columns: Places, left: int, above: int) -> Targets:
-        """Returns those of images made of these rows and columns, (1, length), of which the first has moved."""
+        """Returns the targets of images made of these rows and columns, (1, length); the old image has moved."""
         matrix = np.array([[[1.0, 0.0, left], [0.0, 1.0, above], [0.0, 0.0, 1.0]]])
         return self._moved((rows.shape[1], columns.shape[1]), rows, columns, [matrix], ())
 
     def _moved(
         self, size: tuple[int, int], rows: Places | None, columns: Places | None, matrices: list[Floats], moving: Steps
     ) -> Targets:
-        """Returns those of images that are made of rows and columns, or of all, and then go through steps."""
+        """Returns the targets of images made of rows and columns, or of all of them, after steps."""
         boxes = dict(self.boxes)
         for some in [*matrices, *(step_matrices(step, size) for step in moving)]:
             boxes = {name: boxes_through(tensor, some, size) for name, tensor in boxes.items()}
@@ -214,7 +214,7 @@ class Targets:
 
     @staticmethod
     def chosen(alternatives: Sequence[Targets], numbers: Tensor) -> Targets:
-        """Returns for each image those of the alternative whose number is in `numbers`, (B,)."""
+        """Returns the targets of the alternative that `numbers`, (B,), chooses for each image."""
         first = alternatives[0]
         masks, boxes = dict(first.masks), dict(first.boxes)
         for number, other in enumerate(alternatives[1:], start=1):

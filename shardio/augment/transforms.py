@@ -34,7 +34,7 @@ Size = Annotated[int | tuple[int, int], _pair]
 
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Transform):
-    """Crops a box of random area, aspect ratio and position, and resizes it, as in torchvision.
+    """Crops a box of random area, aspect ratio and position, and resizes it.
 
     `scale` are the bounds of the area, as a share of the image's; `ratio` are the bounds of width / height.
     """
@@ -56,7 +56,7 @@ class RandomResizedCrop(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Resize(Transform):
-    """Resizes the image to (height, width), or its shorter side to `size` pixels, as in torchvision."""
+    """Resizes the image to (height, width), or its shorter side to `size` pixels."""
 
     size: Size
     interpolation: Interpolation = "bilinear"
@@ -74,10 +74,11 @@ class Resize(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Pad(Transform):
-    """Adds a border of `padding` pixels: a number, (left and right, top and bottom), or (left, top, right, bottom).
+    """Adds a border of `padding` pixels.
 
-    The border has the color `fill`, or continues the image by its "edge", or by its mirror image without the edge
-    ("reflect") or with the edge ("symmetric").
+    `padding` is a number, (left and right, top and bottom), or (left, top, right, bottom). The border has the color
+    `fill`, or continues the image by its "edge", or by its mirror image without the edge ("reflect") or with the edge
+    ("symmetric").
     """
 
     padding: int | Sequence[int]
@@ -134,9 +135,9 @@ class Pad(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomCrop(Transform):
-    """Crops a window of `size` pixels, (height, width) or a number for both, at a random position.
+    """Crops a window of `size` pixels at a random position.
 
-    With `padding`, the image gets a border first: see Pad.
+    `size` is (height, width), or a number for both. With `padding`, the image gets a border first: see Pad.
     """
 
     size: Size
@@ -159,9 +160,10 @@ class RandomCrop(Transform):
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop(Transform):
-    """Crops a window of `size` pixels, (height, width) or a number for both, in the center.
+    """Crops a window of `size` pixels in the center.
 
-    A smaller image is a ValueError; torchvision would pad it. (In a squashed set, the original size counts.)
+    `size` is (height, width), or a number for both. A smaller image is a ValueError; torchvision would pad it. (In a
+    squashed set, the original size counts.)
     """
 
     size: Size
@@ -196,7 +198,9 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True, repr=False)
 class AlternatingFlip(Transform):
-    """Flips left and right in every other epoch: half of the samples in even epochs, the others in odd epochs.
+    """Flips left and right in every other epoch.
+
+    Half of the samples are flipped in even epochs, the others in odd epochs.
 
     Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     """
@@ -263,7 +267,10 @@ class Normalize(Transform):
 
 @dataclass(frozen=True, repr=False)
 class ToDtype(Transform):
-    """Casts to a floating point type. With `scale`, uint8 images become 0 to 1; otherwise they stay 0 to 255."""
+    """Casts to a floating point type.
+
+    With `scale`, uint8 images become 0 to 1; otherwise they stay 0 to 255.
+    """
 
     dtype: torch.dtype
     scale: bool = False
