@@ -566,6 +566,8 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
         ({"keep": Selection(indices=[1])}, ConvertError, "indices are of one split, found train, val"),
         ({"keep": Selection(indices=[1]), "split": "test"}, SetNotFoundError, "expected a split 'test', found train"),
         ({"drop": Selection(), "split": "val", "arrays": {"a": [1]}}, ConvertError, "of one split, found none"),
+        ({"keep": Selection(keys="*"), "array_keys": ["c1/3.png"]}, ValueError, "no arrays were given"),
+        ({"keep": Selection(keys="*"), "drop": Selection(keys="*")}, ValueError, "not both"),
     ):
         with pytest.raises(error, match=told):
             change(out, tmp_path / "x", **options)  # type: ignore[arg-type]
