@@ -273,7 +273,7 @@ def test_the_table_of_a_changed_set_names_stored_rows_and_assigns_labels(
     change_split(out, {}, np.array([5, 19, 6, 0]))
     called("info", out, "--write-index", tmp_path / "i.csv")
     for row, sample in zip(read_table(tmp_path / "i.csv"), open_shards(out), strict=True):
-        stored = np.load(out / row["shard"], mmap_mode="r")[int(row["row"])]
+        stored = np.load(out / row["shard"])[int(row["row"])]
         np.testing.assert_array_equal(stored, sample.image)
     assert change(out, tmp_path / "new", labels=tmp_path / "i.csv").notes["num_relabelled"] == {"train": 0}
 

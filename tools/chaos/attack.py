@@ -255,7 +255,7 @@ def recorded(out: Path) -> set[str]:
     """Returns the names of the shards that have a record, and so must exist. If all images of a shard were refused, it
     has a record but no file."""
     records = (path for path in (out / ".convert").glob("*.npy.json") if not path.name.startswith("."))
-    return {path.name.removesuffix(".json") for path in records if json.loads(path.read_bytes())["entry"]}
+    return {path.name.removesuffix(".json") for path in records if b'"entry": null' not in path.read_bytes()}
 
 
 def recorded_shards(out: Path) -> dict[str, int]:
