@@ -1,4 +1,4 @@
-"""`shardio change` and `shardio merge`: their options, the messages while a set is made, and the result."""
+"""`shardio change`, `merge` and `append`: their options, the messages while a set is made, and the result."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ import click
 
 from shardio.cli.options import (
     Command,
+    columns_option,
     conditions,
+    cores_option,
     folder,
     indices_option,
     json_option,
+    max_bad_option,
     parsed,
     set_argument,
+    source_option,
     splits_option,
 )
 from shardio.cli.output import next_step, say, show
 from shardio.cli.verify import parse_share
-from shardio.errors import bytes_text, counted
+from shardio.errors import bytes_text, counted, shortened
 
 if TYPE_CHECKING:
     from shardio.changes.carry import ChangeReport, Room
+    from shardio.conversion.report import ConvertReport
     from shardio.format.layout import ArrayKind
 
 _MOST_CLASSES = 10
@@ -225,3 +230,43 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
     from shardio.changes.merge import merge as merge_sets
 
     run_change(merge_sets, list(sets), new, **options)
+
+
+# --- append -----------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Add images to a set, in a new one.")
+@set_argument
+@click.argument("src", type=folder)
+@new_argument
+@source_option
+@click.option("--accept-layout", is_flag=True, help="Accept a layout of SRC that looks like a mistake.")
+@click.option(
+    "--empty-classes",
+    type=click.Choice(["refuse", "omit", "keep"]),
+    default="refuse",
+    help="Class folders without images, as for `convert`.",
+)
+@columns_option
+@cores_option
+@max_bad_option
+@merge_options
+@change_options
+def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> None:
+    """Make a new set in NEW from the set in OUT and the images in SRC, converted with the options of OUT.
+
+    Classes are merged by name. Both sets share the files of OUT by hard links. After an interruption or a kill, the
+    same command keeps finished shards and makes the others.
+    """
+    from shardio.conversion.append import append as append_images
+    from shardio.conversion.report import ImagesBar
+
+    with ImagesBar() as bar, bar.before_it_begins(f"scanning {shortened(str(src), 30)}"):
+
+        def tell(report: ConvertReport) -> None:
+            bar.close()
+            if not as_json:
+                say(f"converted {counted(sum(report.num_samples.values()), 'image')} in {report.seconds:,.1f} s")
+
+        report = append_images(out, src, new, on_converted=tell, on_progress=bar.show, on_room=tell_room, **options)
+    show_change(report, as_json=as_json)

@@ -1,15 +1,16 @@
-"""`shardio find`."""
+"""`shardio find` and `shardio extract`: samples that match, as text and as files."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import conditions, json_option, splits_option
+from shardio.cli.options import conditions, folder, indices_option, json_option, set_argument, splits_option
 from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import counted, printable, shortened
 
@@ -123,3 +124,49 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
         click.echo(comma + json.dumps(facts)[1:-1], nl=False)
         comma = ", "
     click.echo("]}")
+
+
+# --- extract ----------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Write samples as PNGs.")
+@set_argument
+@click.option("--split", default="train", help="Split of the samples.")
+@indices_option
+@conditions
+@click.option("-o", "--output", type=folder, required=True, metavar="DIR", help="Folder of the files.")
+def extract(
+    out: Path,
+    split: str,
+    indices: list[int] | Path | None,
+    selected: Sequence[str],
+    keys: Sequence[str],
+    where: Sequence[str],
+    output: Path,
+) -> None:
+    """Write samples of the set in OUT into DIR, as files for other programs.
+
+    Pixels and masks become lossless PNGs, other arrays NPY files; labels.csv describes each file.
+
+    \b
+    shardio extract out/ --indices 5,17 -o some/
+    shardio extract out/ --split val --class tench -o tenches/
+    """
+    from shardio.reading.shardset import open_shards
+    from shardio.sets.selection import Selection
+    from shardio.system.progress import Bar
+    from shardio.viewing.extract import LABELS_NAME, extract
+
+    selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
+    if selection.is_all:
+        raise click.UsageError("say which samples: with --indices alone, or with --class, --key and --where")
+    shards = open_shards(out, split)
+    chosen = selection.samples(shards.index, shards)
+    if not len(chosen):
+        say(selection.describe_none(shards.index["key"].tolist()))
+        return
+    with Bar(unit=" samples") as bar:
+        num_files = extract(shards, chosen.tolist(), output, bar.reach)
+    say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_NAME} describes each")
+    words = [] if split == "train" else ["--split", split]
+    say(next_step("view", out, *words, "--indices", ",".join(map(str, chosen[:12].tolist()))))

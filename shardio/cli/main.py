@@ -4,7 +4,7 @@
 are one or two lines on stderr, and some more where a list has many faults. Results go to stdout, as JSON with
 `--json`; progress bars go to stderr if that is a terminal.
 
-Each command has a module. It imports slow libraries only when the command runs, so help and mistakes are answered at
+Related commands share a module. Commands import slow libraries only when they run, so help and mistakes are answered at
 once, and `shardio info` never loads torch.
 """
 
@@ -21,28 +21,20 @@ from typing import NoReturn
 
 import click
 
-from shardio.cli.append import append
 from shardio.cli.bench import bench
-from shardio.cli.change import change, merge
-from shardio.cli.convert import convert
+from shardio.cli.change import append, change, merge
+from shardio.cli.convert import convert, plan
 from shardio.cli.demo import demo
 from shardio.cli.doctor import doctor
-from shardio.cli.evict import evict
-from shardio.cli.extract import extract
-from shardio.cli.find import find
+from shardio.cli.find import extract, find
 from shardio.cli.info import info
-from shardio.cli.list_sets import list_sets
 from shardio.cli.output import say
-from shardio.cli.plan import plan
-from shardio.cli.publish import publish
-from shardio.cli.repair import repair
 from shardio.cli.replay import replay
 from shardio.cli.report import report
-from shardio.cli.stage import stage
+from shardio.cli.share import evict, list_sets, publish, stage, warm
 from shardio.cli.top import top
-from shardio.cli.verify import verify
+from shardio.cli.verify import repair, verify
 from shardio.cli.view import view
-from shardio.cli.warm import warm
 from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
 from shardio.version import __version__
 

@@ -1,4 +1,4 @@
-"""`shardio verify`."""
+"""`shardio verify` and `shardio repair`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import json_option, parsed, set_argument, workers_option
-from shardio.cli.output import next_step, show
+from shardio.cli.options import (
+    columns_option,
+    cores_option,
+    folder,
+    json_option,
+    masks_option,
+    parsed,
+    set_argument,
+    source_option,
+    workers_option,
+)
+from shardio.cli.output import next_step, say, show
 from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.sets.verify import VerifyReport
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
 
 
 def parse_share(text: str) -> float:
@@ -50,7 +63,7 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
 
     with BytesBar(shown=not quick) as bar:
         report = verifier.verify(out, quick=quick, on_progress=bar.add, **options)
-    show({**dataclasses.asdict(report), "ok": report.ok} if as_json else _summary(report, out, quick))
+    show({**dataclasses.asdict(report), "ok": report.ok} if as_json else _verdict(report, out, quick))
     if not as_json:
         show([next_step("bench", out)] if report.ok else _way_out(report, out))
     sys.exit(0 if report.ok else 1)
@@ -75,7 +88,7 @@ def _way_out(report: VerifyReport, out: Path) -> Iterator[str]:
     yield next_step("info", "-v", out)
 
 
-def _summary(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
+def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
     for problem in report.problems:
         yield f"damaged: {problem.detail}"
     what = "sizes, headers, labels and orders" if quick else "every checksum"
@@ -85,3 +98,34 @@ def _summary(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
         what = f"{samples}{values} (seed {report.subset.seed}), sizes, headers and indexes"
     verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
     yield f"{out}: {verdict}: {what} of {counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}"
+
+
+# --- repair -----------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Make damaged files of a set again.")
+@set_argument
+@click.argument("src", type=folder)
+@source_option
+@columns_option
+@masks_option
+@cores_option
+@json_option
+def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
+    """Make the damaged files of OUT again from SRC, the images that OUT was converted from.
+
+    Reads all of OUT to find them. A new file replaces a damaged file only if it has the checksum in the manifest. Exit
+    code 1 if a file comes out different because images or libraries have changed. An index with columns needs their
+    file (--columns), masks need their folder (--masks).
+    """
+    import shardio.conversion.repair as repairer
+    from shardio.system.progress import Bar, BytesBar
+
+    with BytesBar(desc="verify") as read, Bar(unit=" images", desc="repair") as made:
+        report = repairer.repair(out, src, on_verify=read.add, on_progress=made.reach, **options)
+    if as_json:
+        show(dataclasses.asdict(report))
+    else:
+        show(f"repaired: {out / file}" for file in report.repaired)
+        say(f"{out}: intact, {counted(len(report.repaired), 'file')} repaired")
+        say(next_step("verify", out))

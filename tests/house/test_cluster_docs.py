@@ -22,7 +22,7 @@ from places import ROOT
 
 from shardio import convert
 from shardio.cli import convert as convert_command
-from shardio.cli import stage as stage_command
+from shardio.cli import share as share_commands
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 PARTS = 16
@@ -114,7 +114,7 @@ def test_the_dask_job_starts_a_scheduler_and_workers_and_converts_on_them(tmp_pa
 def assert_stages(command: list[str]) -> None:
     """Checks that the command is `shardio stage` of a set by its name, and that shardio's command line takes it."""
     assert command == ["shardio", "stage", "imagenet-256", "/nvme/shardio"]
-    assert stage_command.stage.make_context("stage", command[2:]).params["cache"] == Path("/nvme/shardio")
+    assert share_commands.stage.make_context("stage", command[2:]).params["cache"] == Path("/nvme/shardio")
 
 
 def test_training_jobs_of_slurm_stage_the_set_and_then_train(tmp_path: Path) -> None:

@@ -1,0 +1,254 @@
+"""`shardio publish`, `list`, `stage`, `evict` and `warm`: sets that many jobs share, and copies near them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardio.cli.options import folder, json_option, parse_nbytes, parsed, set_argument, workers_option
+from shardio.cli.output import Column, next_step, say, show, some, table, telling_of_servers
+from shardio.errors import bytes_text, counted, printable
+
+if TYPE_CHECKING:
+    from shardio.cache.folder import CachedCopy, EvictReport
+    from shardio.reading.warm import WarmReport
+    from shardio.sets.catalogue import Listing
+    from shardio.sets.publish import PublishReport
+
+
+# --- publish ----------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Copy or move a set into a shared root.")
+@set_argument
+@click.argument("target", metavar="ROOT/NAME", type=folder)
+@click.option("--move", is_flag=True, help="Leave nothing in OUT: a rename, if ROOT is on the same filesystem.")
+@workers_option("Files to copy at a time.", default=2)
+@json_option
+def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
+    """Copy the finished set in OUT into the folder ROOT, as NAME, for others to read.
+
+    It appears whole or not at all, never over anything, and verified: copies are compared with their checksums, and a
+    set that is renamed is checked as `verify --quick` does. Permissions and group are those that new files have in
+    ROOT. With ROOT in SHARDIO_PATH, jobs call the set by its NAME.
+    """
+    import shardio.sets.publish as publisher
+    from shardio.system.progress import BytesBar
+
+    with BytesBar() as bar:
+        report = publisher.publish(out, target, on_progress=bar.add, **options)
+    show(dataclasses.asdict(report) if as_json else _published(report, "moved" if options["move"] else "copied"))
+
+
+def _published(report: PublishReport, done: str) -> Iterator[str]:
+    yield f"{done} {counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}, digest {report.digest[:16]}"
+    yield f"  published as {report.path}"
+    if report.readable_by != "all":
+        whom = {"owner": "its owner", "group": "its owner and group"}[report.readable_by]
+        chmod = f"`chmod -R a+rX {report.path}` lets the others read it, too"
+        yield f"  only {whom} can read it, as the umask says: {chmod}"
+    yield next_step("list", Path(report.path).parent)
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+@click.command("list", short_help="List the sets in a root.")
+@click.argument("roots", metavar="[ROOT]...", nargs=-1)
+@click.option(
+    "--cache",
+    type=folder,
+    envvar="SHARDIO_CACHE",
+    show_envvar=True,
+    help="Say which of them this cache of the machine has, and whether they are in use.",
+)
+@json_option
+def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
+    """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and what state they are in.
+
+    published: there is a manifest, and each file has the right size. damaged: a file is missing or has another size, or
+    the manifest is not valid. unfinished: a conversion has not published its set yet. `shardio verify` also checks the
+    bytes.
+
+    Without a ROOT, the roots of SHARDIO_PATH are listed, in search order. Exit code 1 if a root cannot be read.
+    """
+    import shardio.sets.catalogue as catalogue
+    from shardio.sets.names import catalogue_roots
+
+    if not (roots := roots or catalogue_roots()):
+        raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH with colons between them; found neither")
+    with telling_of_servers(roots):
+        listings = catalogue.list_sets(roots)
+    copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}
+    show((_listed_facts if as_json else _listed)(listings, copies))
+    problems = [listing for listing in listings if listing.problem]
+    for listing in problems:
+        say(f"shardio: error: {listing.root}: {listing.problem}", err=True)
+    sys.exit(1 if problems else 0)
+
+
+def _copies_in(cache: Path) -> list[CachedCopy]:
+    from shardio.cache.folder import Cache
+
+    return Cache(cache).copies() if cache.is_dir() else []  # the first `stage` makes the folder
+
+
+def _listed_facts(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> dict[str, Any]:
+    roots = [dataclasses.asdict(listing) for listing in listings]
+    for entry in (entry for root in roots for entry in root["sets"]):
+        copy = copies and copies.get(entry["digest"])
+        entry["cached"] = copy and dataclasses.asdict(copy)
+    return {"roots": roots}
+
+
+def _listed(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
+    """The table says whether sets are cached only if --cache is given, and their root only if there are several."""
+    found = [(listing, entry) for listing in listings for entry in listing.sets]
+    columns = [
+        Column("name", [printable(entry.name) for _, entry in found]),
+        Column("samples", [", ".join(f"{s} {n:,}" for s, n in entry.num_samples.items()) for _, entry in found]),
+        Column("shape", [" x ".join(map(str, entry.sample_shape)) for _, entry in found]),
+        Column("size", [bytes_text(entry.nbytes) if entry.digest else "" for _, entry in found]),
+        Column("digest", [entry.digest[:12] for _, entry in found]),
+        Column("state", [entry.state for _, entry in found]),
+    ]
+    if copies is not None:
+        columns.append(Column("cached", [_cached(copies.get(entry.digest)) for _, entry in found]))
+    if len(listings) > 1:
+        columns.append(Column("root", [printable(listing.root) for listing, _ in found]))
+    yield from table(columns)
+    for _, entry in found:
+        if entry.reason:
+            yield f"{entry.state}: {entry.reason}"
+    for copy in (copies or {}).values():
+        if copy.problem:
+            yield f"cached: {copy.problem}"
+    for left in (left for listing in listings for left in listing.left_overs):
+        whose = (
+            "the next `shardio publish` there removes it, if it may" if left.abandoned else "a publisher may be at work"
+        )
+        yield f"left over: {left.path}: {bytes_text(left.nbytes)}; {whose}"
+
+
+def _cached(copy: CachedCopy | None) -> str:
+    """Says whether the cache has a copy of a set, and how many processes use it."""
+    if copy is None:
+        return "no"
+    users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
+    return ("yes" if copy.complete else "unfinished") + users
+
+
+# --- stage ------------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Copy a set to a node's own disk.")
+@click.argument("src")
+@click.argument("cache", type=folder)
+@click.option("--digest", metavar="HEX", help="Expected digest of the set at SRC, or at least its first 12 digits.")
+@workers_option("Number of files to copy at a time.", default=4)
+@click.option("--verify", is_flag=True, help="Read all of an existing copy, and copy damaged files again.")
+@json_option
+def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
+    """Copy the set at SRC, a folder or URL, into the folder CACHE, verify the copy, and print its path.
+
+    However many processes of a node ask at once, one copies, and the others wait for it. After an interruption or a
+    kill, any of them continues with the finished files. Unused copies are evicted to make room, least recently used
+    first. The copy may be evicted once the command has ended, unless a job holds it.
+    """
+    import shardio.cache.stage as staging
+    from shardio.sets.names import is_url, without_credentials
+    from shardio.system.progress import BytesBar
+
+    def tell_wait(process: int | None) -> None:
+        who = "another process" if process is None else f"process {process}"
+        source = without_credentials(src) if is_url(src) else src
+        say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
+
+    # The delay hides the bar until something is copied, and for ever if another process copies.
+    with BytesBar(delay=1e-3) as bar:
+        try:
+            report = staging.stage(src, cache, on_progress=bar.add, on_wait=tell_wait, **options)
+        except KeyboardInterrupt:
+            bar.close()
+            say(f"shardio: finished files are kept in {cache}: the same command continues with them", err=True)
+            raise
+    if as_json:
+        show(dataclasses.asdict(report))
+        return
+    for digest in report.evicted:
+        say(f"shardio: removed {digest[:16]} from {cache}, to make room", err=True)
+    # A script gets the path unchanged. It may have any bytes.
+    click.echo(printable(report.path) if sys.stdout.isatty() else os.fsencode(report.path))
+
+
+# --- evict ------------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Remove unused copies from a cache.")
+@click.argument("cache", type=folder)
+@click.option(
+    "--keep",
+    callback=parsed(parse_nbytes),
+    metavar="SIZE",
+    required=True,
+    help="Maximum total size of the remaining copies, such as 500GB; 0 for none.",
+)
+@json_option
+def evict(cache: Path, keep: int, as_json: bool) -> None:
+    """Remove copies from CACHE, least recently used first, until the remaining copies take at most SIZE.
+
+    A copy that a job uses is never removed, nor is anything that `shardio stage` has not put there.
+    """
+    from shardio.cache.folder import Cache
+
+    report = Cache(cache).evict(keep=keep)
+    show(dataclasses.asdict(report) if as_json else _evicted(report, cache))
+
+
+def _evicted(report: EvictReport, cache: Path) -> Iterator[str]:
+    for copy in report.removed:
+        yield f"removed  {copy.digest[:16]}  {bytes_text(copy.nbytes):>8}  {copy.source}"
+    for copy in report.kept:
+        why = copy.problem or ("in use" if copy.in_use else "another user's")
+        if copy.processes:
+            why += f" by process {some(copy.processes)}"
+        yield f"kept     {copy.digest[:16]}  {bytes_text(copy.nbytes):>8}  {copy.source}: {why}"
+    yield f"{cache}: {bytes_text(report.nbytes)} of copies remain"
+
+
+# --- warm -------------------------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Read a set into the page cache.")
+@set_argument
+@click.option("--split", help="Read only this split.  [default: all]")
+@workers_option("Parallel reads.", default=4)
+@click.option("--force", is_flag=True, help="Read the set even if it is larger than the available memory.")
+@json_option
+def warm(out: Path, as_json: bool, **options: Any) -> None:
+    """Read the set in OUT into the page cache, so a job's first epoch is as fast as the others.
+
+    The kernel shares its page cache among all processes, so run this once per machine.
+    """
+    import shardio.reading.warm as warmer
+    from shardio.system.progress import BytesBar
+
+    with BytesBar() as bar:
+        report = warmer.warm(out, on_progress=bar.add, **options)
+    show(dataclasses.asdict(report) if as_json else _warmed(report, out))
+
+
+def _warmed(report: WarmReport, out: Path) -> Iterator[str]:
+    rate = bytes_text(int(report.nbytes / report.seconds))
+    yield f"{out}: read {bytes_text(report.nbytes)} in {report.seconds:,.1f} s ({rate}/s)"
+    if report.resident_before is None or report.resident_after is None:
+        yield "  the kernel shows what is in the page cache only to users who may write to the files"
+    else:
+        yield f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}"
+    yield next_step("bench", out)
