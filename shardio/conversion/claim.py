@@ -64,7 +64,8 @@ def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
             run_file.unlink(missing_ok=True)
         if failed:
             with contextlib.suppress(OSError, FormatError):  # what is left is an unfinished conversion like any other
-                sweep_temporaries(out)  # of worker processes that were killed
+                for folder in filter(Path.exists, (out, work)):
+                    sweep_temporaries(folder)  # of worker processes that were killed
                 if fresh and not has_begun():
                     _take_back(out)
                     for folder in absent:
@@ -128,8 +129,6 @@ def _take_back(out: Path) -> None:
     work = out / WORK_FOLDER
     if not work.exists() or not all(name == PLAN_NAME or is_temporary(name) for name in os.listdir(work)):
         return
-    for folder in (out, work):
-        sweep_temporaries(folder)
     if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {PLAN_NAME}:
         path = work / PLAN_NAME
         plan = read_untrusted(path) if path.exists() else None
