@@ -245,8 +245,17 @@ def test_an_executor_that_takes_nothing_any_more_is_the_callers_mistake(image_tr
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
-    tmp_path: Path, out: Path, error: type[BaseException]
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
+    look = TaskLine.stopped
+
+    def wait(line: TaskLine) -> bool:  # so that no shard is finished before its progress was seen
+        deadline = time.monotonic() + 60
+        while not (stopped := look(line)) and line._counts[0] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return stopped
+
+    monkeypatch.setattr(TaskLine, "stopped", wait)
     picture = random_picture(np.random.default_rng(3), 160, 200)
     for number in range(600):
         write_jpeg(tmp_path / "src" / "a" / f"{number:03}.jpg", picture)
