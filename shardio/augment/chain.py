@@ -96,7 +96,7 @@ class Transform(Described, ABC):
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
         """Returns the transformed images, and labels, masks and boxes if they are given.
 
-        - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,); float32 (B, classes) after Mixup or CutMix.
+        - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
         - `masks`: (B, H, W) or (B, H, W, C) by name; `mask_fill` is their value outside of the image, also by name.
         - `boxes`: float32 (B, K, 5) by name: left, top, right, bottom and the label, which is -1 where there is no box.
         - `indices`, `seed`, `epoch`, `view` key the random numbers. Without them, a call draws from torch's generator.
@@ -120,8 +120,11 @@ class Transform(Described, ABC):
         if found.shape != (count, 2) or (count and found.min() < 1):
             least = f", at least {found.min()}" if found.size else ""
             raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}{least}")
-        if labels is not None and labels.shape != (count,):
-            raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
+        if labels is not None and not _are_labels(labels, count):
+            raise ValueError(
+                f"labels must be int64 (B,), or float32 (B,) or (B, K), of {count} images; found {labels.dtype} "
+                f"{tuple(labels.shape)}"
+            )
         draws = _draws(count, given, indices, seed, epoch, view)
         mask_fill = self.mask_fill if mask_fill is None else mask_fill
         targets = Targets.of(images, masks, boxes, mask_fill)
@@ -145,9 +148,10 @@ class Transform(Described, ABC):
         return done
 
     @property
-    def mixed_classes(self) -> frozenset[int]:
-        """The number of classes of each part that mixes labels; empty if no part does."""
-        return frozenset[int]().union(*(part.mixed_classes for part in self._inner()))
+    def mixed_classes(self) -> frozenset[int | None]:
+        """The number of classes of each part that mixes labels; None of one that mixes labels as they are. Empty if no
+        part mixes."""
+        return frozenset[int | None]().union(*(part.mixed_classes for part in self._inner()))
 
     @property
     def mixes(self) -> bool:
@@ -217,6 +221,11 @@ def _draws(
     if numbers.shape != (count,) or (count and numbers.dtype.kind not in "iu"):  # NumPy makes floats of no numbers
         raise ValueError(f"indices must be integers of shape {(count,)}; found {numbers.dtype} {numbers.shape}")
     return Draws(seed or 0, epoch or 0, numbers.astype(np.int64), view or 0)
+
+
+def _are_labels(labels: torch.Tensor, count: int) -> bool:
+    most = {torch.int64: 1, torch.float32: 2}.get(labels.dtype, 0)
+    return 1 <= labels.ndim <= most and len(labels) == count
 
 
 def _one(samples: torch.Tensor) -> torch.Tensor:

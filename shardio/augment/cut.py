@@ -209,10 +209,10 @@ class Cut:
     def finish(
         self,
         images: torch.Tensor,
-        labels: torch.Tensor,
+        labels: torch.Tensor | None,
         masks: Mapping[str, torch.Tensor] | None = None,
         boxes: Mapping[str, torch.Tensor] | None = None,
-    ) -> tuple[Images, torch.Tensor, Arrays]:
+    ) -> tuple[Images, torch.Tensor | None, Arrays]:
         """Does the rest of the transform. `images` are the results, (B, C, *size) in channels_last memory, which may be
         changed in place; `labels`, `masks` and `boxes` are as in `Transform.__call__`."""
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
@@ -222,7 +222,6 @@ class Cut:
         for transform, purpose in self.split.rest:
             batch = transform.apply(batch, purpose)
         done = batch.finished()
-        assert done.labels is not None
         return done.images, done.labels, {} if done.targets is None else {**done.targets.arrays()}
 
 

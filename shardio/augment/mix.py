@@ -51,11 +51,15 @@ def _beta_table(alpha: float) -> tuple[Floats, Floats]:
     return logits, shares / shares[-1]
 
 
+def _check_classes(name: str, value: int | None) -> int | None:
+    return None if value is None else as_integer(name, value)
+
+
 @dataclass(frozen=True, repr=False)
 class _Mix(Transform):
     """Mixes each image with its partner. Mixup and CutMix differ in how."""
 
-    num_classes: Annotated[int, as_integer]
+    num_classes: Annotated[int | None, _check_classes] = None
     alpha: Annotated[float, check_number] = 1.0
     p: Probability = 1.0
     per_sample: bool = False
@@ -64,27 +68,26 @@ class _Mix(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_classes < 1 or not 0 < self.alpha < math.inf:
+        if (self.num_classes is not None and self.num_classes < 1) or not 0 < self.alpha < math.inf:
             raise ValueError(f"num_classes and alpha must be above 0; found {self.num_classes}, {self.alpha}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be from 0 to less than 1; found {self.label_smoothing}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch.check_no_targets("Mixup and CutMix")
-        labels = _labels_of(batch)
+        targets = self._targets_of(batch.labels)
         batch = batch.finished()
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
         shares = np.where(drawn[0] < self.p, beta_quantiles(self.alpha, drawn[1]), 1.0)
         shares = np.broadcast_to(shares, len(batch))
         numbers, shares = self._numbers(batch.images.shape[2:], shares, drawn[2:])
         images = self._mix(batch.images, self._partners(batch.images), numbers)
-        targets = self._smooth(labels)
         share = _column(shares, targets)
         mixed = targets * share + self._partners(targets) * (1 - share)
         return replace(batch, images=images, labels=mixed)
 
     @property
-    def mixed_classes(self) -> frozenset[int]:
+    def mixed_classes(self) -> frozenset[int | None]:
         return frozenset([self.num_classes])
 
     @abstractmethod
@@ -102,7 +105,22 @@ class _Mix(Transform):
         # roll() would give up channels_last memory on CUDA.
         return torch.cat([tensor[-1:], tensor[:-1]]) if self.partner == "roll" else tensor.flip(0)
 
+    def _targets_of(self, labels: Tensor | None) -> Tensor:
+        """Returns what is mixed: float labels as they are, and of class numbers the share of each class."""
+        if labels is None:
+            raise ValueError("Mixup and CutMix: expected labels, found none: pass labels to the call")
+        if labels.dtype == torch.int64:
+            return self._smooth(labels)
+        if self.label_smoothing or self.num_classes is not None:
+            raise ValueError(
+                f"Mixup and CutMix: expected int64 labels (B,) for num_classes and label_smoothing, found "
+                f"{labels.dtype} of shape {tuple(labels.shape)}: leave both out for such labels, and mix once"
+            )
+        return labels
+
     def _smooth(self, labels: Tensor) -> Tensor:
+        if self.num_classes is None:
+            raise ValueError("Mixup and CutMix: expected num_classes=, as labels are class numbers; found None")
         shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
         targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
         own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
@@ -114,11 +132,11 @@ class Mixup(_Mix):
     """Adds two weighted images, and their labels, with probability `p`.
 
     - Images have a floating point type.
-    - Images have a floating point type.
     - The weight is drawn from Beta(alpha, alpha), once per batch, by the batch's first sample, or `per_sample`.
     - `partner`: "roll" mixes with the previous image of the batch, "flip" with the image at the same distance from the
       other end.
-    - Labels, int64 (B,), become float32 (B, num_classes). `label_smoothing` is the share spread over all classes.
+    - Labels that are class numbers, int64 (B,), become float32 (B, num_classes). `label_smoothing` is the share spread
+      over all classes. Other labels, float32 (B,) or (B, K), are mixed as they are, without `num_classes`.
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
@@ -160,16 +178,6 @@ class CutMix(_Mix):
         rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
         window = rows[:, None, :, None] & columns[:, None, None, :]
         return torch.where(window, others, images)
-
-
-def _labels_of(batch: Batch) -> Tensor:
-    labels = batch.labels
-    if labels is None or labels.ndim != 1 or labels.dtype != torch.int64:
-        found = "none" if labels is None else f"{labels.dtype} of shape {tuple(labels.shape)}"
-        raise ValueError(
-            f"Mixup and CutMix: expected int64 labels (B,), found {found}: pass labels to the call, and mix once"
-        )
-    return labels
 
 
 def _column(shares: Floats, like: Tensor) -> Tensor:

@@ -303,7 +303,7 @@ class CachedSplit:
         if isinstance(self._shards, StagedSet):
             self._shards.look()
             num_away = self._shards.num_away
-        count = len(self._split.shards)
+        count = sum(len(self._shards.table_of(name).files) for name in self._shards.main_tables)
         copy = {"state": self._staging.state, "path": str(self._lease.path)}
         staging = {**copy, "shards": count, "shards_here": count - num_away}
         return {"io_reason": self._staging.io_reason, "staging": staging}
@@ -323,6 +323,8 @@ def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[Sh
 
     If the split has an order of its own these are guesses: no file of the set is read for it.
     """
+    if not split.shards:
+        return []
     starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
     numbers: dict[int, None] = {}
     for batch in islice(batches, _MOST_BATCHES):

@@ -310,7 +310,9 @@ def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry
     )
 
 
-def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape) -> list[FileEntry]:
+def link_from_others(
+    folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape | None
+) -> list[FileEntry]:
     """Links the files that other complete copies in the cache have into the copy in `folder`. Returns those files.
 
     The caller has the right to fill the copy. Only copies and files of the same user count: another user could write to
@@ -346,7 +348,7 @@ def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry], sample_
     return linked
 
 
-def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape) -> bool:
+def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> bool:
     """Gives a file a second name. Returns False if it is not what the entry says, or the system refuses."""
     try:
         with open_sound(source, entry, sample_shape) as file:

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class StagedTable(MappedTable):
         order: MappedTable | None,
         storage: Storage,
         copy: Copy,
-        sample_shape: SampleShape,
+        sample_shape: SampleShape | None,
     ) -> None:
         super().__init__(table, folder, order)
         self._storage = storage
@@ -167,8 +167,6 @@ class StagedSet(ShardSet):
     checked when this is made.
     """
 
-    _pixels: StagedTable
-
     def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Copy) -> None:
         self._storage = storage
         self._copy = copy
@@ -176,7 +174,7 @@ class StagedSet(ShardSet):
 
     def _map(self, table: Table, order: int | None) -> StagedTable:
         mapped_order = None if order is None else self._mapped_orders[order]
-        return StagedTable(table, self.folder, mapped_order, self._storage, self._copy, self.sample_shape)
+        return StagedTable(table, self.folder, mapped_order, self._storage, self._copy, self.manifest.sample_shape)
 
     def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
         mapped = MappedTable(table, self.folder, None if order is None else self._mapped_orders[order])
@@ -186,12 +184,16 @@ class StagedSet(ShardSet):
 
     def look(self) -> bool:
         """Maps the shards that have appeared since the last look. Returns whether all are there."""
-        return self._pixels.look()
+        found = [table.look() for table in self._staged()]
+        return all(found)
 
     @property
     def num_away(self) -> int:
         """The number of shards that were not in the copy at the last look."""
-        return self._pixels.num_away
+        return sum(table.num_away for table in self._staged())
+
+    def _staged(self) -> list[StagedTable]:
+        return [cast(StagedTable, self.mapped(name)) for name in self.main_tables]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle opens the copy again, or the source while the copy is incomplete."""

@@ -17,7 +17,7 @@ from shardio.changes.draft import Draft, GivenArray, SplitDraft
 from shardio.changes.labels import Assignment, Classes, Labels, assign, read_labels
 from shardio.changes.parents import open_parent
 from shardio.errors import ConvertError, SourceError
-from shardio.format.layout import ArrayKind, RowType, check_array_name, check_kind, find_wrong_box
+from shardio.format.layout import LABELS_NAME, ArrayKind, RowType, check_array_name, check_kind, find_wrong_box
 from shardio.format.manifest_file import check_split
 from shardio.sets.given import ArrayFile, Keys, read_keys, some_keys
 from shardio.sets.selection import Selection
@@ -49,7 +49,8 @@ def change(
     - `keep` or `drop`: samples to keep or drop; `drop=Selection()` drops each split named by `split`
     - `labels`: a CSV or parquet file with the columns `key` and `label`, or a mapping of keys
     - `classes`: "used", "new" (names in `labels`), or all classes in order
-    - `arrays`: an NPY file, an array or blocks of rows by name; an array with this name is replaced
+    - `arrays`: an NPY file, an array or blocks of rows by name; an array with this name is replaced. The array
+      "labels", float32, takes the place of all labels
     - `kinds`: the kind of each array that is not an "array"; see `ArrayKind`
     - `array_keys`: the keys of the arrays' rows, as in `Selection(listed=...)`, if they are in another order
     - `split`: the splits to change, by default all; the others stay. Arrays go into one split.
@@ -99,7 +100,9 @@ def change(
 
 def _num_relabelled(before: Draft, after: Draft, split: str) -> int:
     """Returns how many samples of a split have another class than before."""
-    one, two = (draft.splits[split].rows["label"] for draft in (before, after))
+    one, two = (draft.splits[split].labels for draft in (before, after))
+    if one is None or two is None:
+        return len(after.splits[split]) if one is not two else 0
     if before.classes != after.classes:
         places = {name: place for place, name in enumerate(after.classes)}
         one = np.array([places.get(name, -1) for name in before.classes], np.int64)[one]
@@ -169,12 +172,14 @@ def _add_arrays(
         where = os.fspath(values) if isinstance(values, (str, os.PathLike)) else f"array {array!r}"
         row, blocks = _rows_of(where, values, len(split), order)
         try:
-            check_kind(kind, row, draft.sample_shape)
+            check_kind(array, kind, row, draft.sample_shape)
         except ValueError as error:
             raise SourceError(f"{where}: {error}") from None
         if kind == "boxes":
             blocks = _check_boxes(where, blocks, split, order)
         given[array] = GivenArray(kind, row, blocks)
+    if LABELS_NAME in given:
+        split = split.with_labels(None)
     kept = {array: content for array, content in split.arrays.items() if array not in given}
     return replace(draft, splits={**draft.splits, name: replace(split, arrays=kept, given=given)})
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shardio.errors import ConvertError
 from shardio.format.entries import Crc32Entry, FileEntry, IndexEntry, RejectsEntry, ShardEntry
 from shardio.format.layout import (
+    LABELS_NAME,
     MAX_ARRAYS,
     ArrayKind,
     RowType,
@@ -26,7 +27,9 @@ from shardio.format.layout import (
     check_array_name,
     check_kind,
     columns_of,
+    has_label,
     is_safe_name,
+    with_fields,
 )
 
 AnyEntry = TypeVar("AnyEntry", bound=FileEntry, covariant=True)
@@ -81,6 +84,8 @@ class StoredRows:
         raise IndexError(f"expected a sample from 0 to {self.num_rows - 1}, found {sample}")
 
     def take(self, samples: NDArray[np.int64]) -> StoredRows:
+        if not self.shards:  # the pixels of a set without any
+            return self
         return replace(self, order=samples if self.order is None else self.order[samples])
 
     def kept(self) -> Kept:
@@ -150,19 +155,31 @@ class SplitDraft:
         arrays = {name: replace(array, stored=array.stored.take(samples)) for name, array in self.arrays.items()}
         return replace(self, rows=self.rows[samples], index=None, pixels=self.pixels.take(samples), arrays=arrays)
 
-    def with_labels(self, labels: NDArray[np.int64]) -> SplitDraft:
-        if np.array_equal(labels, self.rows["label"]):
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """The labels in the index; None if it has none."""
+        return self.rows["label"] if has_label(self.rows.dtype) else None
+
+    def with_labels(self, labels: NDArray[np.int64] | None) -> SplitDraft:
+        """Returns the split with these labels in the index, and no array of labels; with None, without the former."""
+        if labels is None or self.labels is None:
+            rows = with_fields(self.rows, columns_of(self.rows.dtype), has_label=labels is not None)
+        elif np.array_equal(labels, self.labels):
             return self
-        rows = self.rows.copy()
+        else:
+            rows = self.rows.copy()
+        if labels is None:
+            return replace(self, rows=rows, index=None)
         rows["label"] = labels
-        return replace(self, rows=rows, index=None)
+        arrays = {name: array for name, array in self.arrays.items() if name != LABELS_NAME}
+        return replace(self, rows=rows, index=None, arrays=arrays)
 
 
 @dataclass(frozen=True, eq=False)
 class Draft:
     """A set that is to be made."""
 
-    sample_shape: SampleShape
+    sample_shape: SampleShape | None
     classes: tuple[str, ...]
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]
@@ -176,13 +193,17 @@ class Draft:
             self,
             classes=tuple(classes),
             class_names=tuple(names.get(name, name) for name in classes) if names else (),
-            splits={name: split.with_labels(numbers[split.rows["label"]]) for name, split in self.splits.items()},
+            splits={
+                name: split if split.labels is None else split.with_labels(numbers[split.labels])
+                for name, split in self.splits.items()
+            },
         )
 
     def without_unused_classes(self) -> Draft:
         if not self.classes:
             return self
-        used = np.unique(np.concatenate([split.rows["label"] for split in self.splits.values()]))
+        labels = [split.labels for split in self.splits.values() if split.labels is not None]
+        used = np.unique(np.concatenate(labels)) if labels else np.empty(0, np.int64)
         numbers = np.full(len(self.classes), -1)
         numbers[used] = np.arange(len(used))
         return self.with_classes([self.classes[label] for label in used.tolist()], numbers)
@@ -200,7 +221,7 @@ def check_arrays(draft: Draft) -> None:
         for array, content in every.items():
             check_array_name(array)
             try:
-                check_kind(content.kind, content.row, draft.sample_shape)
+                check_kind(array, content.kind, content.row, draft.sample_shape)
             except ValueError as error:
                 raise ValueError(f"array {array!r}: {error}") from None
             if array in columns:

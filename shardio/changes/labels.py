@@ -26,6 +26,9 @@ Classes = Literal["used", "new"] | Sequence[str]
 """Which classes the new set has: "used" leaves out classes without samples, "new" adds names in the labels that are no
 class yet after the others, and a sequence lists all classes in their order."""
 
+# The label of a sample that has none yet: below all that files may give.
+_NONE = np.iinfo(np.int64).min
+
 _KEY_COLUMNS = ("key", "path")
 _LABEL_COLUMNS = ("label", "class")
 
@@ -58,12 +61,18 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
     used, made = set[bytes](), dict(known.splits)
     for name in splits:
         split = known.splits[name]
-        found = split.rows["label"].copy()
+        found = np.full(len(split), _NONE) if split.labels is None else split.labels.copy()
         for sample, key in enumerate(split.keys if by_key else ()):
             if (number := by_key.get(key)) is not None:
                 found[sample] = number
                 used.add(key)
-        made[name] = split.with_labels(found)
+        if split.labels is not None or (found != _NONE).any():
+            made[name] = split.with_labels(found)
+        if split.labels is None and 0 < (lacking := np.flatnonzero(found == _NONE)).size < len(split):
+            raise SourceError(
+                f"{assignment.where}: expected a label for each sample of the split {name!r}, which has no labels yet, "
+                f"found none for {lacking.size:,}: {some_keys([split.keys[sample] for sample in lacking.tolist()])}"
+            )
     if missing := [key for key in by_key if key not in used]:
         raise SourceError(
             f"{assignment.where}: {len(missing):,} of {len(by_key):,} keys are of no sample: {some_keys(missing)}. "
@@ -157,7 +166,8 @@ def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes:
     if isinstance(classes, str):
         if classes not in ("used", "new"):
             raise ValueError(f"classes must be 'used', 'new' or a list of names; found {classes!r}")
-        if classes == "new" and draft.classes:
+        unlabelled = all(split.labels is None for split in draft.splits.values())
+        if classes == "new" and (draft.classes or unlabelled):
             distinct = sorted({label for label in labels.values() if isinstance(label, str)})
             more = [label for label in distinct if not find_labels(draft, label)]
     elif classes is not None:
@@ -193,7 +203,7 @@ def _with_classes(draft: Draft, classes: Sequence[str]) -> Draft:
     place = {name: number for number, name in enumerate(classes)}
     numbers = np.array([place.get(name, -1) for name in draft.classes])
     for name, split in draft.splits.items():
-        if (lost := split.rows["label"][numbers[split.rows["label"]] < 0]).size:
+        if split.labels is not None and (lost := split.labels[numbers[split.labels] < 0]).size:
             raise ConvertError(
                 f"split {name!r}: {lost.size:,} samples have classes that are not listed, such as "
                 f"{draft.classes[int(lost[0])]!r}: list it, give them other labels, or drop them"

@@ -22,6 +22,7 @@ from shardio.format.layout import (
     HEADER_NBYTES,
     MAX_CLASSES,
     IndexColumns,
+    SampleShape,
     columns_of,
     index_dtype,
     sample_nbytes,
@@ -100,6 +101,12 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
 def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], options: MergeOptions) -> SplitDraft:
     if len(parts) == 1:
         return parts[0]
+    if len({part.labels is None for part in parts}) > 1:
+        without = ", ".join(name for part, name in zip(parts, names, strict=True) if part.labels is None)
+        raise ConvertError(
+            f"split {split!r}: expected class numbers in the index of all sets or of none, found none in {without}: "
+            "`shardio change --labels` gives labels to a set"
+        )
     if len({part.squashed for part in parts}) > 1:
         squashed = ", ".join(name for part, name in zip(parts, names, strict=True) if part.squashed)
         raise ConvertError(
@@ -131,7 +138,7 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
 
 def _join_rows(parts: Sequence[SplitDraft], columns: IndexColumns) -> NDArray[np.void]:
     width = max(part.rows.dtype["key"].itemsize for part in parts)
-    rows = np.zeros(sum(map(len, parts)), index_dtype(width, columns))
+    rows = np.zeros(sum(map(len, parts)), index_dtype(width, columns, has_label=parts[0].labels is not None))
     start = 0
     for part in parts:
         for name in rows.dtype.names or ():
@@ -177,7 +184,9 @@ def _refuse(split: str, what: str, first: dict[str, str], other: dict[str, str],
 
 def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
     """Raises ConvertError if a sample of one set has the pixels of a sample of another."""
-    with contextlib.closing(_Samples(drafts)) as samples:
+    if (sample_shape := drafts[0].sample_shape) is None:
+        return
+    with contextlib.closing(_Samples(drafts, sample_shape)) as samples:
         pairs = sorted(islice(samples.same(), _MOST_COMPARED))
         if not pairs:
             return
@@ -194,10 +203,10 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
 class _Samples:
     """All samples of several sets under one number each, beginning with the first set."""
 
-    def __init__(self, drafts: Sequence[Draft]) -> None:
+    def __init__(self, drafts: Sequence[Draft], sample_shape: SampleShape) -> None:
         self._splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
         self._starts = np.cumsum([0, *(len(split) for _, split in self._splits)])
-        self._nbytes = sample_nbytes(drafts[0].sample_shape)
+        self._nbytes = sample_nbytes(sample_shape)
         self._storages: dict[Path, FolderStorage] = {}
 
     def close(self) -> None:

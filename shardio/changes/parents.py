@@ -87,7 +87,7 @@ class Parent:
         return read_held(OldFile(self.folder, entry), self.manifest.sample_shape)
 
 
-def read_held(held: OldFile[FileEntry], sample_shape: SampleShape) -> bytes:
+def read_held(held: OldFile[FileEntry], sample_shape: SampleShape | None) -> bytes:
     """Returns all bytes of a file. Raises FormatError if they are not what the manifest says."""
     with open_checked(held.path, held.entry, sample_shape) as file:
         data = file.readall()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardio.format.manifest import Manifest
     from shardio.sets.index import IndexedSet, IndexedSplit
 
 # Lines that are written at a time: a million of single ones would take most of the time.
@@ -60,47 +59,38 @@ def find(
 
 def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[IndexedSplit, Any]]:
     """Yields (split, (number, label, key) of some of its samples)."""
+    from shardio.sets.index import labels_of
+
     for split, samples in zip(indexed.splits, found, strict=True):
         for first in range(0, len(samples), _CHUNK):
             some = samples[first : first + _CHUNK]
             rows = split.rows[some]
-            yield split, zip(some.tolist(), rows["label"].tolist(), rows["key"].tolist(), strict=True)
+            yield split, zip(some.tolist(), labels_of(rows), rows["key"].tolist(), strict=True)
 
 
 def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
     """Prints a line for each sample. With several splits, its split comes first."""
-    names = _names(indexed.manifest)
+    from shardio.reading.sample import class_text
+
+    names = [shortened(name, _WIDEST_CLASS) for name in indexed.manifest.class_names or indexed.manifest.classes]
     width = len(str(max(int(samples[-1]) for samples in found if len(samples))))
-    used = {label for split, samples in zip(indexed.splits, found, strict=True) for label in _labels(split, samples)}
-    widest = max((len(names.get(label, str(label))) for label in used), default=0)
+    widest = max(len(class_text(label, names)) for _, samples in _chunks(indexed, found) for _, label, _ in samples)
     several = len(indexed.splits) > 1
     for split, samples in _chunks(indexed, found):
         before = f"{split.name}  " if several else ""
         click.echo(
             "\n".join(
-                f"{before}{number:>{width}}  {names.get(label, str(label)):<{widest}}  {printable(os.fsdecode(key))}"
+                f"{before}{number:>{width}}  {class_text(label, names):<{widest}}  {printable(os.fsdecode(key))}"
                 for number, label, key in samples
             )
         )
     total, of = sum(map(len, found)), sum(len(split.rows) for split in indexed.splits)
     say(f"{total:,} of {counted(of, 'sample')}")
+    if indexed.manifest.sample_shape is None:
+        return
     split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
     words = [] if split.name == "train" else ["--split", split.name]
     say(next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN].tolist()))))
-
-
-def _labels(split: IndexedSplit, samples: NDArray[np.int64]) -> list[int]:
-    import numpy as np
-
-    labels: list[int] = np.unique(split.rows["label"][samples]).tolist()
-    return labels
-
-
-def _names(manifest: Manifest) -> dict[int, str]:
-    """Returns what people call the classes, by label."""
-    return {
-        label: shortened(name, _WIDEST_CLASS) for label, name in enumerate(manifest.class_names or manifest.classes)
-    }
 
 
 def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
@@ -115,8 +105,8 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
                 "split": split.name,
                 "index": number,
                 "label": label,
-                "class": classes[label] if classes else None,
-                "class_name": names[label] if names else None,
+                "class": classes[label] if classes and label is not None else None,
+                "class_name": names[label] if names and label is not None else None,
                 "key": os.fsdecode(key),
             }
             for number, label, key in samples
@@ -168,5 +158,6 @@ def extract(
     with Bar(unit=" samples") as bar:
         num_files = extract(shards, chosen.tolist(), output, bar.reach)
     say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_NAME} describes each")
-    words = [] if split == "train" else ["--split", split]
-    say(next_step("view", out, *words, "--indices", ",".join(map(str, chosen[:12].tolist()))))
+    if shards.has_pixels:
+        words = [] if split == "train" else ["--split", split]
+        say(next_step("view", out, *words, "--indices", ",".join(map(str, chosen[:12].tolist()))))

@@ -107,6 +107,8 @@ def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _
         rows = read_index(storage, manifest, split)
     except (FormatError, OSError) as error:
         return _Counts(reason=f"not counted: {error}")
+    if not manifest.splits[split].index.has_label:
+        return _Counts([], spreads_of(rows))
     classes = count_classes(rows["label"], len(manifest.classes))
     per_class = spread_of(np.array([count for _, count in classes]))
     assert per_class is not None  # a split has a sample
@@ -135,7 +137,7 @@ def _facts(
         "state": _state(fault),
         "reason": fault,
         "digest": manifest.digest,
-        "sample_shape": list(manifest.sample_shape),
+        "sample_shape": manifest.sample_shape and list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
         "class_names": list(manifest.class_names),
         "splits": {
@@ -150,9 +152,11 @@ def _facts(
 
 
 def _split_facts(split: SplitEntry, in_use: list[int] | None) -> dict[str, Any]:
+    row = split.label_row
     return {
         "num_samples": split.num_samples,
         "num_shards": len(split.shards),
+        "labels": row and [row.dtype, *row.shape],
         "squashed": split.squashed,
         "num_stored": split.num_rows,
         "order": split.order,
@@ -192,17 +196,20 @@ def _summary(
     from shardio.sets.levels import first_split, stored_levels
     from shardio.sets.names import is_url
 
-    height, width, channels = manifest.sample_shape
+    shape = manifest.sample_shape
     num_samples = sum(split.num_samples for split in manifest.splits.values())
     classes = f"{counted(len(manifest.classes), 'class')}, " if manifest.classes else ""
     yield f"{name}: {counted(num_samples, 'sample')}, {bytes_text(manifest.nbytes)}, {classes}{_state(fault)}"
     if fault:
         yield f"  state   {_state(fault)}: {fault}"
-    yield f"  sample  {height} x {width} x {channels} uint8"
+    yield f"  sample  {' x '.join(map(str, shape))} uint8" if shape else "  sample  arrays, and no pixels"
     for split_name, split in manifest.splits.items():
         squashed = ", squashed" if split.squashed else ""
-        held = f"{counted(split.num_samples, 'sample')} in {counted(len(split.shards), 'shard')}"
-        yield f"  {split_name:<7} {held}{squashed}"
+        held = f"{counted(split.num_samples, 'sample')}" + (
+            f" in {counted(len(split.shards), 'shard')}" if shape else ""
+        )
+        unlabelled = "" if split.label_row else ", no labels"
+        yield f"  {split_name:<7} {held}{squashed}{unlabelled}"
         if columns := ", ".join(column for column, _ in split.index.columns):
             yield from _wrapped("", f"columns {columns}", verbose)
         if split.order is not None:
@@ -213,14 +220,14 @@ def _summary(
     yield f"  refused {counted(manifest.rejects.num_rejects, 'image')} when it was made"
     if made := describe_making(manifest):
         yield from _wrapped("made by", made, verbose)
-    if levels := stored_levels(manifest.provenance, channels):
+    if shape and (levels := stored_levels(manifest.provenance, shape[2])):
         yield f"  pixels  {levels_text(levels)}"
     yield f"  digest  {manifest.digest}"
     if verbose:
         for key, value in _flat(manifest.provenance):
             yield f"  {key}: {value}"
     yield f"  use     {_use(name, manifest)}"
-    yield next_step("verify" if fault else "find" if is_url(name) else "view", name)
+    yield next_step("verify" if fault else "find" if is_url(name) or not shape else "view", name)
 
 
 def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
@@ -229,14 +236,8 @@ def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
         yield f"  classes {counts.reason}"
         return
     classes, spreads = counts.classes, counts.spreads
-    empty = sum(not count for _, count in classes)
-    unused = f", {empty:,} of them without a sample" if empty else ""
-    yield f"  classes {split} has {counted(len(classes), 'class')}{unused}"
-    some = min(_MOST_CLASSES, len(classes) // 2)
-    if spreads["samples per class"].minimum < spreads["samples per class"].maximum:
-        most = sorted(classes, key=lambda pair: (-pair[1], pair[0]))
-        yield f"          rarest         {_counted_classes(manifest, classes[:some])}"
-        yield f"          most frequent  {_counted_classes(manifest, most[:some])}"
+    if classes:
+        yield from _class_counts(manifest, split, classes)
     columns = [
         Column("", [shortened(name, 24) for name in spreads]),
         *(
@@ -246,6 +247,17 @@ def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
         Column("missing", [f"{one.num_missing:,}" if one.num_missing else "" for one in spreads.values()], right=True),
     ]
     yield from (f"          {line}" for line in table([one for one in columns if any(one.cells)]))
+
+
+def _class_counts(manifest: Manifest, split: str, classes: Sequence[tuple[int, int]]) -> Iterator[str]:
+    empty = sum(not count for _, count in classes)
+    unused = f", {empty:,} of them without a sample" if empty else ""
+    yield f"  classes {split} has {counted(len(classes), 'class')}{unused}"
+    some = min(_MOST_CLASSES, len(classes) // 2)
+    if len({count for _, count in classes}) > 1:
+        most = sorted(classes, key=lambda pair: (-pair[1], pair[0]))
+        yield f"          rarest         {_counted_classes(manifest, classes[:some])}"
+        yield f"          most frequent  {_counted_classes(manifest, most[:some])}"
 
 
 def _counted_classes(manifest: Manifest, classes: Sequence[tuple[int, int]]) -> str:

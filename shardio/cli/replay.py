@@ -106,12 +106,11 @@ def replay(
         batch = next(iter(loader), None)
         if batch is None:
             raise ValueError(f"expected a step of the epoch, which has {len(loader)} for each rank; found none there")
-        images, labels, indices = batch[:3]
-        numbers = indices.tolist()
+        views, parts = _parts(batch, has_images=loader.shards.has_pixels)
+        numbers = parts["indices"].tolist()
         if save is not None:
-            _save(save, images, labels, indices)
+            _save(save, {**{f"images_{i}" if views[1:] else "images": view for i, view in enumerate(views)}, **parts})
         if output is not None:
-            views = images if isinstance(images, tuple) else (images,)
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
             captions = loader.shards.captions(numbers) * len(views)
             show_sheet(pictures, captions, output, columns=columns, side=side)
@@ -163,18 +162,26 @@ def _go_to(loader: ShardLoader, state: Mapping[str, Any] | None, epoch: int, ste
     loader.load_state_dict(state)
 
 
-def _save(path: Path, images: Any, labels: Any, indices: Any) -> None:
+def _parts(batch: tuple[Any, ...], *, has_images: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the views of the images, if there are any, and the other parts of a batch by name."""
+    parts = list(batch)
+    more = parts.pop() if isinstance(parts[-1], dict) else {}
+    named = {"indices": parts.pop()}
+    images = parts.pop(0) if has_images else ()
+    if parts:
+        named["labels"] = parts[0]
+    return images if isinstance(images, tuple) else (images,), {**named, **more}
+
+
+def _save(path: Path, parts: Mapping[str, Any]) -> None:
     import io
 
     import numpy as np
 
     from shardio.system.files import write_output
 
-    views = images if isinstance(images, tuple) else (images,)
-    names = ["images"] if len(views) == 1 else [f"images_{number}" for number in range(len(views))]
     buffer = io.BytesIO()
-    arrays = {name: _as_numpy(view) for name, view in zip(names, views, strict=True)}
-    np.savez(buffer, labels=_as_numpy(labels), indices=_as_numpy(indices), **arrays)
+    np.savez(buffer, **{name: _as_numpy(part) for name, part in parts.items()})
     write_output(path, buffer.getvalue())
 
 
@@ -186,17 +193,20 @@ def _as_numpy(tensor: Any) -> Any:
 
 
 def _tell(loader: ShardLoader, state: Mapping[str, Any], numbers: Sequence[int], as_json: bool) -> None:
+    from shardio.reading.sample import class_text
+    from shardio.sets.index import labels_of
+
     shards = loader.shards
     rows = shards.index[numbers]
     keys = [os.fsdecode(key) for key in rows["key"].tolist()]
-    labels = rows["label"].tolist()
+    labels = labels_of(rows)
     if as_json:
         show({**state, "rank": loader.world.rank, "indices": list(numbers), "labels": labels, "keys": keys})
         return
     names = shards.class_names
     columns = [
         Column("sample", [str(number) for number in numbers], right=True),
-        Column("class", [names[label] if 0 <= label < len(names) else str(label) for label in labels]),
+        Column("class", [class_text(label, names) for label in labels]),
         Column("key", keys),
     ]
     show(table(columns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -86,7 +86,7 @@ def view(
         say("no sample of the split is damaged" if damaged else selection.describe_none(shards.index["key"].tolist()))
         return
     captions = shards.captions(chosen)
-    pictures: Pictures = [shards[index].image for index in chosen]
+    pictures: Pictures = [shards.image_of(index) for index in chosen]
     group, per_row = 1, None
     if augmented is not None:
         pictures, captions, group = _augmented(shards, chosen, captions, augmented, draws, seed)
@@ -116,6 +116,8 @@ def _drawn(
     there = selection.samples(shards.index, shards)
     if per_class is None and not selection.classes:
         return sorted(rng.choice(there, min(count, len(there)), replace=False).tolist())
+    if not shards.content.index.has_label:
+        raise ValueError("--per-class: expected a split with classes, found one without labels")
     found = shards.labels[there]
     labels = [label for name in selection.classes for label in find_labels(shards, name)]
     chosen: list[int] = []
@@ -133,12 +135,14 @@ def _augmented(
     import torch
 
     transform = read_chain(chain, len(shards.classes))
-    batch = torch.from_numpy(np.stack([shards[index].image for index in chosen])).permute(0, 3, 1, 2)
-    labels = torch.from_numpy(shards.labels[list(chosen)].copy())
-    rows: list[list[NDArray[np.uint8]]] = [[shards[index].image] for index in chosen]
+    batch = torch.from_numpy(np.stack([shards.image_of(index) for index in chosen])).permute(0, 3, 1, 2)
+    has_labels = shards.content.label_row is not None
+    labels = torch.from_numpy(shards.labels_of(np.array(chosen))) if has_labels else None
+    rows: list[list[NDArray[np.uint8]]] = [[shards.image_of(index)] for index in chosen]
     texts = [[caption] for caption in captions]
     for epoch in range(draws):
-        made, _ = transform(batch, labels, indices=np.array(chosen), seed=seed, epoch=epoch)
+        made: Any = transform(batch, labels, indices=np.array(chosen), seed=seed, epoch=epoch)
+        made = made[0] if has_labels else made
         for view, images in enumerate(made if isinstance(made, tuple) else (made,)):
             name = f"epoch {epoch}" + (f", view {view}" if isinstance(made, tuple) else "")
             for row, text, picture in zip(rows, texts, levels_of(images, transform), strict=True):
@@ -163,7 +167,7 @@ def _beside_sources(
     pictures: Pictures = []
     texts: list[str] = []
     for index, caption in zip(chosen, captions, strict=True):
-        pictures.append(shards[index].image)
+        pictures.append(shards.image_of(index))
         texts.append(caption)
         source = sources.get(bytes(shards.index["key"][index]))
         picture, text = np.zeros((8, 8, 3), np.uint8), "not found"

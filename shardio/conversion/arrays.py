@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from shardio.format.layout import (
+    LABELS_NAME,
     MAX_ARRAYS,
     ArrayKind,
     RowType,
@@ -81,7 +82,7 @@ class ArraySpec:
 
 
 def declare(
-    arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape, taken: Iterable[str] = ()
+    arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape | None, taken: Iterable[str] = ()
 ) -> tuple[ArraySpec, ...]:
     """Returns the arrays that the caller has declared. Raises ValueError or TypeError if a set of such samples cannot
     have one, or if a name is in `taken`."""
@@ -89,7 +90,7 @@ def declare(
     specs = []
     for name, declaration in arrays.items():
         check_array_name(name)
-        if name in taken:
+        if name in taken or name == LABELS_NAME:
             raise ValueError(f"array {name!r}: expected another name, as this name of a sample's parts is taken")
         if not isinstance(declaration, (tuple, list)) or len(declaration) != 3:
             raise TypeError(
@@ -101,7 +102,7 @@ def declare(
             raise TypeError(f"array {name!r}: expected a shape such as (768,), or () for one number, found {shape!r}")
         try:
             row = RowType(np.dtype(dtype).newbyteorder("<").str, tuple(shape))
-            specs.append(ArraySpec(name, check_kind(kind, row, sample_shape), row))
+            specs.append(ArraySpec(name, check_kind(name, kind, row, sample_shape), row))
         except (ValueError, TypeError) as error:
             raise type(error)(f"array {name!r}: {error}") from None
     check_count(specs)

@@ -12,6 +12,8 @@ import numpy as np
 from shardio.format.layout import (
     CRC32_ROW,
     HEADER_NBYTES,
+    LABEL_ROW,
+    LABELS_NAME,
     ORDER_ROW,
     ArrayKind,
     IndexColumns,
@@ -31,8 +33,9 @@ class FileEntry:
     nbytes: int
     sha256: str
 
-    def header(self, sample_shape: SampleShape) -> bytes:
-        """Returns the first bytes of the file in a set of such samples; empty if any bytes are allowed."""
+    def header(self, sample_shape: SampleShape | None) -> bytes:
+        """Returns the first bytes of the file in a set of such samples (None: without pixels); empty if any bytes are
+        allowed."""
         return b""
 
     def content(self) -> dict[str, Any]:
@@ -44,7 +47,8 @@ class FileEntry:
 class ShardEntry(FileEntry):
     num_samples: int
 
-    def header(self, sample_shape: SampleShape) -> bytes:
+    def header(self, sample_shape: SampleShape | None) -> bytes:
+        assert sample_shape is not None  # which the manifest checks
         return shard_header(self.num_samples, sample_shape)
 
 
@@ -54,7 +58,7 @@ class ArrayShard(ShardEntry):
 
     row: RowType
 
-    def header(self, sample_shape: SampleShape) -> bytes:
+    def header(self, sample_shape: SampleShape | None) -> bytes:
         return self.row.file_header(self.num_samples)
 
     def content(self) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class RowsEntry(TableEntry):
 
     row: ClassVar[RowType]
 
-    def header(self, sample_shape: SampleShape) -> bytes:
+    def header(self, sample_shape: SampleShape | None) -> bytes:
         return self.row.file_header(self.num_rows)
 
     @property
@@ -102,20 +106,26 @@ class IndexEntry(TableEntry):
     key_nbytes: int
     columns: IndexColumns = ()
     """Fields of its rows in addition to those of every index."""
+    has_label: bool = True
+    """Whether its rows have a label."""
 
     @property
     def dtype(self) -> np.dtype[np.void]:
         """The type of one row."""
-        return index_dtype(self.key_nbytes, self.columns)
+        return index_dtype(self.key_nbytes, self.columns, has_label=self.has_label)
 
-    def header(self, sample_shape: SampleShape) -> bytes:
+    def header(self, sample_shape: SampleShape | None) -> bytes:
         num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
-        return index_header(num_rows, self.key_nbytes, self.columns)
+        return index_header(num_rows, self.key_nbytes, self.columns, has_label=self.has_label)
 
     def content(self) -> dict[str, Any]:
-        content = {**vars(self), "columns": [list(column) for column in self.columns]}
-        if not self.columns:
-            del content["columns"]  # one text for one content: keys that would say nothing are left out
+        content = dict(vars(self))
+        # One text for one content: keys that would say nothing are left out.
+        columns, has_label = content.pop("columns"), content.pop("has_label")
+        if columns:
+            content["columns"] = [list(column) for column in columns]
+        if not has_label:
+            content["label"] = False
         return content
 
 
@@ -156,7 +166,8 @@ class ArrayEntry:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """The samples of one split: their pixels in shards, an index of one row per sample, and arrays.
+    """The samples of one split: their pixels in shards, if the set has pixels; an index of one row per sample; and
+    arrays.
 
     Sample i is row i of the shards, counted over all shards; with an order, it is row `order[i]`.
     """
@@ -181,6 +192,13 @@ class SplitEntry:
     def num_rows(self) -> int:
         """The number of stored rows of pixels; without an order, the number of samples."""
         return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def label_row(self) -> RowType | None:
+        """The type of a label: an integer of the index, or float32 of the array of labels. None: there are none."""
+        if self.index.has_label:
+            return LABEL_ROW
+        return self.arrays[LABELS_NAME].row if LABELS_NAME in self.arrays else None
 
     @property
     def tables(self) -> tuple[TableEntry, ...]:

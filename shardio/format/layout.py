@@ -68,7 +68,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 SampleShape = tuple[int, int, int]
-"""(height, width, channels) of every sample of a set."""
+"""(height, width, channels) of every sample of a set that has pixels."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,26 @@ ORDER_ROW = RowType("<i8", ())
 """A row of an order: the stored row of a sample."""
 CRC32_ROW = RowType("<u4", ())
 """A row of the checksums of an array: the crc32 of a stored row."""
+LABEL_ROW = RowType("<i8", ())
+"""A label in the index: the number of a class, or any other integer."""
+LABELS_NAME = "labels"
+"""The array of labels that are no integers: numbers or vectors. The index then has no labels."""
 
 
-def check_kind(kind: object, row: RowType, sample_shape: SampleShape) -> ArrayKind:
-    """Returns `kind` if an array of such rows may have it in a set of such samples. Raises ValueError otherwise."""
+def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape | None) -> ArrayKind:
+    """Returns `kind` if the array `name`, of such rows, may have it in a set of such samples (None: without pixels).
+    Raises ValueError otherwise."""
     if kind not in get_args(ArrayKind):
         raise ValueError(f"an array's kind must be one of {', '.join(get_args(ArrayKind))}; found {show(kind)}")
+    if name == LABELS_NAME and (kind != "array" or row.dtype != "<f4" or len(row.shape) > 1):
+        raise ValueError(
+            f"labels must be an array of float32, a number or a vector for each sample; found {kind} of {row.dtype} "
+            f"{row.shape}"
+        )
+    if kind != "array" and sample_shape is None:
+        raise ValueError(f"arrays of a set without pixels must be of the kind array; found {kind}")
+    if sample_shape is None:
+        return "array"
     if kind == "mask" and (len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]):
         raise ValueError(
             f"a mask must have the samples' height and width {sample_shape[:2]}, and perhaps channels; found "
@@ -240,9 +254,9 @@ def key_field_nbytes(longest_key_nbytes: int) -> int:
     return longest_key_nbytes + (4 - longest_key_nbytes) % 8
 
 
-def _index_fields(key_nbytes: int, columns: IndexColumns) -> list[tuple[str, str]]:
+def _index_fields(key_nbytes: int, columns: IndexColumns, has_label: bool) -> list[tuple[str, str]]:
     return [
-        ("label", "<i8"),
+        *([("label", LABEL_ROW.dtype)] if has_label else []),
         ("key", f"|S{key_nbytes}"),
         ("source_width", "<u4"),
         ("source_height", "<u4"),
@@ -251,11 +265,11 @@ def _index_fields(key_nbytes: int, columns: IndexColumns) -> list[tuple[str, str
     ]
 
 
-_FIELD_NAMES = tuple(name for name, _ in _index_fields(4, ()))
-"""The fields of every index, whatever its columns."""
+_FIELD_NAMES = tuple(name for name, _ in _index_fields(4, (), has_label=True))
+"""The fields of an index other than its columns. All but the label are in every index."""
 
 
-RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "labels", "index", "indices", "pixels", "order"})
+RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "index", "indices", "pixels", "order"})
 """Names that no array may have: batches and samples use them for something else."""
 
 
@@ -279,25 +293,39 @@ def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
     return tuple(checked.items())
 
 
-def index_dtype(key_nbytes: int, columns: IndexColumns = ()) -> np.dtype[np.void]:
-    """Returns the type of a row: label, key (source path relative to SRC), source size, crc32 of the pixels, `columns`.
+def index_dtype(key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> np.dtype[np.void]:
+    """Returns the type of a row: label, if there are integer labels; key (source path relative to SRC), source size,
+    crc32 of the pixels, `columns`.
 
     Columns take 8 bytes each and follow a multiple of 8 bytes, so they are naturally aligned like all other fields.
     """
     if key_nbytes <= 0 or key_nbytes % 8 != 4:
         raise ValueError(f"key field must be 4 bytes more than a multiple of 8; found {key_nbytes}")
-    return np.dtype(_index_fields(key_nbytes, columns))
+    return np.dtype(_index_fields(key_nbytes, columns, has_label))
 
 
 def columns_of(dtype: np.dtype[np.void]) -> IndexColumns:
     """Returns the columns of an `index_dtype`."""
-    return tuple((name, dtype[name].str) for name in (dtype.names or ())[len(_FIELD_NAMES) :])
+    return tuple((name, dtype[name].str) for name in dtype.names or () if name not in _FIELD_NAMES)
 
 
-def index_header(num_samples: int, key_nbytes: int, columns: IndexColumns = ()) -> bytes:
-    """Returns the first HEADER_NBYTES bytes of an index of `num_samples` rows of `index_dtype(key_nbytes, columns)`."""
-    return _npy_header(str(_index_fields(key_nbytes, columns)), str((num_samples,)))
+def has_label(dtype: np.dtype[np.void]) -> bool:
+    """Returns whether rows of an `index_dtype` have a label."""
+    return "label" in (dtype.names or ())
 
 
-def index_nbytes(num_samples: int, key_nbytes: int, columns: IndexColumns = ()) -> int:
-    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes, columns).itemsize
+def with_fields(rows: NDArray[np.void], columns: IndexColumns, *, has_label: bool) -> NDArray[np.void]:
+    """Returns a copy of the rows of an index with these columns, and with or without labels. New fields are 0."""
+    copy = np.zeros(len(rows), index_dtype(rows.dtype["key"].itemsize, columns, has_label=has_label))
+    for name in set(copy.dtype.names or ()) & set(rows.dtype.names or ()):
+        copy[name] = rows[name]
+    return copy
+
+
+def index_header(num_samples: int, key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> bytes:
+    """Returns the first HEADER_NBYTES bytes of an index of `num_samples` rows of the `index_dtype` of these values."""
+    return _npy_header(str(_index_fields(key_nbytes, columns, has_label)), str((num_samples,)))
+
+
+def index_nbytes(num_samples: int, key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> int:
+    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes, columns, has_label=has_label).itemsize

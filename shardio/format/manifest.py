@@ -32,6 +32,7 @@ from shardio.format.layout import (
     CRC32_ROW,
     FORMAT_NAME,
     FORMAT_VERSION,
+    LABELS_NAME,
     MANIFEST_NAME,
     MAX_ARRAYS,
     MAX_KEY_NBYTES,
@@ -53,7 +54,8 @@ from shardio.format.layout import (
 class Manifest:
     """The description of a set. Raises FormatError if its values contradict each other."""
 
-    sample_shape: SampleShape
+    sample_shape: SampleShape | None
+    """None if the set has no pixels: its samples are made of arrays."""
     classes: tuple[str, ...]
     splits: Mapping[str, SplitEntry]
     rejects: RejectsEntry
@@ -62,7 +64,8 @@ class Manifest:
     """Readable names of the classes, in their order; empty if the set has none. Two may be equal, as cranes are."""
 
     def __post_init__(self) -> None:
-        check_sample_shape(self.sample_shape)
+        if self.sample_shape is not None:
+            check_sample_shape(self.sample_shape)
         if not self.splits:
             raise FormatError("splits: expected at least one, found none")
         if (repeated := parse.first_repeated(self.classes)) is not None:
@@ -86,20 +89,13 @@ class Manifest:
         return [self.rejects, *chain.from_iterable(split.files for split in self.splits.values())]
 
     def _check_split(self, name: str, split: SplitEntry) -> None:
-        total = sum(shard.num_samples for shard in split.shards)
-        if split.order is None and total != split.num_samples:
-            raise FormatError(f"splits.{name}.num_samples: expected the shards' sum {total}, found {split.num_samples}")
-        if not split.shards:
-            raise FormatError(f"splits.{name}.shards: expected at least one, found none")
-        for shard in split.shards:
-            expected = shard_nbytes(shard.num_samples, self.sample_shape)
-            if shard.nbytes != expected:
-                raise FormatError(
-                    f"splits.{name}, {shard.file}: nbytes: expected {expected} for {shard.num_samples} samples of "
-                    f"{self.sample_shape}, found {shard.nbytes}"
-                )
-        expected = index_nbytes(split.num_samples, split.index.key_nbytes, split.index.columns)
-        _check_nbytes(f"splits.{name}", split.index, expected)
+        if self.sample_shape is None:
+            _check_no_pixels(f"splits.{name}", split)
+        else:
+            _check_pixels(f"splits.{name}", split, self.sample_shape)
+        index = split.index
+        expected = index_nbytes(split.num_samples, index.key_nbytes, index.columns, has_label=index.has_label)
+        _check_nbytes(f"splits.{name}", index, expected)
         self._check_orders(name, split)
         for array_name, array in split.arrays.items():
             _array_name(array_name, f"splits.{name}.arrays")
@@ -121,9 +117,11 @@ class Manifest:
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:
         try:
-            check_kind(array.kind, array.row, self.sample_shape)
+            check_kind(name, array.kind, array.row, self.sample_shape)
         except ValueError as error:
             raise FormatError(f"{where}: {error}") from None
+        if name == LABELS_NAME and split.index.has_label:
+            raise FormatError(f"{where}: expected an index without labels, found labels in both")
         if name in (column for column, _ in split.index.columns):
             raise FormatError(f"{where}: expected a name that no column of the index has, found the same")
         if array.order is None and array.num_rows != split.num_samples:
@@ -144,7 +142,7 @@ class Manifest:
         content = {
             "format": FORMAT_NAME,
             "format_version": FORMAT_VERSION,
-            "sample_shape": list(self.sample_shape),
+            "sample_shape": None if self.sample_shape is None else list(self.sample_shape),
             "classes": list(self.classes),
             "splits": {name: split.content() for name, split in self.splits.items()},
             "rejects": self.rejects.content(),
@@ -162,6 +160,32 @@ class Manifest:
     def nbytes(self) -> int:
         """The size of all files except the manifest."""
         return sum(entry.nbytes for entry in self.files)
+
+
+def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> None:
+    if split.order is None and split.num_rows != split.num_samples:
+        raise FormatError(f"{where}.num_samples: expected the shards' sum {split.num_rows}, found {split.num_samples}")
+    if not split.shards:
+        raise FormatError(f"{where}.shards: expected at least one, found none")
+    for shard in split.shards:
+        expected = shard_nbytes(shard.num_samples, sample_shape)
+        if shard.nbytes != expected:
+            raise FormatError(
+                f"{where}, {shard.file}: nbytes: expected {expected} for {shard.num_samples} samples of "
+                f"{sample_shape}, found {shard.nbytes}"
+            )
+
+
+def _check_no_pixels(where: str, split: SplitEntry) -> None:
+    if split.shards or split.squashed or split.order is not None:
+        raise FormatError(
+            f"{where}: a set without pixels must have no shards, no order of them, and nothing squashed, found one of "
+            "these"
+        )
+    if not split.arrays.keys() - {LABELS_NAME}:
+        raise FormatError(
+            f"{where}.arrays: expected at least one that is not labels in a set without pixels, found none"
+        )
 
 
 def _check_nbytes(where: str, entry: FileEntry, expected: int) -> None:
@@ -191,12 +215,14 @@ def _shard(value: object, where: str) -> ShardEntry:
 
 
 def _index(value: object, where: str) -> IndexEntry:
-    fields = parse.fields(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"columns"})
+    fields = parse.fields(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"columns", "label"})
     key_nbytes = parse.count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
     if key_nbytes % 8 != 4 or key_nbytes > MAX_KEY_NBYTES:
         raise parse.fault(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
     columns = _columns(fields["columns"], f"{where}.columns") if "columns" in fields else ()
-    return IndexEntry(**_file(fields, where), key_nbytes=key_nbytes, columns=columns)
+    if fields.get("label", False) is not False:
+        raise parse.fault(f"{where}.label", "false, or no such key", fields["label"])
+    return IndexEntry(**_file(fields, where), key_nbytes=key_nbytes, columns=columns, has_label="label" not in fields)
 
 
 def _columns(value: object, where: str) -> IndexColumns:
@@ -270,12 +296,14 @@ def _rejects(value: object, where: str) -> RejectsEntry:
     return RejectsEntry(**_file(fields, where), num_rejects=num_rejects)
 
 
-def _sample_shape(value: object, where: str) -> SampleShape:
+def _sample_shape(value: object, where: str) -> SampleShape | None:
+    if value is None:
+        return None
     shape = parse.sequence(value, where)
     try:
         return check_sample_shape(tuple(shape))
     except ValueError:
-        raise parse.fault(where, f"[height, width, channels], each from 1 to {MAX_SIDE}", shape) from None
+        raise parse.fault(where, f"null, or [height, width, channels], each from 1 to {MAX_SIDE}", shape) from None
 
 
 def parse_manifest(data: bytes) -> Manifest:

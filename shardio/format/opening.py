@@ -27,7 +27,7 @@ def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
     return file
 
 
-def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape) -> OpenFile:
+def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> OpenFile:
     """Opens a file of a set of such samples as `open_sized` does, and compares its header byte for byte."""
     file = open_sized(path, entry)
     header = entry.header(sample_shape)
@@ -46,7 +46,7 @@ def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: Samp
 
 
 def open_sound(
-    path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape, known: SoundFiles | None = None
+    path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None, known: SoundFiles | None = None
 ) -> OpenFile:
     """Opens as `open_checked` does, and compares the bytes of a table with its sha256.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from shardio.format.layout import LABELS_NAME
 from shardio.loading.options import as_names, find_parts
 from shardio.reading.shardset import ShardSet, open_shards, position_of
 from shardio.system.eager import eager
@@ -23,12 +24,12 @@ _PIL_CHANNELS = (1, 2, 3, 4)
 
 
 class ShardDataset(Dataset[tuple[Any, ...]]):
-    """Samples (image, label): `image` a copy, uint8 (C, H, W), or what `transform` makes of it; `label` an int, or what
-    `target_transform` makes of it.
+    """Samples (image, label): `image` a copy, uint8 (C, H, W), or what `transform` makes of it; `label` an int, a float
+    or float32 (K,), or what `target_transform` makes of it. A part that the split does not have is left out.
 
     With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms. With `arrays`,
-    names of arrays of the split, samples are (image, label, values): a dict of tensors by name, which are copies. A
-    `transform` with masks or boxes is a ValueError, as it would not move them.
+    names of arrays of the split, samples end in a dict of tensors by name, which are copies. A `transform` with masks
+    or boxes is a ValueError, as it would not move them.
 
     Works in forked and in spawned DataLoader workers: a pickle holds the path, and each process maps the set again.
     """
@@ -38,7 +39,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         path: str | os.PathLike[str],
         split: str = "train",
         transform: Callable[[Any], Any] | None = None,
-        target_transform: Callable[[int], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
         *,
         image: ImageKind = "tensor",
         arrays: Sequence[str] = (),
@@ -53,12 +54,13 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.shards: ShardSet = open_shards(path, split)
         self.arrays = as_names("arrays", arrays)
         parts = find_parts(self.shards, self.arrays)
+        self.arrays = tuple(name for name in parts.arrays if name != LABELS_NAME)
         if transform is not None and (still := (*parts.masks, *parts.boxes)):
             raise ValueError(
                 f"transform gets the image alone, and {', '.join(still)} would stay where they are: leave it out, and "
                 "change the whole sample in a dataset around this one"
             )
-        channels = self.shards.sample_shape[2]
+        channels = self.shards.sample_shape[2] if parts.pixels else 1
         if image == "pil" and channels not in _PIL_CHANNELS:
             raise ValueError(f'image="pil": expected samples of 1 to 4 channels, found {channels}; use image="tensor"')
 
@@ -71,9 +73,9 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         return {name: label for label, name in enumerate(self.classes)}
 
     @cached_property
-    def targets(self) -> list[int]:
+    def targets(self) -> list[Any]:
         """All labels in order, made at the first access."""
-        labels: list[int] = self.shards.labels.tolist()
+        labels: list[Any] = self.shards.labels.tolist()
         return labels
 
     def __len__(self) -> int:
@@ -89,24 +91,20 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         """Many samples with one gather; DataLoader calls this with a whole batch of indices."""
         wanted = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
-        pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
-        self.shards.gather(wanted, pixels)
-        labels = self.shards.labels_of(wanted).tolist()
-        images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
-        samples: list[tuple[Any, ...]] = [
-            (
-                image if self.transform is None else self.transform(image),
-                label if self.target_transform is None else self.target_transform(label),
-            )
-            for image, label in zip(images, labels, strict=True)
-        ]
-        if not self.arrays:
-            return samples
-        columns = [self._values(name, wanted).unbind() for name in self.arrays]
-        return [
-            (*sample, dict(zip(self.arrays, values, strict=True)))
-            for sample, *values in zip(samples, *columns, strict=True)
-        ]
+        parts: list[Iterable[Any]] = []
+        if self.shards.has_pixels:
+            pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
+            self.shards.gather(wanted, pixels)
+            images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
+            parts.append(images if self.transform is None else map(self.transform, images))
+        if self.shards.content.label_row is not None:
+            found = self.shards.labels_of(wanted)
+            labels = found.tolist() if found.ndim == 1 else torch.from_numpy(found).unbind()
+            parts.append(labels if self.target_transform is None else map(self.target_transform, labels))
+        if self.arrays:
+            columns = [self._values(name, wanted).unbind() for name in self.arrays]
+            parts.append(dict(zip(self.arrays, values, strict=True)) for values in zip(*columns, strict=True))
+        return list(zip(*parts, strict=True))
 
     def _values(self, name: str, indices: NDArray[np.int64]) -> torch.Tensor:
         row = self.shards.array(name).row

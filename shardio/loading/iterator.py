@@ -247,9 +247,12 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         start = time.perf_counter()
         images, labels, more = flow.transform(tensors, indices, counters, place.epoch, cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
-        batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
-        if more:
-            batch = (*batch, more)
+        batch = (
+            *((images,) if pipeline.image_shape else ()),
+            *((labels,) if labels is not None else ()),
+            *((tensors.indices,) if self._return_indices else ()),
+            *((more,) if more else ()),
+        )
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
         repeats = sampler.num_repeats(step)

@@ -35,7 +35,8 @@ class ShardLoader(LikeDataLoader):
             for images, labels in loader: ...
 
     A batch is a tuple of the parts that exist, in this order: images, uint8 (B, C, H, W) in channels_last memory;
-    labels, int64 (B,); sample indices, int64 (B,); a dict of arrays and columns by name, (B, ...). A batch is valid for
+    labels, int64 (B,), or float32 (B,) or (B, K) where the set has such labels; sample indices, int64 (B,); a dict of
+    arrays and columns by name, (B, ...). A batch is valid for
     as long as you hold it, or any view of it. Each `iter()` begins the next epoch with its first batch. One thread at a
     time asks for batches; `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread.
 
@@ -66,7 +67,8 @@ class ShardLoader(LikeDataLoader):
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
     on_damage: "skip" replaces a damaged sample by another sample of the batch, with a warning, in a job that must not
         end.
-    arrays, columns: names of arrays of the split, and of numbers in its index, if the job needs them.
+    arrays, columns: names of arrays of the split, and of numbers in its index, if the job needs them. Of a set without
+        pixels, all arrays come by default.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
     roi: False reads whole pictures, and not only what the first crops and resizes of the transform see: to compare the
         two. The pixels are the same.
@@ -165,8 +167,8 @@ class ShardLoader(LikeDataLoader):
         arrays = f" with {', '.join(self._pipeline.rows)}" if self._pipeline.rows else ""
         return printable(
             f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
-            f"x {self._pipeline.image_shape}{arrays}, rank {world.rank} of {world.world_size}, on {self.device}"
-            f"{closed}>"
+            f"x {self._pipeline.image_shape or 'no pixels'}{arrays}, rank {world.rank} of {world.world_size}, on "
+            f"{self.device}{closed}>"
         )
 
     @eager

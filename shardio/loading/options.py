@@ -10,7 +10,7 @@ import torch
 
 from shardio.augment.chain import Transform
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import RowType
+from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.world import World
 from shardio.order.orders import as_integer
 from shardio.reading.choose import Io, check_io
@@ -74,8 +74,14 @@ def check_function(transform: object) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a batch holds next to pixels and labels: `arrays` and `columns` by name, in this order."""
+    """What a batch holds: pixels, labels, and `arrays` and `columns` by name, in this order.
 
+    Labels that are no integers are an array, too.
+    """
+
+    pixels: bool = True
+    label_row: RowType | None = LABEL_ROW
+    """The type of a label; None if there are none."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
     columns: Mapping[str, RowType] = field(default_factory=dict)
 
@@ -106,13 +112,22 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_parts(layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
-    """Returns what these names are. Raises ValueError for a name that the split does not have."""
+    """Returns what a batch with these has; where there are no pixels and no arrays are named, with all arrays.
+
+    Raises ValueError for a name that the split does not have.
+    """
     where = f"{layout.path}, {layout.split}"
-    _check_names(where, "arrays", arrays, layout.content.arrays)
+    known = [name for name in layout.content.arrays if name != LABELS_NAME]
+    _check_names(where, "arrays", arrays, known)
     index = layout.content.index
     _check_names(where, "columns", columns, (*(name for name, _ in index.columns), *_NUMBERS))
+    if not layout.has_pixels and not arrays:
+        arrays = known
+    labels = (LABELS_NAME,) if LABELS_NAME in layout.content.arrays else ()
     return Parts(
-        {name: layout.array(name) for name in arrays},
+        layout.has_pixels,
+        layout.content.label_row,
+        {name: layout.array(name) for name in (*arrays, *labels)},
         {name: RowType(index.dtype[name].str, ()) for name in columns},
     )
 

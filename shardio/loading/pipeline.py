@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.cut import Cut
-from shardio.format.layout import RowType, SampleShape, sample_nbytes
+from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape, sample_nbytes
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
@@ -44,6 +45,10 @@ def _finish(guard: GuardedReader, epoch: int, slot: Slot, size: int) -> None:
     """The last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its own
     threads.)"""
     guard.replace_damaged(epoch, slot, size)
+
+
+# What a slot has of pictures where a set has no pixels.
+_NO_PIXELS = (0, 0, 0)
 
 
 def _num_classes(shards: ShardSet, indices: NDArray[np.int64] | None) -> tuple[int, bool]:
@@ -90,13 +95,15 @@ class Pipeline:
         self.consumer: dict[str, int] = {}
         """The thread that is asking for a batch, while one is."""
         self._parts = parts = find_parts(shards, options.arrays, options.columns)
-        self.image_shape = shape = shards.sample_shape
+        self.image_shape = shards.sample_shape if parts.pixels else None
+        """None if batches have no images."""
+        shape = self.image_shape or _NO_PIXELS
         self.rows = rows = parts.rows
         """What is delivered of each sample next to its pixels, by name."""
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         reserved = least_local_ranks(world) * under_way * batch_size * _nbytes(shape, rows)
-        self._reader = source.make_reader(options.io, num_samples, ("", *parts.arrays), reserved)
+        self._reader = source.make_reader(options.io, num_samples, (*[""] * parts.pixels, *parts.arrays), reserved)
         self._source = source
         self._copier = copier
         self._slot_shape = (batch_size, *shape)
@@ -196,10 +203,13 @@ class Pipeline:
 
     def request(self, indices: NDArray[np.int64], cut: Cut | None, *, resamples: bool) -> Request:
         """Returns what is read of a batch. Raises what the cut raises."""
-        arrays, columns = tuple(self._parts.arrays), tuple(self._parts.columns)
+        parts = self._parts
+        request = Request(
+            indices, parts.pixels, parts.label_row == LABEL_ROW, tuple(parts.arrays), tuple(parts.columns)
+        )
         if cut is None:
-            return Request(indices, arrays, columns)
-        return Request(indices, arrays, columns, cut.windows, cut.ends, cut.resample if resamples else None)
+            return request
+        return replace(request, windows=cut.windows, ends=cut.ends, resample=cut.resample if resamples else None)
 
     def announce(self, request: Request, hints: Hints) -> None:
         """Tells the reader that this batch will be submitted soon."""
@@ -247,7 +257,8 @@ class Pipeline:
         more = {}
         for name, array in slot.more.items():
             some = array[:size]
-            beside = some.copy() if name in self._parts.columns else self._ring.lend_beside(images, some)
+            is_small = name == LABELS_NAME or name in self._parts.columns
+            beside = some.copy() if is_small else self._ring.lend_beside(images, some)
             more[name] = torch.from_numpy(beside)
         # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
         pictures = torch.from_numpy(images if images.ndim == 1 else images.transpose(0, 3, 1, 2))

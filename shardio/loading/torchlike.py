@@ -73,10 +73,10 @@ class LoaderDataset(ShardDataset):
         super().__setattr__(name, value)
 
     @cached_property
-    def targets(self) -> list[int]:
+    def targets(self) -> list[Any]:
         """The labels of these samples in order, made at the first access."""
         labels = self.shards.labels
-        chosen: list[int] = (labels if self._indices is None else labels[self._indices]).tolist()
+        chosen: list[Any] = (labels if self._indices is None else labels[self._indices]).tolist()
         return chosen
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from shardio.augment.boxes import Draws, Loaded
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
 from shardio.augment.foreign import Watch, check_foreign
-from shardio.format.layout import RowType
+from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.options import Function, Parts
 from shardio.loading.prefetch import Tensors, traced
 from shardio.reading.shardset import ShardSet
@@ -53,14 +53,17 @@ class TransformStep:
         self.function = function
         self.resamples = resamples
         self._whole_lines = whole_lines
-        self._shape = shards.sample_shape
+        if function is not None and not parts.pixels:
+            raise ValueError(f"{shards.path}: transform changes images, and the set has none: leave it out")
+        self._shards = shards
+        self._label_row = parts.label_row
         self._seed = seed
         self._sizes = partial(_sizes_before, shards) if shards.content.squashed else None
         self._masks = parts.masks
         self._boxes = parts.boxes
         ours = _ours(function)
         if ours is not None:
-            _check_classes(ours, num_classes)
+            _check_classes(ours, parts.label_row, num_classes)
         self._watch: Watch | None = None
         if function is not None and ours is None:
             check_foreign(function, (*self._masks, *self._boxes))
@@ -73,7 +76,7 @@ class TransformStep:
         if split is None or device.type == "cpu":
             return split
         try:
-            works = split.cut(Draws(0, 0, np.zeros(1, np.int64)), self._shape).works_on(device)
+            works = split.cut(Draws(0, 0, np.zeros(1, np.int64)), self._shards.sample_shape).works_on(device)
         except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
             return None
         return split if works else None
@@ -83,7 +86,7 @@ class TransformStep:
         if self.split is None or not len(indices):
             return None
         sizes = None if self._sizes is None else self._sizes(indices)
-        return self.split.cut(Draws(self._seed, epoch, counters), self._shape, sizes, self._whole_lines)
+        return self.split.cut(Draws(self._seed, epoch, counters), self._shards.sample_shape, sizes, self._whole_lines)
 
     def __call__(
         self,
@@ -92,14 +95,15 @@ class TransformStep:
         counters: NDArray[np.int64],
         epoch: int,
         cut: Cut | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Returns the images, or a tuple of views of them, and the labels that the function makes of these; and what
-        comes with them by name. Of this a transform of shardio.augment is given masks and boxes.
+    ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
+        """Returns the images, or a tuple of views of them, and the labels that the function makes of these, if there
+        are labels; and what comes with them by name. Of this a transform of shardio.augment is given masks and boxes.
 
         `indices` are the samples, and `counters` their numbers for random numbers. With `cut`, the images are what it
         has made of the pictures; or, in one dimension, the windows that it needs.
         """
-        images, labels, more = tensors.images, tensors.labels, dict(tensors.more)
+        images, more = tensors.images, dict(tensors.more)
+        labels = tensors.labels if self._label_row == LABEL_ROW else more.pop(LABELS_NAME, None)
         told = [more.pop(name) for name in CUT_ROWS if name in more]
         if self.function is None:
             return images, labels, more
@@ -115,18 +119,21 @@ class TransformStep:
                 return self._watch(batch), labels, more
             ours = _ours(self.function)
             assert ours is not None
-            changed, targets, *arrays = ours(
+            arrays = self._arrays(more)
+            made = ours(
                 images,
                 labels,
-                **self._arrays(more),
+                **arrays,
                 indices=counters,
                 seed=self._seed,
                 epoch=epoch,
                 sizes=None if self._sizes is None else self._sizes(indices),
             )
-            for changed_arrays in arrays:  # one, or none
-                more.update(changed_arrays)
-            return cast(torch.Tensor, changed), targets, more  # Views return a tuple
+            # The images alone, or a tuple with what was given besides them. Images of Views are a tuple.
+            parts: list[Any] = list(made) if arrays or labels is not None else [made]
+            changed = parts.pop(0)
+            targets = None if labels is None else parts.pop(0)
+            return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}
 
     def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments for masks and boxes, if there are any."""
@@ -144,11 +151,21 @@ def _sizes_before(shards: ShardSet, indices: NDArray[np.int64]) -> NDArray[np.in
     return np.stack(columns, axis=1).astype(np.int64)
 
 
-def _check_classes(transform: Transform, num_classes: Callable[[], tuple[int, bool]]) -> None:
-    """Raises ValueError if it mixes labels for another number of classes than the split has."""
+def _check_classes(
+    transform: Transform, label_row: RowType | None, num_classes: Callable[[], tuple[int, bool]]
+) -> None:
+    """Raises ValueError if it mixes other labels than the split has, or for another number of classes."""
     for number in transform.mixed_classes:
+        if label_row is None:
+            raise ValueError("transform: Mixup and CutMix mix labels; found a split without labels")
+        if label_row != LABEL_ROW:
+            if number is not None:
+                raise ValueError(
+                    f"transform: Mixup and CutMix of float32 labels must have no num_classes; found {number}"
+                )
+            continue
         expected, is_known = num_classes()
-        if number < expected or (is_known and number != expected):
+        if number is None or number < expected or (is_known and number != expected):
             raise ValueError(
                 f"transform: Mixup and CutMix must have num_classes={expected}, as the set; found {number}"
             )

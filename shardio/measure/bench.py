@@ -103,6 +103,7 @@ def bench(
     cannot work.
     """
     shards = open_shards(path, split)
+    sample_shape = shards.sample_shape  # pixels are what is measured
     open_loader = partial(_open, path, split, transform)
     found = [_look_at(open_loader, combination) for combination in sweep.combinations(len(shards))]
     loaders = list({loader.combination: loader for loader in found}.values())
@@ -113,7 +114,7 @@ def bench(
         split=split,
         digest=shards.digest,
         num_samples=len(shards),
-        sample_shape=shards.sample_shape,
+        sample_shape=sample_shape,
         resident_share=shards.resident_share(),
         machine=_machine(shards, loaders),
         rounds=rounds,
@@ -192,8 +193,8 @@ def _batches(loader: ShardLoader, epoch: int) -> Steps:
     """Yields the sizes of batches from the start of an epoch, without end. Holds one batch, like a training loop."""
     loader.set_epoch(epoch)
     while True:
-        for _, labels in loader:
-            yield len(labels)
+        for _ in loader:
+            yield loader.batch_size
 
 
 def _measure(

@@ -144,7 +144,7 @@ def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
 
 def alignment_of(shards: ShardSet) -> int | None:
     """Returns the alignment that O_DIRECT demands where the shards lie; None where it does not work."""
-    return direct_alignment(shards.path_of(shards.content.shards[0]))
+    return direct_alignment(shards.path_of(shards.content.files[-1]))
 
 
 def _named(kind: str) -> str:

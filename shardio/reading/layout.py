@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import ShardioError
 from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, sample_nbytes
 from shardio.format.manifest import Manifest
@@ -75,7 +76,7 @@ class SplitLayout:
         content, count = self.content, [self.content.num_samples]
         self.index_table = Table("index row", [content.index], count, content.index.dtype.itemsize)
         self.orders = tuple(Table("stored row", [order], count, order.row.nbytes) for order in content.orders)
-        nbytes = sample_nbytes(manifest.sample_shape)
+        nbytes = 0 if manifest.sample_shape is None else sample_nbytes(manifest.sample_shape)
         self.pixels = Table("", content.shards, _counts(content.shards), nbytes, self._order(content.order))
         self.arrays = {
             name: Table(name, array.shards, _counts(array.shards), array.row.nbytes, self._order(array.order))
@@ -93,14 +94,32 @@ class SplitLayout:
         return self.content.num_samples
 
     @property
+    def has_pixels(self) -> bool:
+        """False for a set whose samples are made of arrays."""
+        return self.manifest.sample_shape is not None
+
+    @property
     def sample_shape(self) -> SampleShape:
-        """(height, width, channels)"""
+        """(height, width, channels). Raises ShardioError if the set has no pixels."""
+        if self.manifest.sample_shape is None:
+            raise self._no_pixels()
         return self.manifest.sample_shape
+
+    def _no_pixels(self) -> ShardioError:
+        arrays = ", ".join(self.content.arrays)
+        return ShardioError(
+            f"{self.path}, {self.split}: expected a set with pixels, found one of arrays alone ({arrays})"
+        )
+
+    @property
+    def main_tables(self) -> tuple[str, ...]:
+        """What the samples are made of: the pixels (""), or all arrays of a set without pixels."""
+        return ("",) if self.has_pixels else tuple(self.arrays)
 
     @property
     def row_nbytes(self) -> int:
-        """The bytes of one sample's pixels."""
-        return self.pixels.row_nbytes
+        """The bytes of one sample's pixels. Raises ShardioError if the set has none."""
+        return sample_nbytes(self.sample_shape)
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as
@@ -110,7 +129,7 @@ class SplitLayout:
     def open_file(self, entry: FileEntry) -> OpenFile:
         """Opens a file of the split, checked: of index, orders and checksums, every byte. A reader that opens a file
         anew costs no second read of it, unless the file was changed or replaced."""
-        return open_sound(self.path_of(entry), entry, self.sample_shape, self._sound)
+        return open_sound(self.path_of(entry), entry, self.manifest.sample_shape, self._sound)
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns them as int64. Raises ValueError if they are no integers, IndexError if one is of no sample."""
@@ -148,6 +167,8 @@ class SplitLayout:
         if name:
             self.array(name)
             return self.arrays[name]
+        if not self.has_pixels:
+            raise self._no_pixels()
         return self.pixels
 
 

@@ -42,6 +42,10 @@ class Request:
 
     indices: NDArray[np.int64]
     """Samples that exist, (B,)."""
+    pixels: bool = True
+    """Whether the set has pixels to read."""
+    label: bool = True
+    """Whether the index has labels to read."""
     arrays: Sequence[str] = ()
     columns: Sequence[str] = ()
     windows: Windows | None = None
@@ -84,14 +88,16 @@ class Reader:
         if not len(indices):
             return
         if request.windows is None:
-            self.copy("", indices, memory.images[part])
+            if request.pixels:
+                self.copy("", indices, memory.images[part])
         else:
             self._read_windows(request, memory.images, part)
         for name in request.arrays:
             self.copy(name, indices, memory.more[name][part])
         for name in request.columns:
             memory.more[name][part] = self.column_of(name, indices)
-        memory.labels[part] = self.column_of("label", indices)
+        if request.label:
+            memory.labels[part] = self.column_of("label", indices)
         memory.indices[part] = indices
 
     def _read_windows(self, request: Request, images: NDArray[Any], part: slice) -> None:

@@ -20,33 +20,40 @@ NUM_SHOWN = 24
 NUM_THUMBNAILS = 6
 # A notebook shows names, not texts.
 _LONGEST = 200
+_LONGEST_LABEL = 40
 
 
 class _Pair(NamedTuple):
-    image: NDArray[np.uint8]
-    label: int
+    image: NDArray[np.uint8] | Any
+    label: int | Any
 
 
 class Sample(_Pair):
-    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` an int; `arrays` the values of
-    the split's arrays by name, read-only views, too. It unpacks to image and label."""
+    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` is an int, a float or float32
+    (K,). Either is None where the set has none. `arrays` are the values of the split's arrays by name, read-only views,
+    too. It unpacks to image and label."""
 
     arrays: dict[str, NDArray[Any]]
 
-    def __new__(cls, image: NDArray[np.uint8], label: int, arrays: Mapping[str, NDArray[Any]] | None = None) -> Sample:
+    def __new__(
+        cls, image: NDArray[np.uint8] | None, label: Any, arrays: Mapping[str, NDArray[Any]] | None = None
+    ) -> Sample:
         self = super().__new__(cls, image, label)
         self.arrays = dict(arrays or {})
         return self
 
     def __repr__(self) -> str:
+        image = None if self.image is None else f"{self.image.dtype} {self.image.shape}"
         arrays = "".join(f", {name}={value.dtype} {value.shape}" for name, value in self.arrays.items())
-        return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label}{arrays})"
+        return f"Sample(image={image}, label={self.label}{arrays})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        facts = {"label": str(self.label), "image": f"{self.image.dtype} {self.image.shape}"}
-        facts |= {name: f"{value.dtype} {value.shape}" for name, value in self.arrays.items()}
-        return pictures_html([self.image], [f"label {self.label}"]) + table_html(facts)
+        facts = {} if self.label is None else {"label": str(self.label)}
+        values = self.arrays if self.image is None else {"image": self.image, **self.arrays}
+        facts |= {name: f"{value.dtype} {value.shape}" for name, value in values.items()}
+        images = [] if self.image is None else [self.image]
+        return pictures_html(images, [f"label {self.label}"] * len(images)) + table_html(facts)
 
 
 def some_of(count: int, most: int) -> NDArray[np.int64]:
@@ -55,14 +62,22 @@ def some_of(count: int, most: int) -> NDArray[np.int64]:
 
 
 def captions_of(
-    numbers: Sequence[int], labels: NDArray[np.int64], keys: NDArray[np.bytes_], class_names: Sequence[str]
+    numbers: Sequence[int], labels: Sequence[Any], keys: NDArray[np.bytes_], class_names: Sequence[str]
 ) -> list[str]:
-    """Returns for each sample its number, its class as people call it, and the end of its key."""
+    """Returns for each sample its number, its class as people call it or its label, and the end of its key."""
     captions = []
-    for number, label, key in zip(numbers, labels.tolist(), keys.tolist(), strict=True):
-        name = class_names[label] if 0 <= label < len(class_names) else str(label)
-        captions.append(f"{number} {name}\n{os.fsdecode(key).rpartition('/')[2]}")
+    for number, label, key in zip(numbers, labels, keys.tolist(), strict=True):
+        captions.append(
+            f"{number} {class_text(label, class_names)}".rstrip() + f"\n{os.fsdecode(key).rpartition('/')[2]}"
+        )
     return captions
+
+
+def class_text(label: object, class_names: Sequence[str]) -> str:
+    """Returns the class as people call it; else the label itself, and nothing for None."""
+    if isinstance(label, int) and 0 <= label < len(class_names):
+        return class_names[label]
+    return "" if label is None else shortened(str(label), _LONGEST_LABEL)
 
 
 def sheet_of(

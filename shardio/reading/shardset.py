@@ -17,8 +17,9 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, printable
+from shardio.errors import FormatError, ShardioError, printable
 from shardio.format.entries import FileEntry
+from shardio.format.layout import LABELS_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
@@ -78,15 +79,16 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
         super().__init__(path, manifest, split)
         self._mapped_orders = tuple(self._map_small(order) for order in self.orders)
-        self._pixels = self._map(self.pixels, self.content.order)
-        self._index = self._map_small(self.index_table)
         # Arrays are mapped when they are first asked for: not all jobs want them.
-        self._mapped_arrays: dict[str, MappedTable] = {}
+        self._mapped: dict[str, MappedTable] = {}
         self._mapped_crc32s: dict[str, MappedTable] = {}
+        for name in self.main_tables:
+            self.mapped(name)
+        self._index = self._map_small(self.index_table)
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = self._index.rows.view(self.content.index.dtype)[:, 0]  # type: ignore[assignment]
-        """One row per sample: label, key, source_width, source_height, crc32, then the set's own columns, if any. A
-        read-only view of the mapped file."""
+        """One row per sample: label (if labels are integers), key, source_width, source_height, crc32, then the set's
+        own columns, if any. A read-only view of the mapped file."""
 
     def _map(self, table: Table, order: int | None) -> MappedTable:
         mapped = MappedTable(table, self.folder, None if order is None else self._mapped_orders[order])
@@ -97,12 +99,6 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
         """Maps a small table: the index, an order or checksums."""
         return self._map(table, order)
-
-    def _mapped_array(self, name: str) -> MappedTable:
-        if name not in self._mapped_arrays:
-            # Two threads may map it at the same time; one of the mappings then goes.
-            self._mapped_arrays.setdefault(name, self._map(self.arrays[name], self.array(name).order))
-        return self._mapped_arrays[name]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -119,21 +115,22 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self.manifest.digest
 
     @cached_property
-    def labels(self) -> NDArray[np.int64]:
-        """All labels in order: a copy, made at the first access."""
-        labels = np.ascontiguousarray(self.index["label"])
+    def labels(self) -> NDArray[Any]:
+        """All labels in order, (N,) or (N, K): a copy, made at the first access. Errors are those of `labels_of`."""
+        labels = np.ascontiguousarray(self.labels_of(np.arange(len(self))))
         labels.flags.writeable = False
         return labels
 
     @property
     def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
         """Returns read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
-        return self._pixels.file_rows
+        return self.mapped().file_rows
 
     def __repr__(self) -> str:
         arrays = f" with {', '.join(self.arrays)}" if self.arrays else ""
+        shape = self.manifest.sample_shape or "no pixels"
         return printable(
-            f"<ShardSet {self.path}, {self.split}: {len(self)} samples of {self.sample_shape}{arrays}, "
+            f"<ShardSet {self.path}, {self.split}: {len(self)} samples of {shape}{arrays}, "
             f"{len(self.classes)} classes, digest {self.digest[:12]}>"
         )
 
@@ -142,13 +139,15 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         facts = {
             "set": str(self.path),
             "split": f"{self.split} (of {', '.join(sorted(self.manifest.splits))})",
-            "samples": f"{len(self):,} of {' x '.join(map(str, self.sample_shape))} uint8",
+            "samples": f"{len(self):,} of {' x '.join(map(str, self.manifest.sample_shape or ['no pixels']))}",
             "classes": f"{len(self.classes):,}: {', '.join(self.class_names[:NUM_SHOWN])}",
             "arrays": ", ".join(self.arrays),
             "columns": ", ".join(name for name, _ in self.content.index.columns),
             "digest": self.digest,
         }
         table = table_html({name: text for name, text in facts.items() if text})
+        if not self.has_pixels:
+            return table
         try:
             return table + pictures_html(*self._shown(some_of(len(self), NUM_THUMBNAILS)))
         except (OSError, FormatError):
@@ -180,7 +179,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         lines."""
         numbers = self.check_indices(np.asarray(indices))
         keys = self.column_of("key", numbers)
-        return captions_of(numbers.tolist(), self.labels_of(numbers), keys, self.class_names)
+        labels = [None] * len(numbers) if self.content.label_row is None else self.labels_of(numbers).tolist()
+        return captions_of(numbers.tolist(), labels, keys, self.class_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold path and digest: the same set is opened anew, and no other."""
@@ -195,17 +195,22 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = position_of(index, len(self))
-        arrays = {name: self._value(name, position) for name in self.arrays}
-        return Sample(self._image(position), int(self.index["label"][position]), arrays)
+        arrays = {name: self._value(name, position) for name in self.arrays if name != LABELS_NAME}
+        return Sample(self.image_of(position) if self.has_pixels else None, self._label(position), arrays)
 
-    def _image(self, position: int) -> NDArray[np.uint8]:
-        return self._pixels.row(position).reshape(self.sample_shape)
+    def image_of(self, position: int) -> NDArray[np.uint8]:
+        """Returns a read-only view of one sample's pixels. Raises ShardioError if the set has none."""
+        return self.mapped().row(position).reshape(self.sample_shape)
 
     def _value(self, name: str, position: int) -> NDArray[Any]:
         """Returns the value of an array for one sample."""
         row = self.array(name).row
-        value: NDArray[Any] = self._mapped_array(name).row(position).view(row.dtype).reshape(row.shape)
+        value: NDArray[Any] = self.mapped(name).row(position).view(row.dtype).reshape(row.shape)
         return value
+
+    def _label(self, position: int) -> Any:
+        label = self.labels_of(np.array([position]))[0] if self.content.label_row else None
+        return label.item() if isinstance(label, np.generic) else label
 
     def expect_random_reads(self, name: str = "") -> None:
         """Asks the kernel to read touched pages alone, of the pixels or of the array `name`: see `will_read`."""
@@ -222,7 +227,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         else:
             _, width, channels = self.sample_shape
             stride, wanted = width * channels, windows[first[inside]]
-            self._pixels.will_need(some, wanted.tops * stride, wanted.heights * stride)
+            self.mapped().will_need(some, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
         """Returns the share of these samples, or of the split, that is in the page cache, estimated from at most `most`
@@ -239,7 +244,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @cached_property
     def _residency_is_told(self) -> bool:
-        path = self.path_of(self.content.shards[0])
+        path = self.path_of(self.content.files[-1])
         return sys.platform == "linux" and (_owns(path) or os.access(path, os.W_OK))
 
     @eager
@@ -258,9 +263,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if not len(indices):
             return
         if windows is None:
-            self._pixels.copy(indices, as_rows(out))
+            self.mapped().copy(indices, as_rows(out))
         else:
-            self._pixels.copy_windows(indices, out.reshape(-1), windows, self.sample_shape)
+            self.mapped().copy_windows(indices, out.reshape(-1), windows, self.sample_shape)
 
     @eager
     def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -272,7 +277,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         self.array(name)
         indices = self.check_gather(indices, out, name=name)
         if len(indices):
-            self._mapped_array(name).copy(indices, as_rows(out))
+            self.mapped(name).copy(indices, as_rows(out))
 
     @eager
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -290,15 +295,29 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def mapped(self, name: str = "") -> MappedTable:
         """Returns the mapped files of an array, or of the pixels."""
-        return self._mapped_array(name) if name else self._pixels
+        if name not in self._mapped:
+            number = self.array(name).order if name else self.content.order
+            # Two threads may map it at the same time; one of the mappings then goes.
+            self._mapped.setdefault(name, self._map(self.table_of(name), number))
+        return self._mapped[name]
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:
         """Returns the shard of a sample that exists, and the sample's first byte in that file."""
-        return self._pixels.locate_one(sample)
+        return self.mapped().locate_one(sample)
 
-    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns a copy of the labels of these samples, which must exist: int64. Errors are those of `gather`."""
-        return self.column_of("label", indices)
+    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a copy of the labels of these samples, which must exist: int64 (B,), or float32 (B,) or (B, K).
+
+        Errors are those of `gather`; ShardioError if the split has no labels.
+        """
+        row = self.content.label_row
+        if row is None:
+            raise ShardioError(f"{self.path}, {self.split}: expected a split with labels, found one without")
+        if self.content.index.has_label:
+            return self.column_of("label", indices)
+        labels = np.empty((len(indices), *row.shape), row.dtype)
+        self.gather_array(LABELS_NAME, indices, labels)
+        return labels
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:

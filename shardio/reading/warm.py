@@ -86,7 +86,7 @@ def warm(
 
 
 def _read_piece(
-    path: Path, entry: FileEntry, sample_shape: SampleShape, offset: int, progress: Callable[[int], None]
+    path: Path, entry: FileEntry, sample_shape: SampleShape | None, offset: int, progress: Callable[[int], None]
 ) -> None:
     stop = min(offset + _PIECE_NBYTES, entry.nbytes)
     # A mapping of its own: given back at once, where malloc might keep it.
@@ -109,7 +109,11 @@ def _read_piece(
 
 def _resident_share(sets: list[ShardSet]) -> float | None:
     """Returns the share of all samples of the sets together, each set looked at as closely as the others."""
-    weighted = [(shards.resident_share(most=_MOST_LOOKED_AT), len(shards)) for shards in sets]
+    weighted = [
+        (shards.resident_share(most=_MOST_LOOKED_AT, name=name), len(shards))
+        for shards in sets
+        for name in shards.main_tables
+    ]
     total = sum(count for _, count in weighted)
     if any(share is None for share, _ in weighted):
         return None

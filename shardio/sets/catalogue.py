@@ -119,5 +119,5 @@ def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
     state: State = "damaged" if fault else "published"
     num_samples = {split: content.num_samples for split, content in manifest.splits.items()}
     return CatalogueEntry(
-        name, path, state, fault, manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
+        name, path, state, fault, manifest.digest, manifest.sample_shape or (), num_samples, manifest.nbytes
     )

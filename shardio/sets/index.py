@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.format.entries import ArrayEntry, FileEntry, SplitEntry
-from shardio.format.layout import HEADER_NBYTES, columns_of
+from shardio.format.layout import HEADER_NBYTES, columns_of, has_label
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import check_sha256
@@ -79,9 +79,17 @@ def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.v
     return rows
 
 
+def labels_of(rows: NDArray[np.void]) -> list[int | None]:
+    """Returns the labels in rows of an index; None of each if it has none."""
+    labels: list[int | None] = rows["label"].tolist() if has_label(rows.dtype) else [None] * len(rows)
+    return labels
+
+
 def check_labels(rows: NDArray[np.void], num_classes: int, path: object) -> None:
     """Raises FormatError, which names the index `path`, if a label is no class. A set without classes may have any
     labels."""
+    if not has_label(rows.dtype):
+        return
     labels = rows["label"]
     if num_classes and not (labels.min() >= 0 and labels.max() < num_classes):
         at = int(np.argmax((labels < 0) | (labels >= num_classes)))
@@ -185,7 +193,10 @@ class _ComparedSplit:
     def __init__(self, storage: Storage, indexed: IndexedSet, name: str) -> None:
         self._storage, self.entry, classes = storage, indexed.manifest.splits[name], indexed.manifest.classes
         (self.rows,) = (split.rows for split in indexed.splits if split.name == name)
-        self.labels = np.array(classes, object)[self.rows["label"]] if classes else self.rows["label"]
+        has_classes = classes and has_label(self.rows.dtype)
+        self.labels = np.array(classes if has_classes else labels_of(self.rows), object)
+        if has_classes:
+            self.labels = self.labels[self.rows["label"]]
         self.samples = dict[tuple[bytes, int], int]()
         """The sample of each key, together with how often the key came before."""
         seen = Counter[bytes]()

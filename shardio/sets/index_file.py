@@ -62,19 +62,23 @@ def write_index_file(place: str | os.PathLike[str], target: Path) -> int:
 def _table(storage: Storage, manifest: Manifest, name: str) -> Table:
     split = manifest.splits[name]
     rows, stored = read_index(storage, manifest, name), read_order(storage, split)
-    starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
-    shards = np.searchsorted(starts, stored, side="right") - 1
-    classes = {"class": manifest.classes, "class_name": manifest.class_names}
+    labels = {"label": rows["label"]} if split.index.has_label else {}
+    classes = {"class": manifest.classes, "class_name": manifest.class_names} if labels else {}
+    places = {}
+    if split.shards:
+        starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
+        shards = np.searchsorted(starts, stored, side="right") - 1
+        files = np.array([shard.file for shard in split.shards], object)
+        places = {"shard": files[shards], "row": stored - starts[shards]}
     return {
         "split": np.full(len(rows), name, object),
         "index": np.arange(len(rows)),
         "key": rows["key"],
-        "label": rows["label"],
+        **labels,
         **{column: np.array(names, object)[rows["label"]] for column, names in classes.items() if names},
         **{column: rows[column] for column in ("source_width", "source_height", "crc32")},
         **{column: rows[column] for column, _ in columns_of(rows.dtype)},
-        "shard": np.array([shard.file for shard in split.shards], object)[shards],
-        "row": stored - starts[shards],
+        **places,
     }
 
 

@@ -23,6 +23,7 @@ from shardio.format.layout import (
     array_shard_name,
     columns_of,
     crc32,
+    has_label,
     index_header,
     index_name,
     order_name,
@@ -34,7 +35,8 @@ from shardio.system.pour import pour
 
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
     """Returns the header and the body of the index that has these rows; the body is a view of contiguous rows."""
-    header = index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
+    dtype = rows.dtype
+    header = index_header(len(rows), dtype["key"].itemsize, columns_of(dtype), has_label=has_label(dtype))
     return header, np.ascontiguousarray(rows).view(np.uint8).data
 
 
@@ -42,7 +44,7 @@ def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void])
     """Writes the index of a split."""
     name, dtype = index_name(split), rows.dtype
     nbytes, sha256 = _write(folder / name, *index_content(rows))
-    return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, columns_of(dtype))
+    return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, columns_of(dtype), has_label(dtype))
 
 
 def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SourceError, did_you_mean
+from shardio.format.layout import has_label
 from shardio.order.permutation import Permutation
 from shardio.sets.given import ArrayFile, Keys, as_key, hash_of, read_keys
 
@@ -172,6 +173,8 @@ class Selection:
             return self._numbers(self.indices, len(rows))
         matches = np.ones(len(rows), np.bool_)
         if self.classes:
+            if not has_label(rows.dtype):
+                raise ValueError(f"class: expected a split with class numbers, found one without: {self.classes[0]!r}")
             matches &= np.isin(rows["label"], [label for name in self.classes for label in _labels(of, name)])
         for condition in self.where:
             matches &= condition.holds(rows)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.entries import Crc32Entry, ShardEntry, SplitEntry
-from shardio.format.layout import HEADER_NBYTES, RowType, crc32
+from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, crc32, pixels_row
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,13 @@ class Values:
         return list(accumulate((shard.num_samples for shard in self.shards[:-1]), initial=0))
 
 
-def values_of(split: SplitEntry, pixels: RowType) -> list[Values]:
-    """Returns the pixels, and the arrays in the order of their names, as the order of keys in a manifest means
-    nothing."""
+def values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[Values]:
+    """Returns the pixels, if there are any, and the arrays in the order of their names, as the order of keys in a
+    manifest means nothing."""
     arrays = sorted(split.arrays.items())
+    row = None if sample_shape is None else pixels_row(sample_shape)
     return [
-        Values(split, "", split.shards, pixels, split.order),
+        *([] if row is None else [Values(split, "", split.shards, row, split.order)]),
         *(Values(split, name, array.shards, array.row, array.order, array.crc32) for name, array in arrays),
     ]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.entries import FileEntry, ShardEntry, SplitEntry, TableEntry
-from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, pixels_row
+from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
@@ -159,14 +159,13 @@ class _Verifier:
         """Returns the checks, and how many bytes they read."""
         checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects)]
         shards: list[tuple[Values, int, ShardEntry, int]] = []
-        pixels = pixels_row(self.manifest.sample_shape)
-        splits = [values_of(split, pixels) for split in self.manifest.splits.values()]
+        splits = [values_of(split, self.manifest.sample_shape) for split in self.manifest.splits.values()]
         for split in self.manifest.splits.values():
             checks.append(partial(self.check_index, split))
             checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
             checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
         # Pixels of all splits first: arrays do not change which samples a seed draws.
-        every = [values[0] for values in splits] + [values for group in splits for values in group[1:]]
+        every = sorted((values for group in splits for values in group), key=lambda values: bool(values.name))
         numbers = count()
         for values in every:
             shards += [
@@ -234,7 +233,7 @@ class _Verifier:
 
     def check_index(self, split: SplitEntry) -> Problem | None:
         problem = self.check_file(split.index)
-        if problem is None and not self.quick and self.manifest.classes:
+        if problem is None and not self.quick and self.manifest.classes and split.index.has_label:
             path = self.folder / split.index.file
             try:
                 labels = self.read_index(split)["label"]
@@ -258,7 +257,7 @@ class _Verifier:
             rows = self.read_rows(entry, np.dtype(entry.row.dtype))
         except (FormatError, OSError) as error:  # it has changed since the check just before
             return _problem(path, error)
-        values = values_of(split, pixels_row(self.manifest.sample_shape))
+        values = values_of(split, self.manifest.sample_shape)
         stored = {each.name or "pixels": each.num_rows for each in values if each.order == number}
         what, fewest = min(stored.items(), key=lambda item: item[1])
         wrong = np.flatnonzero((rows < 0) | (rows >= fewest))

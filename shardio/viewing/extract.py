@@ -49,14 +49,15 @@ def extract(
     sweep_temporaries(folder, lambda name: not _OWN.fullmatch(target_of(name)))
     arrays = list(shards.arrays)
     digits = len(str(len(shards) - 1))
-    lines: list[Sequence[object]] = [["file", "index", "key", "label", "class", "class_name", *arrays]]
+    main = ["file"] if shards.has_pixels else []
+    lines: list[Sequence[object]] = [[*main, "index", "key", "label", "class", "class_name", *arrays]]
     num_files = 1
     for done, index in enumerate(indices):
         row = _row(shards, index)
-        key, label = bytes(row["key"]), int(row["label"])
+        key, label = bytes(row["key"]), row.get("label")
         stem = f"{index:0{digits}d}-{_stem(key)}".rstrip("-")
         values = {
-            "": _pixels(shards, index, int(row["crc32"])),
+            **({"": _pixels(shards, index, int(row["crc32"]))} if shards.has_pixels else {}),
             **{name: _value(shards, name, index) for name in arrays},
         }
         files = []
@@ -66,8 +67,10 @@ def extract(
             files.append(f"{stem}{name and '.'}{name}.{'npy' if png is None else 'png'}")
             write_atomic(folder / files[-1], _npy(value) if png is None else png)
         num_files += len(files)
-        classes = [names[label] if names else "" for names in (shards.manifest.classes, shards.manifest.class_names)]
-        lines.append([files[0], index, key.decode("utf-8", "surrogateescape"), label, *classes, *files[1:]])
+        lists = (shards.manifest.classes, shards.manifest.class_names)
+        classes = [names[label] if names and label is not None else "" for names in lists]
+        name = key.decode("utf-8", "surrogateescape")
+        lines.append([*files[: len(main)], index, name, label, *classes, *files[len(main) :]])
         on_progress(done + 1, len(indices))
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
@@ -78,7 +81,8 @@ def extract(
 def _row(shards: ShardSet, index: int) -> dict[str, Any]:
     """Returns a sample's row of the index, copied, because failing storage must not end the process."""
     one = np.array([index])
-    return {name: shards.column_of(name, one)[0] for name in ("label", "key", "crc32")}
+    names = ("label", "key", "crc32") if shards.content.index.has_label else ("key", "crc32")
+    return {name: shards.column_of(name, one)[0] for name in names}
 
 
 def _pixels(shards: ShardSet, index: int, expected: int) -> NDArray[np.uint8]:

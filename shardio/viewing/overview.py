@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.drawing.sheet import as_image
+from shardio.format.layout import SampleShape
 from shardio.format.manifest import Manifest
 from shardio.order.permutation import Permutation
 from shardio.reading.shardset import ShardSet
@@ -163,7 +164,7 @@ def make_overview(
 ) -> SetOverview:
     """Reads the index and at most `num_pictures` pictures of the opened splits, and at least one of each split."""
     manifest = next(iter(splits.values())).manifest
-    labels = {name: shards.labels_of(_all(shards)) for name, shards in splits.items()}
+    labels = {name: labels_for_page(shards) for name, shards in splits.items()}
     total = sum(map(len, splits.values()))
     chosen = {
         name: _choose(len(shards), max(1, num_pictures * len(shards) // total)) for name, shards in splits.items()
@@ -180,8 +181,8 @@ def make_overview(
             if on_progress is not None:
                 on_progress(done, num_read)
         hashed[name] = HashedSamples(indices, hashes)
-    levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
-    fit = _fit_of(manifest)
+    levels = stored_levels(manifest.provenance, splits[next(iter(splits))].sample_shape[2])
+    fit = _fit_of(manifest, next(iter(splits.values())).sample_shape)
     return SetOverview(
         manifest,
         tuple(
@@ -200,6 +201,11 @@ def _all(shards: ShardSet) -> NDArray[np.int64]:
     return np.arange(len(shards))
 
 
+def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
+    """Returns the label of each sample; where labels are no integers, or there are none, all samples are of label 0."""
+    return shards.labels_of(_all(shards)) if shards.content.index.has_label else np.zeros(len(shards), np.int64)
+
+
 def _choose(num_samples: int, most: int) -> NDArray[np.int64]:
     """Returns the samples of a split that are read: always the same ones, ascending."""
     return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(most, num_samples))))
@@ -216,10 +222,10 @@ def _measure(splits: Mapping[str, ShardSet]) -> Levels:
     return measure_levels(name, sound_pictures(chosen, pictures, crc32s, path_of))
 
 
-def _fit_of(manifest: Manifest) -> str:
+def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
     """Returns how all conversions kept aspect ratios in samples of this shape; "" if that is unknown or differs."""
     conversions = [one["conversion"] for one in conversions_of(manifest)]
-    size = list(manifest.sample_shape[:2])
+    size = list(sample_shape[:2])
     for fit in ("crop", "pad"):
         if conversions and all(one.get("fit") == fit and one.get("size") == size for one in conversions):
             return fit

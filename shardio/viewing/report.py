@@ -23,8 +23,9 @@ from markupsafe import Markup
 from shardio.drawing.sheet import thumbnail
 from shardio.errors import bytes_text, counted, printable, shortened
 from shardio.format.manifest import Manifest
+from shardio.reading.sample import class_text
 from shardio.reading.shardset import ShardSet
-from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, make_overview
+from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, labels_for_page, make_overview
 from shardio.viewing.pictures import Thumbnail, keys_of, make_gallery, read_pictures
 from shardio.viewing.repeats import RepeatedSample
 
@@ -72,7 +73,7 @@ def make_report(
     overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
     listed = _listed(overview.classes)
-    gallery = make_gallery(first, first.labels_of(np.arange(len(first))), [one.label for one in listed])
+    gallery = make_gallery(first, labels_for_page(first), [one.label for one in listed])
     groups = overview.repeats.groups[:_MAX_GROUPS]
     repeated = [sample for group in groups for sample in group.samples[:_MAX_OF_GROUP]]
     repeated += [group.samples[0] for group in overview.repeats.keys[:_MAX_GROUPS]]
@@ -188,9 +189,7 @@ def _cards(
         indices = [sample.index for sample in some]
         pictures = read_pictures(shards, np.array(indices, np.int64))
         for sample, key, picture in zip(some, keys_of(shards, indices), pictures, strict=True):
-            names, label = shards.class_names, sample.label
-            class_name = names[label] if 0 <= label < len(names) else str(label)
-            yield sample, SampleCard(class_name, key, thumbnail(picture))
+            yield sample, SampleCard(class_text(sample.label, shards.class_names), key, thumbnail(picture))
 
 
 def _changes(provenance: Mapping[str, Any]) -> Iterator[str]:

@@ -325,7 +325,7 @@ def test_images_are_converted_as_files_of_them_are() -> None:
         (np.float32(1), TypeError, "float32"),
         (torch.tensor([1, 0]), TypeError, "one class per image"),
         (np.array([1]), TypeError, ""),
-        ([0.1, 0.9], TypeError, "found a list of 2: a set has one class per image"),
+        ([0.1, 0.9], TypeError, "found a list of 2: a conversion takes one class per image"),
         (-1, ValueError, "label: expected 0 to 1048575, found -1"),
         (1 << 20, ValueError, "label: expected 0 to 1048575, found 1048576"),
     ],

@@ -335,7 +335,7 @@ BAD_TABLES: dict[str, tuple[Any, str]] = {
     "no image": (pa.table({"label": [1]}), "expected one column of images (binary, or struct with bytes), found none"),
     "no label": (pa.table({"image": [b"x"]}), "expected one column of labels (integers), found none"),
     "a float": (pa.table({"image": [b"x"], "label": [3.0]}), "found 'label' of type double. Rewrite it as integers"),
-    "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "of type list<element: double>: a set has one"),
+    "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "list<element: double>: a conversion takes one"),
     "two labels": (
         pa.table({"img": [b"x"], "fine_label": [1], "coarse_label": [1]}),
         "found fine_label, coarse_label. Rename the column to use to 'label'",

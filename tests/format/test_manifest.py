@@ -278,7 +278,7 @@ _WRONG: dict[str, list[object]] = {
     "provenance": NO_OBJECT,
     "train": NO_OBJECT,
     "val": NO_OBJECT,
-    "sample_shape": [*NO_LIST, [], [2], [2, 3], [2, 3, 3, 1]],
+    "sample_shape": [*(value for value in NO_LIST if value is not None), [], [2], [2, 3], [2, 3, 3, 1]],
     "format": [*NO_STRING, "", "Shardio", "shardio ", "x"],
     "format_version": [*NO_COUNT, 0, 2, 10**6],
 }

@@ -126,6 +126,7 @@ def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
     assert [name for name, _ in blocks] == [
         *("train-00000.npy", "train-index.npy", "golden-columns/train-index.npy"),
         *("golden-arrays/train-order-0.npy", "golden-arrays/train-boxes-00001.npy"),
+        *("golden-latents/train-index.npy", "golden-latents/train-labels-00001.npy"),
     ]
     for name, block in blocks:
         data = (DATA / name if "/" in name else GOLDEN / name).read_bytes()
@@ -136,7 +137,7 @@ def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
             assert data[offset : offset + len(shown)] == shown, f"{name} at {offset:#x}"
 
 
-GOLDEN_SETS = [GOLDEN, DATA / "golden-columns", DATA / "golden-arrays"]
+GOLDEN_SETS = [GOLDEN, *(DATA / f"golden-{name}" for name in ("columns", "arrays", "latents"))]
 
 
 @pytest.mark.parametrize("folder", GOLDEN_SETS, ids=lambda folder: folder.name)

@@ -60,7 +60,7 @@ def test_a_set_larger_than_the_memory_left_is_refused_unless_forced(
 def test_where_the_kernel_does_not_tell_the_share_is_unknown(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.reading.shardset.ShardSet.resident_share", lambda shards, most: None)
+    monkeypatch.setattr("shardio.reading.shardset.ShardSet.resident_share", lambda shards, most, name: None)
     report = warm(make_set(40))
     assert (report.resident_before, report.resident_after) == (None, None)
 

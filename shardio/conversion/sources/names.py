@@ -113,7 +113,7 @@ _NUMBER = re.compile(_DIGITS, re.ASCII)
 # [0.1, 0.9], or 0.1;0.9 without brackets.
 _VECTOR = re.compile(rf"[\[(]\s*{_DIGITS}([\s,;|]+{_DIGITS})*[\s,;]*[\])]|{_DIGITS}(\s*[,;|]\s*{_DIGITS})+", re.ASCII)
 
-NO_VECTORS = "a set has one class per image and no soft labels: pass the position of the largest number"
+NO_VECTORS = "a conversion takes one class per image, no soft labels: pass the position of the largest number"
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def check_label(label: Any) -> int:
         return operator.index(label)
     except TypeError:
         if getattr(label, "shape", ()) or isinstance(label, (list, tuple)):
-            found = f"a {type(label).__name__} of {len(label)}: {NO_VECTORS}, and keep the vectors next to the set"
+            found = f"a {type(label).__name__} of {len(label)}: {NO_VECTORS}"
         else:
             found = f"{label!r:.80} ({type(label).__name__}): pass int(label) if it is a whole number"
         raise TypeError(f"label must be an integer, found {found}") from None

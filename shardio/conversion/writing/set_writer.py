@@ -11,21 +11,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from shardio.conversion.arrays import ArrayDeclaration, check_splits, declare
+from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, check_splits, declare
 from shardio.conversion.sources.names import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
 from shardio.errors import ConvertError, FormatError
 from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
     HEADER_NBYTES,
+    LABEL_ROW,
+    LABELS_NAME,
     MANIFEST_NAME,
     MAX_KEY_NBYTES,
     REJECTS_NAME,
+    RowType,
     SampleShape,
     check_columns,
     check_sample_shape,
@@ -48,6 +51,8 @@ DEFAULT_SHARD_NBYTES = 1 << 30
 
 # Arguments of `append`, whose names no array can have.
 _PARAMETERS = ("self", "image", "label", "split", "key", "source_size", "columns")
+
+LabelType = Literal["int64", "float32"] | tuple[Literal["float32"], int] | None
 
 _COLUMN_TYPES: dict[type, str] = {int: "<i8", float: "<f8"}
 
@@ -107,7 +112,7 @@ def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
 
 def publish_set(
     folder: Path,
-    sample_shape: SampleShape,
+    sample_shape: SampleShape | None,
     classes: Sequence[str],
     splits: Mapping[str, SplitContent],
     rejects: Iterable[Reject],
@@ -136,10 +141,29 @@ def publish_set(
     return manifest
 
 
+def _label_row(labels: LabelType) -> RowType | None:
+    if labels is None or labels == "int64":
+        return labels and LABEL_ROW
+    if labels == "float32":
+        return RowType("<f4", ())
+    if isinstance(labels, tuple) and len(labels) == 2 and labels[0] == "float32":
+        return RowType("<f4", (labels[1],))
+    raise ValueError(f'labels must be "int64", "float32", ("float32", K) or None; found {labels!r}')
+
+
+def _as_float32(label: object) -> NDArray[np.float32]:
+    found = np.asarray(label)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"label must be a number or a vector of numbers, found {label!r:.80}")
+    return found.astype(np.float32)
+
+
 @dataclass
 class _OpenSplit:
     shards: list[ShardEntry] = field(default_factory=list)
     rows: list[IndexRows] = field(default_factory=list)
+    loose_rows: IndexRows = field(default_factory=IndexRows)
+    """Of samples without pixels, which are in no shard."""
     columns: dict[str, list[int | float]] = field(default_factory=dict)
     arrays: dict[str, ArrayWriter] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
@@ -153,7 +177,10 @@ class ShardWriter:
             for image, label in samples:
                 writer.append(image, label)
 
-    - `classes` may be empty: then labels are any int64. `class_names` are their names for people, in the same order
+    - `sample_shape`: (height, width, channels), or None for samples without pixels, which are made of `arrays`
+    - `labels`: "int64"; "float32" for numbers; ("float32", K) for vectors; None for no labels
+    - `classes`: names of integer labels, or of the K numbers of a vector. Without names, integers may be any int64.
+      `class_names` are the names for people, in the same order
     - `columns`: numbers for each sample in the index, by name: `int` (int64) or `float` (float64)
     - `arrays`: values of a fixed shape for each sample, in files of their own, by name: (kind, dtype, shape)
     - `squashed`: images were resized to the set's shape without regard to their aspect ratios, as by `--fit squash`;
@@ -171,8 +198,9 @@ class ShardWriter:
     def __init__(
         self,
         out: str | os.PathLike[str],
-        sample_shape: tuple[int, int, int],
+        sample_shape: tuple[int, int, int] | None,
         *,
+        labels: LabelType = "int64",
         classes: Sequence[str] = (),
         class_names: Sequence[str] = (),
         columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
@@ -182,13 +210,19 @@ class ShardWriter:
     ) -> None:
         check_local(out, ConvertError, "write into a folder here, and copy the finished set there (docs/cluster.md)")
         self.out = Path(out)
-        self.sample_shape = check_sample_shape(sample_shape)
+        self.sample_shape = None if sample_shape is None else check_sample_shape(sample_shape)
+        self._label_row = _label_row(labels)
         self.classes = tuple(classes)
         self.class_names = tuple(class_names)
         check_text(self.classes, "classes")
         check_text(self.class_names, "class_names")
         if (repeated := first_repeated(self.classes)) is not None:
             raise ValueError(f"classes must be distinct, found {repeated!r} twice")
+        if self.classes and labels not in ("int64", ("float32", len(self.classes))):
+            raise ValueError(
+                f"classes must name integer labels, or each number of a vector; found {len(self.classes)} for "
+                f"labels={labels!r}"
+            )
         if self.class_names and len(self.class_names) != len(self.classes):
             raise ValueError(
                 f"class_names must be as many as the {len(self.classes)} classes, found {len(self.class_names)}"
@@ -197,10 +231,14 @@ class ShardWriter:
             raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
         self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
         self.arrays = declare(arrays, self.sample_shape, {*columns, *_PARAMETERS})
+        self._stored = self.arrays
+        if self._label_row not in (None, LABEL_ROW):
+            self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
+        if self.sample_shape is None and (squashed or not self.arrays):
+            raise ValueError("a set without pixels must have arrays, and nothing that was squashed")
         check_names_fit(self.classes, self.class_names)
         self.squashed = squashed
         self._shard_nbytes = shard_nbytes
-        self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
         self._made = not self.out.exists()
         make_folder(self.out)
@@ -213,8 +251,8 @@ class ShardWriter:
 
     def append(
         self,
-        image: NDArray[np.uint8],
-        label: int,
+        image: NDArray[np.uint8] | None = None,
+        label: ArrayLike | None = None,
         *,
         split: str = "train",
         key: bytes | str = b"",
@@ -222,8 +260,10 @@ class ShardWriter:
         columns: Mapping[str, int | float] = MappingProxyType({}),
         **arrays: object,
     ) -> None:
-        """Adds one sample, copying it. `image` is uint8 of the set's (height, width, channels).
+        """Adds one sample, copying it. What the set does not have is left out.
 
+        - `image`: uint8 of the set's (height, width, channels)
+        - `label`: an integer, a number or K numbers, as the set's `labels` say
         - `key`: a name for the sample's origin, by default its number in the split. The longest key decides the width
           of all rows of the index
         - `source_size`: the original (height, width), by default the sample's own
@@ -232,17 +272,15 @@ class ShardWriter:
 
         Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
         """
-        label = check_label(label)
-        if self.classes and not 0 <= label < len(self.classes):
-            raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {label}")
-        if not -(1 << 63) <= label < 1 << 63:
-            raise ValueError(f"label must fit in int64, found {label}")
+        if (image is None) is not (self.sample_shape is None):
+            raise TypeError(f"image must be uint8 of {self.sample_shape}, found {type(image).__name__}")
+        number = self._check_label(label)
         key = key.encode() if isinstance(key, str) else key
         if len(key) > MAX_KEY_NBYTES:
             raise ValueError(f"key must have at most {MAX_KEY_NBYTES} bytes, found {len(key)}")
         if key.endswith(b"\0"):
             raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
-        source_size = self.sample_shape[:2] if source_size is None else source_size
+        source_size = (self.sample_shape or (0, 0))[:2] if source_size is None else source_size
         least = 1 if self.squashed else 0
         if len(source_size) != 2 or not all(least <= side < 1 << 32 for side in source_size):
             raise ValueError(
@@ -250,27 +288,46 @@ class ShardWriter:
             )
         numbers = self._column_values(columns)
         values = self._array_values(arrays)
+        for spec in self._stored[len(self.arrays) :]:  # labels that are no integers
+            values[spec.name] = spec.check(_as_float32(label))
         if split not in self._splits:
             check_split_name(split)
-            check_splits((*self._splits, split), self.arrays)
+            check_splits((*self._splits, split), self._stored)
             self._splits[split] = _OpenSplit()
         state = self._splits[split]
         if not key:
             key = str(state.num_samples).encode()
-        if state.writer is None:
-            state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
-        state.writer.append(image, label=label, key=key, source_size=source_size)
+        if image is None or self.sample_shape is None:
+            state.loose_rows.append(label=number, key=key, source_size=source_size, crc32=0)
+        else:
+            if state.writer is None:
+                state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
+            state.writer.append(image, label=number, key=key, source_size=source_size)
         state.num_samples += 1
-        for name, number in numbers.items():
-            state.columns.setdefault(name, []).append(number)
-        for spec in self.arrays:
+        for name, value in numbers.items():
+            state.columns.setdefault(name, []).append(value)
+        for spec in self._stored:
             if spec.name not in state.arrays:
                 state.arrays[spec.name] = ArrayWriter(
                     self.out, split, spec.name, spec.kind, spec.row, self._shard_nbytes
                 )
             state.arrays[spec.name].append(values[spec.name][np.newaxis])
-        if len(state.writer.rows) == self._samples_per_shard:
+        writer = state.writer
+        if writer is not None and len(writer.rows) == samples_per_shard(self._shard_nbytes, writer.sample_shape):
             self._finish_shard(state)
+
+    def _check_label(self, label: Any) -> int | None:
+        """Returns a label of the index; None if the index has none."""
+        if self._label_row is None and label is not None:
+            raise TypeError(f"label: the set has no labels (labels=None), found {label!r:.80}")
+        if self._label_row != LABEL_ROW:
+            return None
+        number = check_label(label)
+        if self.classes and not 0 <= number < len(self.classes):
+            raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {number}")
+        if not -(1 << 63) <= number < 1 << 63:
+            raise ValueError(f"label must fit in int64, found {number}")
+        return number
 
     def _column_values(self, columns: Mapping[str, int | float]) -> dict[str, int | float]:
         if columns.keys() != {name for name, _ in self.columns}:
@@ -318,6 +375,8 @@ class ShardWriter:
         splits = {}
         for name, state in self._splits.items():
             self._finish_shard(state)
+            if state.loose_rows.keys:
+                state.rows.append(state.loose_rows)
             if state.rows:
                 key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
                 rows = np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])

@@ -30,10 +30,12 @@ from shardio.format.layout import (
     SampleShape,
     check_sample_shape,
     crc32,
+    has_label,
     index_dtype,
     sample_nbytes,
     shard_header,
     shard_nbytes,
+    with_fields,
 )
 from shardio.system.direct import ALIGNMENT, aligned_empty, set_direct
 from shardio.system.files import AtomicFile, reserve, write_all
@@ -53,17 +55,17 @@ _DIRECT_NBYTES = 64 << 20
 class IndexRows:
     """The index columns of the samples written so far, in order."""
 
-    labels: list[int] = field(default_factory=list)
+    labels: list[int | None] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     source_widths: list[int] = field(default_factory=list)
     source_heights: list[int] = field(default_factory=list)
     crc32s: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.keys)
 
-    def append(self, *, label: int, key: bytes, source_size: tuple[int, int], crc32: int) -> None:
-        """`source_size` is (height, width) in pixels."""
+    def append(self, *, label: int | None, key: bytes, source_size: tuple[int, int], crc32: int) -> None:
+        """`label` is None if labels are no integers, or there are none; `source_size` is (height, width) in pixels."""
         self.labels.append(label)
         self.keys.append(key)
         self.source_heights.append(source_size[0])
@@ -71,9 +73,11 @@ class IndexRows:
         self.crc32s.append(crc32)
 
     def to_array(self, key_nbytes: int) -> NDArray[np.void]:
-        """Returns them as rows of `index_dtype(key_nbytes)`."""
-        rows = np.zeros(len(self), index_dtype(key_nbytes))
-        rows["label"] = self.labels
+        """Returns them as rows of an `index_dtype` with keys of this width."""
+        has_label = None not in self.labels
+        rows = np.zeros(len(self), index_dtype(key_nbytes, has_label=has_label))
+        if has_label:
+            rows["label"] = self.labels
         rows["key"] = self.keys
         rows["source_width"] = self.source_widths
         rows["source_height"] = self.source_heights
@@ -85,10 +89,7 @@ def with_columns(
     rows: NDArray[np.void], columns: IndexColumns, values: Mapping[str, NDArray[np.generic]]
 ) -> NDArray[np.void]:
     """Returns a copy of index rows with these columns added. `values` has one value per row for each of them."""
-    fields = rows.dtype.names or ()
-    extended = np.empty(len(rows), index_dtype(rows.dtype["key"].itemsize, columns))
-    for name in fields:
-        extended[name] = rows[name]
+    extended = with_fields(rows, columns, has_label=has_label(rows.dtype))
     for name, _ in columns:
         extended[name] = values[name]
     return extended
@@ -143,7 +144,7 @@ class ShardFileWriter:
     def __enter__(self) -> ShardFileWriter:
         return self
 
-    def append(self, pixels: NDArray[np.uint8], *, label: int, key: bytes, source_size: tuple[int, int]) -> None:
+    def append(self, pixels: NDArray[np.uint8], *, label: int | None, key: bytes, source_size: tuple[int, int]) -> None:
         """Copies one sample in. `pixels` has the shard's sample shape; `source_size` is (height, width) in pixels."""
         if pixels.shape != self.sample_shape or pixels.dtype != np.uint8:
             raise ValueError(

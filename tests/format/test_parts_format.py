@@ -1,0 +1,372 @@
+"""Which parts a sample has: pixels or none; labels that are integers, numbers, vectors, or none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from manifests import Document, dump, refused, seal
+from places import DATA
+
+from shardio import ShardDataset, ShardLoader
+from shardio.augment import CenterCrop, Compose, CutMix, Mixup, Normalize
+from shardio.cache.stage import stage
+from shardio.changes.change import change
+from shardio.changes.merge import merge
+from shardio.conversion.writing.set_writer import LabelType, ShardWriter
+from shardio.errors import ConvertError, FormatError, ShardioError
+from shardio.format.manifest import parse_manifest
+from shardio.format.manifest_file import load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.index import compare
+from shardio.sets.selection import Selection
+from shardio.sets.verify import verify
+
+GOLDEN = DATA / "golden-latents"
+"""Three samples without pixels: latents of float16 (2,), labels of float32 (2,), a column. No test writes here."""
+GOLDEN_DIGEST = "083058b641f6e0ec9fa289947e8d497d8fb50add0e069a1b134c14ed8ee66a5b"
+LATENTS = ((1.0, -2.0), (0.5, 65504.0), (0.0, 0.099976))
+VECTORS = ((0.0, 1.0), (0.5, 0.5), (1.0, 0.0))
+
+SHAPE = (6, 5, 3)
+COUNT = 23
+LABELS: dict[str, tuple[LabelType, Callable[[int], Any]]] = {
+    "int64": ("int64", lambda i: i % 4),
+    "float32": ("float32", lambda i: i / 4),
+    "vector": (("float32", 3), lambda i: [i % 2, i / 8, 1.0]),
+    "none": (None, lambda i: None),
+}
+
+
+def pixels_of(sample: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(sample).integers(0, 256, SHAPE, np.uint8)
+
+
+def latent_of(sample: int) -> np.ndarray[Any, np.dtype[np.float16]]:
+    return np.full((2, 3), sample, np.float16)
+
+
+def write(out: Path, labels: str = "int64", *, pixels: bool = True, first: int = 0, split: str = "train") -> Path:
+    kind, label_of = LABELS[labels]
+    arrays = {"latent": ("array", "float16", (2, 3))}
+    shape = SHAPE if pixels else None
+    with ShardWriter(out, shape, labels=kind, arrays=arrays, shard_nbytes=4096 + 8 * 90) as writer:  # type: ignore[arg-type]
+        for i in range(first, first + COUNT):
+            image = pixels_of(i) if pixels else None
+            writer.append(image, label_of(i), key=f"{i:03}", split=split, latent=latent_of(i))
+    return out
+
+
+def write_golden(out: Path) -> Path:
+    arrays = {"latent": ("array", "float16", (2,))}
+    with ShardWriter(
+        out,
+        None,
+        labels=("float32", 2),
+        classes=["sky", "sea"],
+        columns={"year": int},
+        arrays=arrays,
+        shard_nbytes=4104,  # type: ignore[arg-type]
+    ) as writer:
+        for i, (latent, vector) in enumerate(zip(LATENTS, VECTORS, strict=True)):
+            writer.append(
+                None,
+                vector,
+                key=f"{i}.png",
+                source_size=(333, 500),
+                columns={"year": 2000 + i},
+                latent=np.array(latent, np.float16),
+            )
+    return out
+
+
+# --- the bytes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_set_without_pixels_has_the_golden_bytes(tmp_path: Path) -> None:
+    out = write_golden(tmp_path / "out")
+    made, golden = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (out, GOLDEN))
+    manifests = [parse_manifest(files.pop("manifest.json")) for files in (made, golden)]
+    assert made == golden
+    assert [manifest.digest for manifest in manifests] == [GOLDEN_DIGEST] * 2
+
+
+def test_numpy_alone_reads_the_golden_set() -> None:
+    index = np.load(GOLDEN / "train-index.npy")
+    assert index.dtype.names == ("key", "source_width", "source_height", "crc32", "year")
+    assert index["key"].tolist() == [b"0.png", b"1.png", b"2.png"]
+    assert index["crc32"].tolist() == [0, 0, 0]
+    parts = [np.load(path) for path in sorted(GOLDEN.glob("train-labels-0*.npy"))]
+    assert [part.dtype.str for part in parts] == ["<f4"] * len(parts)
+    assert np.concatenate(parts).tolist() == [list(vector) for vector in VECTORS]
+
+
+def test_the_golden_set_opens_with_these_samples() -> None:
+    shards = open_shards(GOLDEN)
+    assert shards.digest == GOLDEN_DIGEST
+    assert [(image, label.tolist()) for image, label in shards] == [(None, list(vector)) for vector in VECTORS]
+    assert shards[1].arrays["latent"].tolist() == [0.5, 65504.0]
+    with pytest.raises(ShardioError, match=r"golden-latents.*pixels"):
+        shards.sample_shape  # noqa: B018
+
+
+# --- what no manifest may say ----------------------------------------------------------------------------------------
+
+
+def _set(*path: str, value: Any) -> Callable[[Document], object]:
+    def change(document: Document) -> None:
+        for name in path[:-1]:
+            document = document[name]
+        document[path[-1]] = value
+
+    return change
+
+
+REFUSED: dict[str, tuple[Callable[[Document], object], str]] = {
+    "labels in the index, too": (lambda d: d["splits"]["train"]["index"].pop("label"), "nbytes"),
+    "a label that is true": (_set("splits", "train", "index", "label", value=True), "label: expected false"),
+    "labels of float64": (_set("splits", "train", "arrays", "labels", "dtype", value="<f8"), "labels.*float32"),
+    "labels that are a matrix": (_set("splits", "train", "arrays", "labels", "shape", value=[1, 2]), "vector"),
+    "a mask without pixels": (_set("splits", "train", "arrays", "latent", "kind", value="mask"), "without pixels"),
+    "labels alone": (lambda d: d["splits"]["train"]["arrays"].pop("latent"), "arrays.*without pixels"),
+    "shards without pixels": (
+        lambda d: d["splits"]["train"].update(
+            shards=[{"file": "a.npy", "nbytes": 4105, "sha256": "0" * 64, "num_samples": 3}]
+        ),
+        "without pixels",
+    ),
+    "squashed without pixels": (_set("splits", "train", "squashed", value=True), "without pixels"),
+    "pixels that are nowhere": (_set("sample_shape", value=[1, 1, 3]), "shards"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_that_contradict_each_other_are_refused(name: str) -> None:
+    wrong, text = REFUSED[name]
+    document: Document = json.loads((GOLDEN / "manifest.json").read_bytes())
+    wrong(document)
+    message = refused(dump(seal(document)))
+    assert re.search(text, message), message
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
+@pytest.mark.parametrize("pixels", [True, False])
+@pytest.mark.parametrize("labels", LABELS)
+def test_a_batch_is_a_tuple_of_the_parts_that_exist(tmp_path: Path, labels: str, pixels: bool, io: Any) -> None:
+    out, label_of = write(tmp_path / "out", labels, pixels=pixels), LABELS[labels][1]
+    options: dict[str, Any] = {"io": io, "device": "cpu", "seed": 7, "tail": "short", "check": "sample"}
+    with ShardLoader(out, 4, return_indices=True, arrays=["latent"], **options) as loader:
+        for batch in loader:
+            assert isinstance(batch, tuple)
+            *parts, indices, more = batch
+            expected = []
+            if pixels:
+                expected.append(
+                    torch.from_numpy(np.stack([pixels_of(i) for i in indices.tolist()])).permute(0, 3, 1, 2)
+                )
+            if labels != "none":
+                dtype = torch.int64 if labels == "int64" else torch.float32
+                expected.append(torch.tensor([label_of(i) for i in indices.tolist()], dtype=dtype))
+            assert len(parts) == len(expected)
+            assert all(
+                torch.equal(one, two) and one.dtype == two.dtype for one, two in zip(parts, expected, strict=True)
+            )
+            assert more.keys() == {"latent"}
+            assert torch.equal(more["latent"][:, 0, 0], indices.half())
+    with ShardLoader(out, 4, **options) as loader:
+        kinds = [torch.Tensor] * (pixels + (labels != "none")) + [dict] * (not pixels)
+        assert all([type(part) for part in batch] == kinds for batch in loader)
+    samples = ShardDataset(out, arrays=["latent"])
+    assert [type(part) for part in samples[3]] == [
+        *([torch.Tensor] if pixels else []),
+        *({"int64": [int], "float32": [float], "vector": [torch.Tensor], "none": []}[labels]),
+        dict,
+    ]
+    assert verify(out).ok
+    assert verify(out, subset=0.5, seed=1).ok
+
+
+@pytest.mark.parametrize("labels", ["float32", "vector", "none"])
+def test_a_set_is_read_while_it_is_staged_and_after(tmp_path: Path, labels: str) -> None:
+    for pixels in (True, False):
+        out = write(tmp_path / f"out-{pixels}", labels, pixels=pixels)
+        options: dict[str, Any] = {"device": "cpu", "tail": "short", "arrays": ["latent"], "return_indices": True}
+        with ShardLoader(out, 5, **options) as loader:
+            expected = [[part for part in batch if isinstance(part, torch.Tensor)] for batch in loader]
+        for _ in range(2):
+            with ShardLoader(out, 5, cache=tmp_path / "cache", **options) as loader:
+                found = [[part for part in batch if isinstance(part, torch.Tensor)] for batch in loader]
+            assert all(
+                torch.equal(a, b)
+                for one, two in zip(found, expected, strict=True)
+                for a, b in zip(one, two, strict=True)
+            )
+        stage(out, tmp_path / "cache")
+
+
+def test_a_damaged_label_is_found_and_named(tmp_path: Path) -> None:
+    out = write(tmp_path / "out", "vector")
+    path = out / "train-labels-00000.npy"
+    damaged = bytearray(path.read_bytes())
+    damaged[4096 + 2 * 12] ^= 1
+    path.write_bytes(damaged)
+    (problem,) = verify(out).problems
+    assert problem.samples == (2,)
+    with (
+        ShardLoader(out, COUNT, shuffle=False, check="sample", device="cpu") as loader,
+        pytest.raises(FormatError, match=r"train-labels-00000.npy: the labels of sample 2"),
+    ):
+        next(iter(loader))
+
+
+WRONG_LOADERS: dict[str, tuple[str, bool, dict[str, Any], str]] = {
+    "labels as an array": ("vector", True, {"arrays": ["labels"]}, "arrays"),
+    "a transform of no images": ("none", False, {"arrays": ["latent"], "transform": CenterCrop(4)}, "transform"),
+    "Mixup of no labels": ("none", True, {"transform": Compose([Normalize(0.0, 1.0), Mixup()])}, "labels"),
+    "Mixup of classes without their number": ("int64", True, {"transform": CutMix()}, "num_classes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LOADERS)
+def test_a_loader_of_parts_that_do_not_exist_is_refused(tmp_path: Path, name: str) -> None:
+    labels, pixels, options, word = WRONG_LOADERS[name]
+    out = write(tmp_path / "out", labels, pixels=pixels)
+    with pytest.raises(ValueError, match=word):
+        ShardLoader(out, 4, device="cpu", **options)
+
+
+# --- mixing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", ["float32", "vector"])
+@pytest.mark.parametrize("kind", [Mixup, CutMix])
+def test_labels_that_are_no_integers_are_mixed_as_they_are(tmp_path: Path, kind: Any, labels: str) -> None:
+    """A black and a white picture: the share of a label is the share of its picture."""
+    label = {"float32": (2.0, -6.0), "vector": ((1.0, 0.0), (0.0, 1.0))}[labels]
+    row: LabelType = "float32" if labels == "float32" else ("float32", 2)
+    with ShardWriter(tmp_path / "out", (16, 16, 1), labels=row) as writer:
+        for value, one in zip((0, 255), label, strict=True):
+            writer.append(np.full((16, 16, 1), value, np.uint8), one)
+    transform = Compose([Normalize(0.0, 1.0), kind(per_sample=True)])
+    low, high = torch.tensor(label)
+    with ShardLoader(tmp_path / "out", 2, transform=transform, device="cpu") as loader:
+        for _ in range(5):
+            for images, mixed in loader:
+                assert mixed.dtype == torch.float32
+                white = images.mean(dim=(1, 2, 3)).view(-1, *[1] * (mixed.ndim - 1))
+                torch.testing.assert_close(mixed, low + (high - low) * white, atol=1e-5, rtol=0)
+
+
+def test_label_smoothing_is_of_class_numbers_alone() -> None:
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="label_smoothing"):
+        CutMix(label_smoothing=0.1)(images, torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="num_classes"):
+        CutMix(4)(images, torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="labels must be"):
+        CutMix()(images, torch.zeros(2, 3, 3))
+
+
+# --- writing and changing --------------------------------------------------------------------------------------------
+
+WRONG_SAMPLES: dict[str, tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = {
+    "an image too many": ({"sample_shape": None}, (pixels_of(0), 1), TypeError, "image"),
+    "no image": ({}, (None, 1), TypeError, "image"),
+    "no label": ({}, (pixels_of(0),), TypeError, "label"),
+    "a label too many": ({"labels": None}, (pixels_of(0), 1), TypeError, "no labels"),
+    "a vector that is too short": ({"labels": ("float32", 3)}, (pixels_of(0), [1, 0]), ValueError, "labels"),
+    "a number for a vector": ({"labels": ("float32", 3)}, (pixels_of(0), 1.0), ValueError, "labels"),
+    "text as a number": ({"labels": "float32"}, (pixels_of(0), "1.0"), TypeError, "label"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SAMPLES)
+def test_a_sample_of_other_parts_is_refused_and_nothing_is_added(tmp_path: Path, name: str) -> None:
+    options, sample, kind, word = WRONG_SAMPLES[name]
+    arguments = {"sample_shape": SHAPE, "arrays": {"latent": ("array", "float16", (2, 3))}, **options}
+    with ShardWriter(tmp_path / "out", arguments.pop("sample_shape"), **arguments) as writer:
+        with pytest.raises(kind, match=word):
+            writer.append(*sample, latent=latent_of(0))
+        good = {"int64": 1, "float32": 1.0, None: None}.get(arguments.get("labels", "int64"), [1, 2, 3])
+        writer.append(None if options.get("sample_shape", SHAPE) is None else pixels_of(0), good, latent=latent_of(0))
+    assert len(open_shards(tmp_path / "out")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"labels": "float64"}, "labels"),
+        ({"labels": ("float32", 0)}, "shape"),
+        ({"labels": None, "classes": ["a"]}, "classes"),
+        ({"labels": ("float32", 3), "classes": ["a", "b"]}, "classes"),
+        ({"arrays": {"labels": ("array", "float32", ())}}, "labels"),
+        ({"sample_shape": None}, "arrays"),
+        ({"sample_shape": None, "arrays": {"m": ("mask", "uint8", (2, 2))}}, "pixels"),
+    ],
+)
+def test_a_writer_of_parts_that_no_set_has_is_refused(tmp_path: Path, options: dict[str, Any], word: str) -> None:
+    arguments = {"sample_shape": SHAPE, **options}
+    with pytest.raises(ValueError, match=word):
+        ShardWriter(tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+@pytest.mark.parametrize("labels", LABELS)
+def test_sets_of_all_parts_are_changed_merged_and_compared(tmp_path: Path, labels: str, pixels: bool) -> None:
+    out = write(tmp_path / "out", labels, pixels=pixels)
+    change(out, tmp_path / "some", keep=Selection(indices=[5, 2, 2, 20]))
+    more = write(tmp_path / "more", labels, pixels=pixels, first=100)
+    merge([tmp_path / "some", more], tmp_path / "all", same_keys="allow")
+    shards = open_shards(tmp_path / "all")
+    samples = [5, 2, 2, 20, *range(100, 100 + COUNT)]
+    label_of = LABELS[labels][1]
+    assert [None if one.label is None else np.asarray(one.label).tolist() for one in shards] == [
+        None if labels == "none" else np.asarray(label_of(i), np.int64 if labels == "int64" else np.float32).tolist()
+        for i in samples
+    ]
+    assert all(np.array_equal(one.arrays["latent"], latent_of(i)) for one, i in zip(shards, samples, strict=True))
+    assert all((one.image is None) is not pixels for one in shards)
+    assert verify(tmp_path / "all").ok
+    assert compare(out, out) == {}
+    assert compare(out, more)["train: added"] == [f"{i:03}" for i in range(100, 100 + COUNT)]
+
+
+def test_labels_take_the_place_of_labels_of_another_kind(tmp_path: Path) -> None:
+    out = write(tmp_path / "out", "none")
+    numbers = {f"{i:03}": i % 3 for i in range(COUNT)}
+    change(out, tmp_path / "numbered", labels=numbers)
+    assert open_shards(tmp_path / "numbered").labels.tolist() == list(numbers.values())
+    named = {key: "abc"[number] for key, number in numbers.items()}
+    change(out, tmp_path / "named", labels=named, classes="new")
+    assert open_shards(tmp_path / "named").classes == ("a", "b", "c")
+    values = np.linspace(0, 1, COUNT, dtype=np.float32)
+    change(tmp_path / "named", tmp_path / "floats", arrays={"labels": values})
+    assert np.array_equal(open_shards(tmp_path / "floats").labels, values)
+    assert "label" not in (open_shards(tmp_path / "floats").index.dtype.names or ())
+    change(tmp_path / "floats", tmp_path / "again", labels=numbers)
+    assert load_manifest(tmp_path / "again").splits["train"].arrays.keys() == {"latent"}
+    with pytest.raises(ShardioError, match="label for each sample"):
+        change(out, tmp_path / "half", labels={"000": 1})
+    with pytest.raises(ValueError, match="class numbers"):
+        change(out, tmp_path / "chosen", keep=Selection(classes=[1]))
+
+
+def test_sets_with_and_without_labels_or_pixels_are_not_merged(tmp_path: Path) -> None:
+    numbers, none = write(tmp_path / "a"), write(tmp_path / "b", "none", first=100)
+    latents = write(tmp_path / "c", "none", pixels=False, first=100)
+    for one, two, word in ((numbers, none, "labels"), (none, latents, "samples")):
+        with pytest.raises(ConvertError, match=word):
+            merge([one, two], tmp_path / "all")
+    other = write(tmp_path / "d", "none", split="extra")
+    merge([numbers, other], tmp_path / "both", same_images="keep")
+    assert open_shards(tmp_path / "both", "extra")[0].label is None
