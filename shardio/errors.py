@@ -1,7 +1,7 @@
 """The exceptions of shardio. Each is also a builtin, so code that knows nothing of shardio can catch it.
 
 A caller's own mistakes (a wrong type, an index out of range) raise plain builtins. A ShardioError is about files: it
-names the file, what was expected, what was found, and the way out.
+names the file, the expected and the found value, and the way out.
 
 Messages end up in terminals and logs, and names, keys and answers of servers in them come from others: `printable`
 escapes everything that is not plain text. The functions for the text of messages lie here, for all rooms.

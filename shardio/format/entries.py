@@ -67,9 +67,9 @@ class ArrayShard(ShardEntry):
 
 @dataclass(frozen=True)
 class TableEntry(FileEntry):
-    """A file that is small next to the pixels. Whoever opens it compares its bytes with its sha256.
+    """A file that is small next to the pixels. Its bytes are compared with its sha256 when it is opened.
 
-    It says what belongs to which sample, and no sample has a checksum of its label or of its place in an order.
+    It assigns labels and stored rows to samples, for which no sample has a checksum of its own.
     """
 
 

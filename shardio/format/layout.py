@@ -1,6 +1,6 @@
 """The bytes of a shard and of the index. docs/format.md is the normative text; this module is its code.
 
-The one idea: every sample has the same size, so a sample's address is arithmetic and a shard needs no table of offsets:
+Every sample has the same size, so a sample's address is arithmetic, and a shard needs no table of offsets:
 
     offset = HEADER_NBYTES + position * sample_nbytes
 
@@ -167,7 +167,7 @@ def check_array_name(name: object) -> str:
         found = str(name)[:80]
         raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
     if name in RESERVED_NAMES:
-        raise ValueError(f"an array's name must not be that of another part of a sample; found {show(name)}")
+        raise ValueError(f"an array must not have the name of another part of a sample; found {show(name)}")
     return name
 
 

@@ -307,7 +307,7 @@ def _sample_shape(value: object, where: str) -> SampleShape | None:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Returns the manifest in these bytes. Raises FormatError with what was expected and found if they hold none."""
+    """Returns the manifest in these bytes. Raises FormatError, with the expected and the found value, for others."""
     document = parse.document(data)
     # Name and version come first: a set of a later version may have any other keys.
     if type(document) is not dict or document.get("format") != FORMAT_NAME:

@@ -72,7 +72,7 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
         )
     if not manifest.digest.startswith(digest):
         raise FormatError(
-            f"digest: expected {digest}, found {manifest.digest}: this is another set than the one that was pinned; "
+            f"digest: expected {digest}, found {manifest.digest}: this is not the pinned set; "
             "open the folder of the pinned set, or pin the digest that `shardio info` prints for this set"
         )
 

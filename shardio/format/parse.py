@@ -1,7 +1,7 @@
 """Strict parsing of JSON that another program may have written: each value of a manifest is checked in its place.
 
-Every error is a FormatError with the place in the document, what was expected and what was found. The functions take a
-value and its place, and return the value with its type.
+Every error is a FormatError with the place in the document, the expected and the found value. Each function takes a
+value and its place, and returns the value with its type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_DEPTH = 100
 
 
 def document(data: bytes) -> Any:
-    """Returns the JSON document in these bytes, in which no object has a key twice and all numbers are finite."""
+    """Returns the JSON document in these bytes. No object may repeat a key, and all numbers must be finite."""
     try:
         return json.loads(
             data.decode("ascii"),
@@ -103,7 +103,7 @@ def sequence(value: object, where: str) -> list[Any]:
 
 
 def filled(value: object, where: str) -> list[Any]:
-    """Returns a list that must not be empty: its key would be left out, so that equal sets have equal manifests."""
+    """Returns a list that must not be empty: its key would be left out, as equal sets have equal manifests."""
     if not sequence(value, where):
         raise fault(where, "at least one, or no such key", value)
     return sequence(value, where)

@@ -1,4 +1,4 @@
-"""Which kernels in C this installation has, and what a missing one costs.
+"""Which kernels in C this installation has, and the cost of a missing kernel.
 
 They are built at installation where there is a C compiler. Without them numpy copies, Python reads files and torch
 does the rest, with the same results.

@@ -71,7 +71,7 @@ def copy_rows(
 ) -> int:
     """Sets out[i] = rows[numbers[i]]. `rows` is (n, row_nbytes), `out` (len(numbers), row_nbytes), both C-contiguous.
 
-    Returns how many rows were copied: all, unless the storage behind the next one fails. Raises IndexError before
+    Returns how many rows were copied: all, unless the storage of the next row fails. Raises IndexError before
     anything is copied if a number is not from 0 to n - 1.
     """
     count, nbytes = out.shape
@@ -93,7 +93,7 @@ def copy_windows(
     out: NDArray[np.uint8],
     kernel: str = DEFAULT_KERNEL,
 ) -> int:
-    """Copies a window of each of the images `numbers` into `out`, the pixels of one window after those of the other.
+    """Copies a window of each of the images `numbers` into `out`, one window after the other.
 
     `images` is (n, height, width, channels), `out` has as many bytes as all windows together, both C-contiguous.
     Returns how many windows were copied, as copy_rows does. Raises IndexError before anything is copied if a window is

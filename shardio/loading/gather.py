@@ -1,12 +1,12 @@
-"""Threads that copy scattered samples into slots, in the order in which batches are asked for.
+"""Threads that copy scattered samples into slots, in the order of the batches.
 
-Every batch is split over all threads, so that the first is there soon; a queue in submission order keeps all threads on
+Every batch is split over all threads, so the first batch arrives soon. A queue in submission order keeps all threads on
 the earliest unfinished batch.
 
-A batch for which there is time is begun a moment after the consumer's step. A step begins with what one thread has to
-do before anything else can go on, such as launching kernels; and ranks that wait for each other at the end of a step
-begin the next one at the same moment. If all of their gather threads began then, too, the last rank would get its batch
-when most of the copying is done, and the others would wait for it. docs/architecture.md has figures.
+A batch that is not yet urgent begins a moment after the consumer's step. A step begins with work of one thread, such as
+launching kernels, and ranks that wait for each other at the end of a step begin the next step at the same
+moment. If all of their gather threads began then, too, the last rank would get its batch when most of the copying is
+done, and the others would wait for it. docs/architecture.md has figures.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Pending:
         finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> None:
-        """Parts are begun after the head start, or when somebody waits for the batch."""
+        """Parts begin after the head start, or when the consumer waits for the batch."""
         self._reader = reader
         self._request = request
         self._slot = [slot]  # the thread that pops it owns it
@@ -125,7 +125,7 @@ class Pending:
 
     @property
     def gather_cpu_seconds(self) -> float:
-        """The seconds of these in which a thread ran. Complete after wait()."""
+        """The part of these seconds that threads spent on a core. Complete after wait()."""
         return sum(self._cpu_seconds)
 
     def done(self) -> bool:
@@ -171,7 +171,7 @@ class Pending:
 
 
 class Hints:
-    """Announcements to a reader of the batches that one consumer will ask for. Thread safe."""
+    """Announcements to a reader: the batches that a consumer will ask for. Thread safe."""
 
     def __init__(self) -> None:
         self._wanted = True
@@ -198,7 +198,7 @@ _Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
 class GatherThreads:
     """`num_threads` daemon threads that serve one queue. Thread safe.
 
-    After `close`, what is still queued fails with RuntimeError instead of being copied. The threads hold no reference
+    After `close`, queued parts fail with RuntimeError instead of being copied. The threads hold no reference
     to this object, and end also when it dies: a weak reference that they hold puts itself into the queue then, without
     a line of Python being run. So they end even if an exception from a signal handler has cut a finaliser short.
     """
@@ -239,15 +239,15 @@ class GatherThreads:
         return pending
 
     def announce(self, reader: Reader, request: Request, hints: Hints) -> None:
-        """Tells the reader, from one of the threads and in its turn, that this will be submitted soon."""
+        """Announces to the reader, from a thread of the queue, a batch that will be submitted soon."""
         self._jobs.put((hints, partial(reader.will_read, request)))
 
     def no_core_seconds(self) -> float:
-        """Returns how long all threads together were ready to run and had no core; 0.0 where Linux does not tell."""
+        """Returns the seconds that all threads together waited for a core; 0.0 where the system does not count."""
         return sum(map(_no_core_seconds, [thread.native_id for thread in self._threads]))
 
     def close(self) -> None:
-        """Ends the threads, and waits as long as they need for what they are copying.
+        """Ends the threads, and waits until they have copied their last parts.
 
         May be called again, also where it was interrupted, and by a finaliser, in any thread.
         """

@@ -35,7 +35,7 @@ class _Due(NamedTuple):
 
 
 class Flow:
-    """Keeps `prefetch` batches under way beyond the one that is due, and gives them in order.
+    """Keeps `prefetch` batches under way beyond the batch that is due, and gives them in order.
 
     Everything is driven by the consumer's calls, so there is nothing to wait for at an end: a flow that is dropped in
     the middle leaves its batches to be finished, and its slots return to the ring. To be used by one thread.
@@ -190,7 +190,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batches. Until the first batch is asked for, the one that the loader would begin now."""
+        """The epoch of the batches. Until the first batch is asked for, the epoch that the loader would begin now."""
         return self._place.epoch if self._flow else self._position.next.epoch
 
     @property

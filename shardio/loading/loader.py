@@ -248,7 +248,7 @@ def _sampler(order: Order, batch_size: int, world: World, tail: Tail) -> Sampler
     if not sampler.num_batches:
         raise ValueError(
             f"expected at least one batch, but {order.num_samples} samples are fewer than the global batch of "
-            f'{sampler.global_batch_size}, and tail="drop" leaves out what is short: use a smaller '
+            f'{sampler.global_batch_size}, and tail="drop" leaves out short batches: use a smaller '
             'batch_size, or tail="pad" or "short"'
         )
     return sampler

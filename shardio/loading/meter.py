@@ -1,6 +1,6 @@
 """What a loader has done, and the time that it took: counted on the way of each batch, read at any time.
 
-The consumer's thread counts, and any thread may read. What it reads may lack the batch that is being delivered.
+The consumer's thread counts, and any thread may read. The batch that is being delivered may not be counted yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 
 @dataclass
 class Counts:
-    """Sums of what was delivered: see `shardio.loading.loader.ShardLoader.stats`."""
+    """Sums over the delivered batches: see `shardio.loading.loader.ShardLoader.stats`."""
 
     batches: int = 0
     images: int = 0
@@ -48,7 +48,7 @@ class Snapshot:
 
 
 class Listener(Protocol):
-    """Is told now and then what the counts are."""
+    """Receives the counts now and then."""
 
     def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
         """Takes a snapshot if that is due at `now`, of time.perf_counter(). Never raises."""
@@ -82,7 +82,7 @@ class Meter:
         self._waits_since = time.perf_counter()
 
     def notice(self) -> None:
-        """Tells the listener that the wait is a long one."""
+        """Reports a long wait to the listener."""
         self._is_noticed = True
         self._listener.write(self.snapshot())
 

@@ -66,7 +66,7 @@ def _nbytes(shape: SampleShape, rows: Mapping[str, RowType]) -> int:
 
 
 class Pipeline:
-    """Reads, copies and transforms batches of one split, and owns what it does that with. To be used by one thread.
+    """Reads, copies and transforms batches of one split. Owns its reader, threads and slots. To be used by one thread.
 
     `close` may be called again, also where it was interrupted, and in any thread. It closes `source`, too, once this is
     made. If an exception from a signal handler cuts `__del__` short, all of it still ends: descriptors close, and
@@ -168,7 +168,7 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
-        """Each step is done whatever happens in one before, such as a Ctrl-C."""
+        """Each step is done even if an earlier step was interrupted, say by a Ctrl-C."""
         self.closed = True
         if self._is_over or not hasattr(self, "_threads"):  # its making was interrupted
             return
@@ -194,7 +194,7 @@ class Pipeline:
         return self._reader.begin_epoch()
 
     def last_step(self, epoch: int) -> Finish | None:
-        """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
+        """Returns the function that is called with each gathered batch of this epoch, or None."""
         return None if self._guard is None else partial(_finish, self._guard, epoch)
 
     def new_prefetch(self) -> DevicePrefetch | None:
@@ -202,7 +202,7 @@ class Pipeline:
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
     def request(self, indices: NDArray[np.int64], cut: Cut | None, *, resamples: bool) -> Request:
-        """Returns what is read of a batch. Raises what the cut raises."""
+        """Returns the request for a batch. Raises the errors of the cut."""
         parts = self._parts
         request = Request(
             indices, parts.pixels, parts.label_row == LABEL_ROW, tuple(parts.arrays), tuple(parts.columns)
@@ -212,7 +212,7 @@ class Pipeline:
         return replace(request, windows=cut.windows, ends=cut.ends, resample=cut.resample if resamples else None)
 
     def announce(self, request: Request, hints: Hints) -> None:
-        """Tells the reader that this batch will be submitted soon."""
+        """Announces to the reader a batch that will be submitted soon."""
         self._threads.announce(self._reader, request, hints)
         self.meter.counts.read_ahead_batches += 1
 

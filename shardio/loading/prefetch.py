@@ -1,15 +1,15 @@
 """Slot -> device on a side stream; the slot returns to its ring when the copy's own event is done.
 
-The rules are here and know nothing of CUDA; the CUDA calls are in `shardio.loading.cuda`, behind the two protocols
-below. So the rules are tested, without a GPU, with a copier whose copies finish when the test says so.
+The rules are here and know nothing of CUDA; `shardio.loading.cuda` implements the two protocols below by CUDA calls. So
+the rules are tested without a GPU, with a copier whose copies finish when the test says so.
 
 Device memory for a batch is allocated on the consumer's stream: when the caller drops the batch, it returns in the
 order of that stream, like the memory of any tensor of the caller's, however far the host is ahead of its device. The
-price is that it may still be in use by what that stream was given before, for which the copy has to wait. So memory is
-reserved one batch ahead, and the copy waits for what the consumer's stream had been given when the copy before it was
-started, not for the caller's last step. A batch that was gathered late, just when it was due, still overlaps with the
-step before it; any other is up to `prefetch` steps early. Without that one batch ahead a late batch would be copied
-between two steps, with the device idle.
+price is that earlier work on that stream may still use the memory, and the copy has to wait for it. So memory is
+reserved one batch ahead: the copy waits for the work that the stream had when the previous copy was started, not for
+the caller's last step. A batch that was gathered late, just when it was due, still overlaps with the step before it;
+other batches are up to `prefetch` steps early. Without the reserve, a late batch would be copied between two steps,
+while the device is idle.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Copier(Protocol):
     """Makes slots and device memory for one device."""
 
     def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
-        """Returns a slot in memory that the device can copy from by itself, with rows of `more` beside its images."""
+        """Returns a slot in memory that the device can copy from by itself, with rows of `more` next to its images."""
 
     def reserve(self, slot: Slot) -> Transfer:
         """Allocate device memory for a batch of the slot's size. Does not wait.
@@ -88,7 +88,7 @@ class Copier(Protocol):
 
 
 class CopyCounts(Protocol):
-    """Where the seconds of finished copies are added up, and those in which the device waited for them."""
+    """Sums of the seconds of finished copies, and of the device's waits for them."""
 
     copy_seconds: float
     stall_seconds: float
@@ -154,7 +154,7 @@ class DevicePrefetch:
 
 
 def traced(name: str) -> AbstractContextManager[object]:
-    """Names what is done inside in a trace of torch.profiler, if a profiler is on.
+    """Names the work inside the block in a trace of torch.profiler, if a profiler is on.
 
     The mark alone, a call of an operation of torch, takes 0.2 ms after a step has emptied the processor's caches. Where
     torch does not say whether a profiler is on, it marks always.

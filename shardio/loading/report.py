@@ -86,7 +86,7 @@ class LoaderReport:
 
     @property
     def waited(self) -> float:
-        """The share of the time in which the consumer, or its device, waited for data: from 0 to 1."""
+        """The share of the time that the consumer, or its device, waited for data: from 0 to 1."""
         return min(self._share(self._gather_wait) + self._share(self.counts.stall_seconds), 1.0)
 
     @property
@@ -121,7 +121,7 @@ class LoaderReport:
 
     @property
     def blocked(self) -> float:
-        """The share of the gather threads' time in which they neither ran nor waited for a core: from 0 to 1.
+        """The share of their time that gather threads neither ran nor waited for a core: from 0 to 1.
 
         It is 1.0 where no batch has arrived in all that time.
         """

@@ -1,6 +1,6 @@
 """Batch slots, and who owns each: the ring, the pipeline that fills it, or the caller who holds a batch of it.
 
-The one idea: a slot that was handed out comes back by reference counting, when the last array or tensor over its memory
+The idea: a slot that was lent comes back by reference counting, when the last array or tensor over its memory
 dies, and never "after the next few batches". So a batch stays valid for as long as it is held, and if many are, the
 ring makes new slots instead of waiting for old ones.
 """
@@ -29,7 +29,7 @@ class Slot:
     what gather threads make of images, see `lay_out`.)
 
     `more` are arrays of batch_size rows by name: what a batch holds next to images and labels. Only one owner may touch
-    a slot at a time. The arrays keep their memory alive, whatever it is (pinned, say).
+    a slot at a time. The arrays keep their memory alive, pinned or not.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Slot:
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = _NOTHING) -> Slot:
-    """Returns a slot in ordinary memory, with rows of `more` beside its images."""
+    """Returns a slot in ordinary memory, with rows of `more` next to its images."""
     return Slot(
         aligned_empty((batch_size, *sample_shape)),
         np.empty(batch_size, np.int64),
@@ -73,8 +73,8 @@ class Ring:
     """Slots to reuse. At most `capacity` wait for reuse; further ones are made when needed and freed when returned.
 
     The slot that came back last is used first: it may still be in the processor's caches. Thread safe: nothing here
-    takes a lock, and a lent slot returns without a line of Python being run, so that neither a garbage collection nor a
-    Ctrl-C at that moment can go wrong.
+    takes a lock, and a lent slot returns without a line of Python being run. So nothing can go wrong if a garbage
+    collection or a Ctrl-C comes at that moment.
     """
 
     def __init__(self, capacity: int, make: Callable[[], Slot]) -> None:

@@ -1,4 +1,4 @@
-"""Where a loader is in its sequence of epochs, and the state from which another one goes on."""
+"""Where a loader is in its sequence of epochs, and the state that lets another loader continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Position:
-    """The place at which the next iterator begins, and the place up to which batches were received.
+    """The places of the next iterator's first batch, and of the last batch received.
 
     The iterator that began last moves the latter, until the loader is sent elsewhere. It is known by a token, since a
     reference to the iterator would be part of a cycle, and the loader must die as soon as it is forgotten.
@@ -66,7 +66,7 @@ class Position:
             self._received = place
 
     def go_to(self, place: Place) -> None:
-        """Lets the next iterator begin at `place`. The state no longer follows the iterator that is there."""
+        """Lets the next iterator begin at `place`. The state no longer follows the current iterator."""
         self.next = self._received = place
         self._reading = None
 

@@ -1,4 +1,4 @@
-"""What a loader tells other processes of the node: a page of memory without a name, which `find_loaders` finds.
+"""The status of a loader for other processes of the node: a nameless page of memory, which `find_loaders` finds.
 
 The page is a memfd: it takes no room on a disk, needs no folder, and is gone with its process, however that ends.
 Linux shows it among the descriptors of the process, to its user and to root.
@@ -33,7 +33,7 @@ Value = TypeVar("Value", Counts, LoaderFacts)
 
 @dataclass(frozen=True)
 class LoaderStatus:
-    """What a loader has told: what it is, and a snapshot of its counts."""
+    """The published status of a loader: its facts, and a snapshot of its counts."""
 
     job: str
     """The number that the batch system gives the job; empty if there is none."""
@@ -44,7 +44,7 @@ class LoaderStatus:
 
     @property
     def waiting_seconds(self) -> float:
-        """How long the consumer has been waiting for one batch until now; 0.0 if it was not when this was told."""
+        """The seconds that the consumer has waited for its batch until now; 0.0 if it did not wait then."""
         waited = self.snapshot.waiting_seconds
         return waited + time.monotonic() - self.moment if waited else 0.0
 
@@ -59,7 +59,7 @@ class FoundLoader:
 
 
 class Status:
-    """The page of one loader. Where there can be none, nothing is told. To be used by one thread."""
+    """The page of one loader. Where the system has no such pages, nothing is published. To be used by one thread."""
 
     def __init__(self, source: LoaderFacts) -> None:
         self._what = {"job": _job(), "source": asdict(replace(source, path=source.path[-_PATH_LENGTH:]))}
@@ -127,7 +127,7 @@ def _loaders_of(pid: int) -> Iterator[FoundLoader]:
 
 
 def parse(record: bytes) -> LoaderStatus | None:
-    """Returns what a page tells; None if its checksum or anything in it is wrong."""
+    """Returns the status in a page; None if its checksum or a value is wrong."""
     try:
         data = record[_HEAD:].rstrip()
         if int(record[:_HEAD], 16) != crc32(data):

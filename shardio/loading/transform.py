@@ -82,7 +82,7 @@ class TransformStep:
         return split if works else None
 
     def cut(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Cut | None:
-        """Returns what is read of a batch; None if pictures are read whole, or there are none."""
+        """Returns the part of each picture that is read; None if pictures are read whole, or there are none."""
         if self.split is None or not len(indices):
             return None
         sizes = None if self._sizes is None else self._sizes(indices)

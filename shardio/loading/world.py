@@ -59,7 +59,7 @@ def find_world(
     """Takes arguments if given, else torch.distributed if initialised, else the launcher's variables, else 0 of 1.
 
     Raises LaunchError if launchers contradict each other, if only one of rank and world size is known, or if they are
-    not a rank of a world. Arguments and torch.distributed are believed whatever the environment says.
+    not a rank of a world. Arguments and torch.distributed take precedence over the environment.
     """
     if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
@@ -115,7 +115,7 @@ def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, t
 
 
 def least_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
-    """Returns how many ranks run on this node, at least: as the launcher says, or else those up to this one."""
+    """Returns how many ranks run on this node, at least: as the launcher says, or else the ranks up to this rank."""
     told = [
         int(number[0])
         for _, _, local_sizes in _believed(world, environ)

@@ -5,8 +5,8 @@ machine where an absolute figure does not. The limit depends on how samples are 
 page cache, limited by memcpy and np.take; "direct" reads from the disk, limited by plain O_DIRECT reads. Nothing is
 dropped from the page cache here: benchmarks/cold.py measures the first epoch of a set that is not in it.
 
-A turn opens what it needs and closes it again, so only one way's slots, threads and descriptors exist at a time: those
-of ten loaders with five slots of 50 MB would take 2.5 GB from the page cache that they read. A turn goes through its
+A turn opens its loader and closes it again, so the slots of one loader exist at a time: ten loaders with five slots of
+50 MB would take 2.5 GB from the page cache that they read. A turn goes through its
 batches twice and measures the second pass, from when the pipeline is full, because only the first epoch of a job pays
 for touching memory for the first time. The second pass reads the same batches again, but "direct" and its limit read
 others, which no disk or hypervisor remembers.

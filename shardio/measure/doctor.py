@@ -1,7 +1,7 @@
 """`shardio doctor`: what would end a job on this machine, or make it run on the wrong device.
 
-`look_at_machine`, `look_at_set` and `look_at_cache` change nothing; `advise` concludes from what they found alone, so
-any machine can be made up for it. What merely slows a job is measured by `shardio bench` and `loader.report()`.
+`look_at_machine`, `look_at_set` and `look_at_cache` change nothing; `advise` concludes from their facts alone, so tests
+can invent any machine. What merely slows a job is measured by `shardio bench` and `loader.report()`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The order of an epoch: position -> sample index, for every way of shuffling. Pure arithmetic; no data is touched.
 
 An order of `num_samples` positions is a function of (epoch, positions), computed for any positions at any time and
-never stored. `describe()` tells everything that it depends on, and goes into the loader's state.
+never stored. `describe()` returns everything that it depends on, for the loader's state.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def make_order(
     weights: ArrayLike | None = None,
     num_draws: int | None = None,
 ) -> Order:
-    """Returns the order of a split of `set_size` samples. The options are those of ShardLoader, which explains them.
+    """Returns the order of a split of `set_size` samples. ShardLoader explains the options.
 
     Raises ValueError if options contradict each other. Without `num_draws`, an epoch has as many draws as `weights`.
     """

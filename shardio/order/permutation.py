@@ -3,7 +3,7 @@
 A Feistel network on mixed radices (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, the
 generalised Feistel cipher): a number is written as two digits of radix a and b with a * b >= n, each round adds a
 hash of one digit to the other, and results outside of [0, n) are sent through again ("cycle walking"). a and b are
-about sqrt(n), so that fewer than 2 * sqrt(n) of the a * b numbers lie outside and walking is rare.
+about sqrt(n): fewer than 2 * sqrt(n) of the a * b numbers lie outside, and walking is rare.
 
 The order is part of the contract: a change of one number here needs a new VERSION.
 """

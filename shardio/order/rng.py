@@ -1,7 +1,7 @@
-"""Random numbers without a state: each is a hash of keys and a counter, so that any of them can be computed alone.
+"""Random numbers without a state: each is a hash of keys and a counter, and can be computed alone.
 
 The keys stand for (purpose, seed, epoch), the counter for a position or a sample (Salmon, Moraes, Dror, Shaw, "Parallel
-random numbers: as easy as 1, 2, 3", SC 2011). No number depends on what was drawn before, or by which process.
+random numbers: as easy as 1, 2, 3", SC 2011). No number depends on earlier draws, or on the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def random_bits(key: np.uint64, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns 64 random bits for each counter: those of splitmix64 after so many steps from `key`."""
+    """Returns 64 random bits for each counter: the output of splitmix64 after `counter` steps from `key`."""
     bits = scramble(key + (counters + np.uint64(1)) * _GAMMA)
     bits ^= bits >> _SHIFT_3
     return bits

@@ -28,7 +28,7 @@ class Sampler:
 
     `tail` decides about a last global batch of fewer than batch_size * world_size samples. Every rank has the same
     number of batches in each case: "drop" leaves it out, "pad" fills it from the beginning of the epoch's order, and
-    "short" splits it as evenly as can be, so that each sample comes exactly once; a rank's last batch may then be
+    "short" splits it as evenly as possible, and each sample comes exactly once; a rank's last batch may then be
     smaller, even empty.
 
     With `start` the epoch continues: the first `start` positions of its order were read before, by any number of ranks

@@ -1,6 +1,6 @@
 """A split to be read: chooses the reader that suits it on this machine, and says why.
 
-The decision is a function of facts alone (`choose`), so that every case of it can be tested; `look_at` finds the facts.
+The decision is a function of facts alone (`choose`), so every case can be tested; `look_at` finds the facts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ReaderChoice(NamedTuple):
 
 
 def fits_in_memory(facts: ReaderFacts) -> bool:
-    """Returns whether the page cache can hold what one epoch reads: True if that is unknown."""
+    """Returns whether the page cache can hold all bytes that an epoch reads; True if that is unknown."""
     return facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
 
 
@@ -83,7 +83,7 @@ def choose(facts: ReaderFacts) -> ReaderChoice:
 
 
 def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> ReaderFacts:
-    """Returns the facts about a set of which so many samples are to be read: the arrays `tables`, "" for the pixels.
+    """Returns the facts for reading `num_samples` of a set: the arrays `tables`, "" for the pixels.
 
     The job has yet to allocate `reserved_nbytes` for its batches, on this node. Its ranks begin at the same time, when
     all of this memory still seems to be left.
@@ -115,9 +115,9 @@ def check_io(io: str) -> None:
 def make_reader(
     shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0
 ) -> tuple[Reader, str]:
-    """Returns the reader that `io` asks for, and why it is this one. Raises ValueError if it cannot work here.
+    """Returns the reader that `io` asks for, and the reason for the choice. Raises ValueError if it cannot work here.
 
-    So many samples will be read: the arrays `tables`, "" for the pixels. `reserved_nbytes`: see `look_at`.
+    `num_samples` will be read: the arrays `tables`, "" for the pixels. `reserved_nbytes`: see `look_at`.
     """
     check_io(io)
     if io == "auto":
@@ -137,7 +137,7 @@ def make_reader(
 
 
 def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
-    """Returns how many batches to announce beyond those under way, with so much memory left."""
+    """Returns how many batches to announce beyond the batches under way, with `left` bytes of memory."""
     room = _READ_AHEAD_NBYTES if left is None else min(_READ_AHEAD_NBYTES, int(_SHARE_FOR_READ_AHEAD * left))
     return min(_READ_AHEAD_BATCHES, room // max(1, batch_nbytes))
 
@@ -169,21 +169,20 @@ class SplitSource(Protocol):
         """Returns the split, to be read at once. `batches` are the indices that will be read first."""
 
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
-        """Returns the reader that `io` asks for, of which so many samples will be wanted: the arrays `tables`, "" for
-        the pixels. The job has yet to allocate `reserved_nbytes` on this node. Raises ValueError if it cannot work
-        here."""
+        """Returns the reader that `io` asks for, for `num_samples`: the arrays `tables`, "" for the pixels. The job has
+        yet to allocate `reserved_nbytes` on this node. Raises ValueError if the reader cannot work here."""
 
     def make_second(self) -> Reader:
-        """Returns what reads samples again that came damaged."""
+        """Returns a reader that reads damaged samples again."""
 
     def describe(self) -> dict[str, Any]:
         """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`, after `make_reader`."""
 
     def stop(self) -> None:
-        """Has what is under way end soon, and further reads of what lies elsewhere fail. Does not wait."""
+        """Ends reads under way soon; further reads from other storage fail. Does not wait."""
 
     def close(self) -> None:
-        """Ends what is under way. May be called again, also where it was interrupted."""
+        """Ends reads under way. May be called again, also where it was interrupted."""
 
 
 class LocalSplit:
@@ -206,7 +205,7 @@ class LocalSplit:
         return reader
 
     def make_second(self) -> FileReader:
-        """The files' own bytes, past the page cache if that is possible: a page in memory may be what is wrong."""
+        """The files' own bytes, past the page cache if possible: a page in memory may be wrong."""
         return FileReader(self._shards, alignment=alignment_of(self._shards))
 
     def describe(self) -> dict[str, Any]:

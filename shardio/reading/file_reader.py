@@ -63,11 +63,11 @@ def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, n
 
 
 class FileReader(Reader):
-    """Reads samples by pread. With `alignment` past the page cache, as `direct_alignment` says; with `drop_behind`
-    through the page cache, but what was read does not stay there, so that what other processes keep does.
+    """Reads samples by pread. With `alignment` past the page cache, as `direct_alignment` says. With `drop_behind`
+    through the page cache, which then forgets these bytes, and not those of other processes.
 
     Samples of a request that lie side by side are read in one go. An error that may pass is retried for a second.
-    Requests are under way all the time, so that nothing need be announced.
+    Requests are under way all the time, and nothing need be announced.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FileReader(Reader):
         return lines if height % lines == 0 else 1
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads the samples' rows of the index, so that opening costs the same for any number of samples."""
+        """Reads the samples' rows of the index. Opening costs the same for any number of samples."""
         fields = self._row_dtype.fields
         assert fields is not None
         cell_dtype, start = fields[name][:2]

@@ -1,9 +1,9 @@
 """Damaged samples: a reader raises an error that names them, or has other samples take their places.
 
-A damaged sample is not what was published, or storage does not give it. The index has the crc32 of every sample, so
-damage is detected where it would do harm: on its way into a batch. A sample that differs is read once more, another
-way, as a page in memory may be what is wrong. The reader remembers damage for as long as it lives: batches that are
-under way at the same time then agree about a sample that is in several of them.
+The bytes of a damaged sample differ from the published bytes, or storage does not give them. The index has the crc32 of
+every sample, so damage is detected where it would do harm: on its way into a batch. A sample that differs is read once
+more, another way, as a page in memory may be wrong. The reader remembers damage for as long as it lives: batches that
+are under way at the same time then agree about a sample that several of them have.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class GuardedReader(Reader):
 
     Samples are read whole. With `second`, every crc32 is compared with the index, and `second` reads a sample that
     differs again.
-    Without `skips`, `read` raises the error of the first damaged sample: FormatError if its bytes are not those of the
-    index, even when read again, or what `reader` raises. With `skips` it leaves the place of such a sample in `out` as
+    Without `skips`, `read` raises the error of the first damaged sample: FormatError if its bytes do not match the
+    index, even when read again, or the error of `reader`. With `skips` it leaves the place of such a sample in `out` as
     it was, for `replace_damaged` to fill. It also skips samples that files do not have (FormatError) and samples that
     storage does not give after all attempts (EIO): it reads the samples of a failed request one by one.
     """

@@ -22,11 +22,10 @@ from shardio.system.opening import OpenFile
 
 
 class Table:
-    """Rows of `row_nbytes` bytes in `files`, of which each holds so many of them as `num_rows` says behind its header.
+    """Rows of `row_nbytes` bytes in `files`: file k has a header and `num_rows[k]` rows.
 
-    They are the pixels of a split, an array of it, or numbers of its samples; `name` is the array's or, with the word
-    that stands before it in a message, what else they are. With `order`, the table of the split's order that holds for
-    them, sample i is in the row that this one tells; else in row i.
+    They are the pixels of a split, one of its arrays, or numbers of its samples. `name` names them in messages. With
+    `order`, a table of row numbers, sample i is in row `order[i]`; without, in row i.
     """
 
     def __init__(

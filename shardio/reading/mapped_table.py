@@ -81,7 +81,7 @@ class MappedTable:
         """Copies the rows of samples that exist into `out`, uint8 (len(indices), row_nbytes).
 
         What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
-        file was cut. `name` is what is read of the row, for that message.
+        file was cut. `name` is the part of the row that is read, for that message.
         """
         numbers = self.numbers(indices)
         done = copy_rows(self.rows, numbers, out)
@@ -147,11 +147,11 @@ class MappedTable:
 
 
 def check_stored(rows: NDArray[np.int64], indices: NDArray[np.int64], table: Table, folder: str) -> None:
-    """Raises FormatError if one of these rows, which the order of the table tells for samples, is none of the table."""
+    """Raises FormatError if the table lacks one of these rows, which its order gives for samples."""
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
         assert table.order is not None
         at = int(np.argmax((rows < 0) | (rows >= len(table))))
         raise FormatError(
             f"{folder}/{table.order.files[0].file}: sample {indices[at]}: expected a stored row from 0 to "
-            f"{len(table) - 1}, found {rows[at]}; `shardio verify` tells what else is damaged"
+            f"{len(table) - 1}, found {rows[at]}; `shardio verify` lists all damage"
         )

@@ -1,6 +1,6 @@
-"""Maps many shards as one matrix with a sample in each row, so that one np.take gathers from all of them.
+"""Maps many shards as one matrix with a sample in each row: a single np.take gathers from all of them.
 
-Address space for all shards is reserved first, without memory behind it. Each shard is then mapped into its place;
+Address space for all shards is reserved first, without memory. Each shard is then mapped into its place;
 places are so far apart that the samples of every shard fall on whole rows, counted from the first sample of the first
 shard. The rows between shards belong to nothing: touching them ends the process, so the matrix stays private to
 ShardSet, which translates checked sample indices into rows.
@@ -69,7 +69,7 @@ def _refused(nbytes: int, code: int) -> OSError:
 
 
 class RowMapping:
-    """Files of `num_rows[k]` rows of `row_nbytes` behind a header each, as one read-only matrix.
+    """Files with a header and `num_rows[k]` rows of `row_nbytes` each, as one read-only matrix.
 
     `rows` is the matrix, uint8, and `first_rows[k]` the row in it where file k begins: valid once `place` was called
     for every file. The mapping lives as long as any array over it. OSError if the kernel refuses.
@@ -96,9 +96,9 @@ class RowMapping:
 
 
 def advise_random(rows: NDArray[np.uint8]) -> None:
-    """Tells the kernel that rows are read in no order: it then reads what is touched, and nothing around it.
+    """Advises the kernel of random reads: it then reads the touched pages, and nothing around them.
 
-    Advice is never an error: a kernel that knows better goes on as it would.
+    Advice is never an error: a kernel may ignore it.
     """
     start = rows.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     _quick.madvise(start, rows.ctypes.data + rows.nbytes - start, _MADV_RANDOM)
@@ -111,7 +111,7 @@ def will_need(
     nbytes: NDArray[np.int64] | None = None,
 ) -> None:
     """Has the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
-    `starts` on. Does not wait for what it reads."""
+    `starts` on. Does not wait for them."""
     first, last = _pages_of(rows, numbers, starts, nbytes)
     spans = np.empty((len(numbers), 2), np.uint64)
     spans[:, 0] = first * mmap.PAGESIZE
@@ -122,7 +122,7 @@ def will_need(
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
-    """Returns which share of these rows of a RowMapping is in the page cache, told by the middle page of each (Linux).
+    """Returns which share of these rows of a RowMapping is in the page cache, going by the middle page of each (Linux).
 
     The kernel says that all of a file is there if this user neither owns it nor may write to it.
     """

@@ -1,6 +1,6 @@
-"""Readers bring the samples of a batch from storage into memory. A request says what is read, a reader how.
+"""Readers bring the samples of a batch from storage into memory, as a request says.
 
-Nothing is checked here: `ShardSet.gather` is the door for callers, and the kernels check what they copy.
+Nothing is checked here: `ShardSet.gather` is the door for callers, and the kernels check bounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BatchMemory(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is read of one batch. It is complete before any thread sees it, and any number of threads may use one."""
+    """The samples of one batch and their parts to read. It is complete before threads see it, and never changes."""
 
     indices: NDArray[np.int64]
     """Samples that exist, (B,)."""
@@ -140,8 +140,8 @@ class Reader:
         return 0
 
     def begin_epoch(self) -> bool:
-        """Decides how this epoch is read: from now on a complete copy takes the place of a distant source, and what is
-        in the page cache is not announced. Returns whether `will_read` is worth its cost."""
+        """Decides how this epoch is read: from now on a complete copy takes the place of a distant source, and resident
+        samples are not announced. Returns whether `will_read` is worth its cost."""
         return False
 
     def will_read(self, request: Request) -> None:
@@ -162,10 +162,9 @@ class Reader:
 class MappedReader(Reader):
     """Copies from the mapping, and announces to the kernel what will be copied.
 
-    This is the fastest way where the samples are in the page cache. Without an announcement each page that is not
-    there is a request of its own, for which a thread waits and cannot be told to give up; and as the kernel by default
-    reads around each, it would read many times what is wanted. There is nothing to close: the mapping belongs to the
-    set.
+    This is the fastest way where the samples are in the page cache. Without an announcement each missing page would be
+    a request of its own, and a thread that waits for it cannot be interrupted. The kernel by default also reads around
+    each page, many times the wanted bytes. There is nothing to close: the mapping belongs to the set.
     """
 
     name = "mmap"

@@ -57,7 +57,7 @@ class Sample(_Pair):
 
 
 def some_of(count: int, most: int) -> NDArray[np.int64]:
-    """Returns so many of `count` samples, spread over all of them."""
+    """Returns at most `most` of `count` samples, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
@@ -90,7 +90,7 @@ def sheet_of(
 
 
 def table_html(facts: Mapping[str, str]) -> str:
-    """Returns a table of names and what they are."""
+    """Returns a table of names and texts."""
     rows = (
         f"<tr><th style='text-align:left'>{_text(name)}</th><td>{_text(text)}</td></tr>" for name, text in facts.items()
     )

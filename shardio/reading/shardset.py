@@ -116,7 +116,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @cached_property
     def labels(self) -> NDArray[Any]:
-        """All labels in order, (N,) or (N, K): a copy, made at the first access. Errors are those of `labels_of`."""
+        """All labels in order, (N,) or (N, K): a copy, made at the first access. Raises the errors of `labels_of`."""
         labels = np.ascontiguousarray(self.labels_of(np.arange(len(self))))
         labels.flags.writeable = False
         return labels
@@ -163,7 +163,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """Returns samples as a sheet of pictures with their numbers, classes and keys: a PIL image, which a notebook
         shows. By default 24 of them, spread over the split.
 
-        `columns` are the pictures of a row, `side` the longer side of each in pixels. Errors are those of `gather`.
+        `columns` are the pictures of a row, `side` the longer side of each in pixels. Raises the errors of `gather`.
         """
         numbers = some_of(len(self), NUM_SHOWN) if indices is None else self.check_indices(np.asarray(indices))
         return sheet_of(*self._shown(numbers), columns, side)
@@ -251,8 +251,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copies the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
 
-        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous; with `windows`, its height
-        and width are theirs, or it has one dimension, in which they come one after the other. Raises IndexError, before
+        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. With `windows` of one size,
+        it has their height and width; or it has one dimension, and windows follow each other. Raises IndexError, before
         anything is copied, if an index is negative or too large, or a window not inside its sample. The copying
         releases the GIL; threads may gather at the same time into different memory.
 
@@ -308,7 +308,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns a copy of the labels of these samples, which must exist: int64 (B,), or float32 (B,) or (B, K).
 
-        Errors are those of `gather`; ShardioError if the split has no labels.
+        Raises ShardioError if the split has no labels, and the errors of `gather`.
         """
         row = self.content.label_row
         if row is None:
@@ -321,7 +321,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of a column of the index for these samples, which must exist. Errors are those of `gather`.
+        """Returns a copy of a column of the index for these samples, which must exist. Raises the errors of `gather`.
 
         `index[name]` is a view of the mapping instead, where a page that cannot be had ends the process.
         """

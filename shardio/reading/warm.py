@@ -1,6 +1,6 @@
 """`warm`: brings a set into the page cache by long sequential reads, before a job reads it at random.
 
-It reads files and does not map them, so that a failing disk or a file that shrinks is an error and not a signal.
+It reads files and does not map them: a failing disk or a file that shrinks is an error and not a signal.
 """
 
 from __future__ import annotations
