@@ -802,7 +802,7 @@ def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
         ({"a": np.zeros(25)}, {"kinds": {"a": "picture"}}, "kind must be one of"),
         ({"a": np.zeros(25)}, {"kinds": {"b": "mask"}}, "kinds must be of the arrays"),
         ({"a-b": np.zeros(25)}, {}, "an array's name must be"),
-        ({"label": np.zeros(25)}, {}, "must not be .*'label'"),
+        ({"label": np.zeros(25)}, {}, "must not have .*'label'"),
         ({"a": np.zeros(25), "A": np.zeros(25)}, {}, "differ in more than case"),
         ({}, {}, "at least one array"),
         ({"a": []}, {}, "expected blocks of values, found none"),
