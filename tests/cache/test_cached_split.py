@@ -354,9 +354,9 @@ def test_what_is_damaged_in_the_source_is_found_while_the_copy_is_made(src: Path
 def test_what_cannot_be_opened_leaves_no_lease(src: Path, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(SetNotFoundError, match="expected a split 'test', found train"):
         loaded(src, cache, split="test")
-    with pytest.raises(FormatError, match=r"expected 0000.*, found .*: this is another set"):
+    with pytest.raises(FormatError, match=r"expected 0000.*, found .*: this is not the pinned set"):
         loaded(src, cache, digest="0" * 64)
-    with pytest.raises(FormatError, match=r"expected 000000000000, found .*: this is another set"):
+    with pytest.raises(FormatError, match=r"expected 000000000000, found .*: this is not the pinned set"):
         loaded(src, cache, digest="0" * 12)
     with pytest.raises(ValueError, match="digest must be the 64 lower-case"):
         loaded(src, cache, digest="latest")
