@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shardio.format.layout import LABELS_NAME
 from shardio.loading.options import as_names, find_parts
 from shardio.reading.shardset import ShardSet, open_shards, position_of
 from shardio.system.eager import eager
@@ -52,9 +51,8 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.target_transform = target_transform
         self.image = image
         self.shards: ShardSet = open_shards(path, split)
-        self.arrays = as_names("arrays", arrays)
-        parts = find_parts(self.shards, self.arrays)
-        self.arrays = tuple(name for name in parts.arrays if name != LABELS_NAME)
+        parts = find_parts(self.shards, as_names("arrays", arrays))
+        self.arrays = parts.array_names
         if transform is not None and (still := (*parts.masks, *parts.boxes)):
             raise ValueError(
                 f"transform gets the image alone, and {', '.join(still)} would stay where they are: leave it out, and "

@@ -97,6 +97,11 @@ class Parts:
         return tuple(name for name, array in self.arrays.items() if array.kind == kind)
 
     @property
+    def array_names(self) -> tuple[str, ...]:
+        """The arrays that are delivered by name."""
+        return tuple(name for name in self.arrays if name != LABELS_NAME)
+
+    @property
     def rows(self) -> dict[str, RowType]:
         """The type of each by name."""
         return {**{name: array.row for name, array in self.arrays.items()}, **self.columns}

@@ -14,6 +14,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio.loading.dataset import ShardDataset
+from shardio.loading.options import find_parts
 from shardio.loading.state import Position
 from shardio.reading.shardset import ShardSet, position_of
 
@@ -62,7 +63,7 @@ class LoaderDataset(ShardDataset):
         self.split = shards.split
         self.shards = shards
         self.image = "tensor"
-        self.arrays = ()
+        self.arrays = find_parts(shards).array_names
         self._indices = indices
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -122,7 +122,11 @@ def test_a_squashed_picture_had_a_size(tmp_path: Path) -> None:
     [
         ({"columns": ("array", "f4", ())}, ValueError, "array 'columns': expected another name"),
         ({"year": ("array", "f4", ())}, ValueError, "array 'year': expected another name"),
-        ({"pixels": ("array", "f4", ())}, ValueError, "must not have the name of another part of a sample; found 'pixels'"),
+        (
+            {"pixels": ("array", "f4", ())},
+            ValueError,
+            "must not have the name of another part of a sample; found 'pixels'",
+        ),
         ({"a-b": ("array", "f4", ())}, ValueError, "name must be"),
         ({"a": ("array", "f4")}, TypeError, r"array 'a': expected \(kind, dtype, shape\)"),
         ({"a": ("array", "f4", 7)}, TypeError, "array 'a': expected a shape"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from manifests import Document, dump, refused, seal
+from manifests import Document, dump, paths, put, refused, seal
 from places import DATA
 
 from shardio import ShardDataset, ShardLoader
@@ -155,6 +157,16 @@ def test_parts_that_contradict_each_other_are_refused(name: str) -> None:
     assert re.search(text, message), message
 
 
+def test_no_value_anywhere_is_more_than_a_format_error() -> None:
+    whole: Document = json.loads((GOLDEN / "manifest.json").read_bytes())
+    for path in list(paths(whole))[1:]:
+        for value in (None, True, False, -1, 0, 1.5, 1 << 70, "x", "", [], [1], {}, {"x": 1}):
+            changed = copy.deepcopy(whole)
+            put(changed, path, value)
+            with contextlib.suppress(FormatError):
+                parse_manifest(dump(seal(changed)))
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -182,10 +194,11 @@ def test_a_batch_is_a_tuple_of_the_parts_that_exist(tmp_path: Path, labels: str,
             )
             assert more.keys() == {"latent"}
             assert torch.equal(more["latent"][:, 0, 0], indices.half())
+    samples = ShardDataset(out, arrays=["latent"])
     with ShardLoader(out, 4, **options) as loader:
         kinds = [torch.Tensor] * (pixels + (labels != "none")) + [dict] * (not pixels)
         assert all([type(part) for part in batch] == kinds for batch in loader)
-    samples = ShardDataset(out, arrays=["latent"])
+        assert [type(part) for part in loader.dataset[3]] == [type(part) for part in samples[3]][: len(kinds)]
     assert [type(part) for part in samples[3]] == [
         *([torch.Tensor] if pixels else []),
         *({"int64": [int], "float32": [float], "vector": [torch.Tensor], "none": []}[labels]),
