@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from shardio.cli.options import (
-    Command,
+    accept_layout_option,
     columns_option,
     conditions,
     cores_option,
+    empty_classes_option,
     folder,
     indices_option,
     json_option,
     max_bad_option,
+    parse_share,
     parsed,
+    random_seed,
     set_argument,
     source_option,
     splits_option,
+    together,
 )
 from shardio.cli.output import next_step, say, show
-from shardio.cli.verify import parse_share
 from shardio.errors import bytes_text, counted, shortened
 
 if TYPE_CHECKING:
@@ -36,12 +39,11 @@ _MOST_CLASSES = 10
 
 new_argument = click.argument("new", type=folder)
 """The folder of the new set."""
-_copy_option = click.option("--copy", is_flag=True, help="Copy files instead of sharing them by hard links.")
-
-
-def change_options(command: Command) -> Command:
-    """Adds the options that every command has that makes a set from others."""
-    return _copy_option(json_option(command))
+change_options = together(
+    json_option,
+    click.option("--copy", is_flag=True, help="Copy files instead of sharing them by hard links."),
+)
+"""The options of every command that makes a set from others."""
 
 
 def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bool, **options: Any) -> None:
@@ -125,7 +127,7 @@ def _parse_arrays(
 @click.option(
     "--random", callback=parsed(parse_share), metavar="P%", help="A share of the samples that match, drawn by --seed."
 )
-@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), default=0, help="Seed of --random.")
+@click.option("--seed", type=random_seed, default=0, help="Seed of --random.")
 @indices_option
 @click.option(
     "--labels",
@@ -193,27 +195,21 @@ def change(
 # --- merge -----------------------------------------------------------------------------------------------------------
 
 
-def merge_options(command: Command) -> Command:
-    """Adds the options that `merge` and `append` share."""
-    for option in reversed(
-        [
-            click.option("--only-common", is_flag=True, help="Leave out columns and arrays that not all sets have."),
-            click.option(
-                "--same-keys",
-                type=click.Choice(["refuse", "allow"]),
-                default="refuse",
-                help="Two samples of a split with one key.",
-            ),
-            click.option(
-                "--same-images",
-                type=click.Choice(["refuse", "keep"]),
-                default="refuse",
-                help="Two samples, of two of the sets, with the same pixels.",
-            ),
-        ]
-    ):
-        command = option(command)
-    return command
+merge_options = together(
+    click.option("--only-common", is_flag=True, help="Leave out columns and arrays that not all sets have."),
+    click.option(
+        "--same-keys",
+        type=click.Choice(["refuse", "allow"]),
+        default="refuse",
+        help="Two samples of a split with one key.",
+    ),
+    click.option(
+        "--same-images",
+        type=click.Choice(["refuse", "keep"]),
+        default="refuse",
+        help="Two samples, of two of the sets, with the same pixels.",
+    ),
+)
 
 
 @click.command(short_help="Join several sets.")
@@ -240,13 +236,8 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
 @click.argument("src", type=folder)
 @new_argument
 @source_option
-@click.option("--accept-layout", is_flag=True, help="Accept a layout of SRC that looks like a mistake.")
-@click.option(
-    "--empty-classes",
-    type=click.Choice(["refuse", "omit", "keep"]),
-    default="refuse",
-    help="Class folders without images, as for `convert`.",
-)
+@accept_layout_option
+@empty_classes_option
 @columns_option
 @cores_option
 @max_bad_option

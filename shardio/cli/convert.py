@@ -14,12 +14,11 @@ import click
 from click.core import ParameterSource
 
 from shardio.cli.options import (
-    columns_option,
     cores_option,
     folder,
     image_options,
     json_option,
-    max_bad_option,
+    output_file,
     parse_part,
     parsed,
 )
@@ -74,16 +73,14 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     default="white",
     help="Colour under transparent pixels: R,G,B or #rrggbb or a name.",
 )
-@max_bad_option
 @click.option(
     "--report-duplicates",
     "duplicates_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=output_file,
     callback=_in_a_folder,
     metavar="FILE",
     help="List images with the same bytes in FILE, images under different labels first.",
 )
-@columns_option
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
@@ -186,9 +183,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
 @click.argument("src", type=folder)
 @click.argument("out", type=folder, required=False)
 @image_options
-@max_bad_option
 @cores_option
-@columns_option
 @click.option(
     "--seconds",
     type=click.FloatRange(0.01),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from shardio.cli.options import json_option
-from shardio.cli.output import show
-from shardio.errors import bytes_text, counted, printable
+from shardio.cli.output import show, wrapped
+from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.measure.doctor import Advice, CacheState, MachineState, SetState
@@ -94,24 +93,12 @@ def _advice_lines(found: Sequence[Advice]) -> Iterator[str]:
     if not found:
         yield "nothing found that would end a job"
     for advice in found:
-        yield from _wrapped(f"{advice.severity}: ", f"{advice.found}: {advice.consequence}", "  ")
-        yield from _wrapped("  cure: ", advice.cure, "        ")
+        yield from wrapped(f"{advice.found}: {advice.consequence}", f"{advice.severity}: ", "  ")
+        yield from wrapped(advice.cure, "  cure: ", "        ")
 
 
-def _fact(name: str, text: str) -> Iterator[str]:
-    return _wrapped(f"{name:<10}", text, " " * 10)
-
-
-def _wrapped(first: str, text: str, rest: str) -> Iterator[str]:
-    """Yields lines of 80 columns. Words stay whole, because they may be paths or parts of commands."""
-    yield from textwrap.wrap(
-        printable(text),
-        80,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _fact(name: str, text: str) -> list[str]:
+    return wrapped(text, f"{name:<10}", " " * 10)
 
 
 def _bytes(count: int | None, unknown: str = "?") -> str:

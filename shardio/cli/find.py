@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import conditions, folder, indices_option, json_option, set_argument, splits_option
-from shardio.cli.output import next_step, say, telling_of_servers
+from shardio.cli.output import next_view, say, telling_of_servers
 from shardio.errors import counted, printable, shortened
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 # Lines that are written at a time: a million of single ones would take most of the time.
 _CHUNK = 10_000
 _WIDEST_CLASS = 24
-# Samples that the next command shows.
-_MOST_SHOWN = 12
 
 
 @click.command(short_help="Find samples by class, key and columns.")
@@ -89,8 +87,7 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
     if indexed.manifest.sample_shape is None:
         return
     split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
-    words = [] if split.name == "train" else ["--split", split.name]
-    say(next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN].tolist()))))
+    say(next_view(out, split.name, samples.tolist()))
 
 
 def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
@@ -159,5 +156,4 @@ def extract(
         num_files = extract(shards, chosen.tolist(), output, bar.reach)
     say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_NAME} describes each")
     if shards.has_pixels:
-        words = [] if split == "train" else ["--split", split]
-        say(next_step("view", out, *words, "--indices", ",".join(map(str, chosen[:12].tolist()))))
+        say(next_view(out, split, chosen.tolist()))

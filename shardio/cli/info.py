@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option
-from shardio.cli.output import Column, levels_text, next_step, say, show, table, telling_of_servers
-from shardio.errors import bytes_text, counted, printable, shortened
+from shardio.cli.output import Column, levels_text, next_step, say, show, table, telling_of_servers, wrapped
+from shardio.errors import bytes_text, counted, shortened
 
 if TYPE_CHECKING:
     from shardio.format.entries import ArrayEntry, SplitEntry
@@ -211,7 +210,7 @@ def _summary(
         unlabelled = "" if split.label_row else ", no labels"
         yield f"  {split_name:<7} {held}{squashed}{unlabelled}"
         if columns := ", ".join(column for column, _ in split.index.columns):
-            yield from _wrapped("", f"columns {columns}", verbose)
+            yield from _fact("", f"columns {columns}", verbose)
         if split.order is not None:
             yield f"          order {_stored(split.order, split.num_rows, in_use.get(split_name))} samples in use"
         yield from _arrays(split, in_use.get(split_name))
@@ -219,7 +218,7 @@ def _summary(
         yield from _classes(manifest, main, counts[main])
     yield f"  refused {counted(manifest.rejects.num_rejects, 'image')} when it was made"
     if made := describe_making(manifest):
-        yield from _wrapped("made by", made, verbose)
+        yield from _fact("made by", made, verbose)
     if shape and (levels := stored_levels(manifest.provenance, shape[2])):
         yield f"  pixels  {levels_text(levels)}"
     yield f"  digest  {manifest.digest}"
@@ -288,17 +287,9 @@ def _use(place: str, manifest: Manifest) -> str:
     return f"ShardLoader({', '.join(arguments)})"
 
 
-def _wrapped(title: str, text: str, whole: bool) -> list[str]:
-    """Returns a text after a title, in lines of 80 columns: at most three, unless `whole`."""
-    return textwrap.wrap(
-        printable(text),
-        79,
-        initial_indent=f"  {title:<7} ",
-        subsequent_indent=" " * 10,
-        break_on_hyphens=False,
-        max_lines=None if whole else 3,
-        placeholder=" ...",
-    )
+def _fact(title: str, text: str, whole: bool) -> list[str]:
+    """Returns a text after a title: at most three lines, unless `whole`."""
+    return wrapped(text, f"  {title:<7} ", " " * 10, None if whole else 3)
 
 
 def _arrays(split: SplitEntry, in_use: list[int] | None) -> Iterator[str]:

@@ -34,6 +34,17 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
     return callback
 
 
+def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Returns a decorator that adds several options. Help lists them in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
@@ -58,6 +69,14 @@ def parse_max_bad(text: str) -> int | float:
     if not match or (match[2] and float(match[2]) > 100):
         raise ValueError("a number of images such as 10, or a share such as 1%")
     return int(match[1]) if match[1] else float(match[2]) / 100
+
+
+def parse_share(text: str) -> float:
+    match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise ValueError("a share such as 5% or 0.05, more than 0 and at most 100%")
+    return share
 
 
 def parse_part(text: str) -> tuple[int, int]:
@@ -90,6 +109,7 @@ def _find_set(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 folder = click.Path(path_type=Path)
+output_file = click.Path(path_type=Path, dir_okay=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 set_argument = click.argument("out", callback=_find_set)
 """The folder of a set. The catalogue may find it by its name."""
@@ -135,35 +155,40 @@ max_bad_option = click.option(
 )
 
 
-def conditions(command: Command) -> Command:
-    """Adds the conditions that choose samples, named as in `Selection`; its `classes` is `selected`."""
-    for option in reversed(
-        [
-            click.option(
-                "--class",
-                "selected",
-                multiple=True,
-                metavar="CLASS",
-                help="Class, by name, by name for people or by number. May be given again.",
-            ),
-            click.option(
-                "--key",
-                "keys",
-                multiple=True,
-                metavar="PATTERN",
-                help="Pattern of keys, with * and ?. May be given again.",
-            ),
-            click.option(
-                "--where",
-                multiple=True,
-                metavar="'COLUMN >= NUMBER'",
-                help="Comparison with a column of the index, such as 'source_width < 500'. Several must all hold.",
-            ),
-        ]
-    ):
-        command = option(command)
-    return command
+accept_layout_option = click.option(
+    "--accept-layout", is_flag=True, help="Accept a layout of SRC that looks like a mistake."
+)
+empty_classes_option = click.option(
+    "--empty-classes",
+    type=click.Choice(["refuse", "omit", "keep"]),
+    default="refuse",
+    help="Class folders without images. omit: labels number the other classes. keep: a label without samples.",
+)
+random_seed = click.IntRange(0, (1 << 64) - 1)
 
+conditions = together(
+    click.option(
+        "--class",
+        "selected",
+        multiple=True,
+        metavar="CLASS",
+        help="Class, by name, by name for people or by number. May be given again.",
+    ),
+    click.option(
+        "--key",
+        "keys",
+        multiple=True,
+        metavar="PATTERN",
+        help="Pattern of keys, with * and ?. May be given again.",
+    ),
+    click.option(
+        "--where",
+        multiple=True,
+        metavar="'COLUMN >= NUMBER'",
+        help="Comparison with a column of the index, such as 'source_width < 500'. Several must all hold.",
+    ),
+)
+"""The conditions that choose samples, named as in `Selection`, whose `classes` is `selected`."""
 
 splits_option = click.option(
     "--split",
@@ -196,60 +221,47 @@ indices_option = click.option(
 )
 
 
-def image_options(command: Command) -> Command:
-    """Adds what `convert` and `plan` must know alike about images and shards. Help shows it in this order."""
-    for option in reversed(
-        [
-            source_option,
-            click.option(
-                "--accept-layout",
-                is_flag=True,
-                help="Accept a layout of SRC that looks like a mistake.",
-            ),
-            click.option(
-                "--empty-classes",
-                type=click.Choice(["refuse", "omit", "keep"]),
-                default="refuse",
-                help="Class folders without images. omit: labels number the other classes. "
-                "keep: a label without samples.",
-            ),
-            size_option,
-            click.option(
-                "--fit",
-                type=click.Choice(["crop", "squash", "pad"]),
-                default="crop",
-                help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins.",
-            ),
-            click.option(
-                "--resample",
-                type=click.Choice(["bicubic", "bilinear", "lanczos"]),
-                default="bicubic",
-                help="Filter, always antialiased.",
-            ),
-            click.option(
-                "--quality",
-                type=click.Choice(["exact", "fast"]),
-                default="exact",
-                help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
-            ),
-            masks_option,
-            click.option(
-                "--also",
-                multiple=True,
-                callback=lambda context, parameter, values: tuple(
-                    parsed(parse_size)(context, parameter, value) for value in values
-                ),
-                metavar="N|HxW",
-                help="Add a smaller size to the set, as the array `imageN`; several times for several.",
-            ),
-            click.option(
-                "--shard-size",
-                callback=parsed(parse_nbytes),
-                metavar="SIZE",
-                default="1GiB",
-                help="Most bytes of one shard file, which also has at most 16,384 samples.",
-            ),
-        ]
-    ):
-        command = option(command)
-    return command
+image_options = together(
+    source_option,
+    accept_layout_option,
+    empty_classes_option,
+    size_option,
+    click.option(
+        "--fit",
+        type=click.Choice(["crop", "squash", "pad"]),
+        default="crop",
+        help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins.",
+    ),
+    click.option(
+        "--resample",
+        type=click.Choice(["bicubic", "bilinear", "lanczos"]),
+        default="bicubic",
+        help="Filter, always antialiased.",
+    ),
+    click.option(
+        "--quality",
+        type=click.Choice(["exact", "fast"]),
+        default="exact",
+        help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
+    ),
+    masks_option,
+    click.option(
+        "--also",
+        multiple=True,
+        callback=lambda context, parameter, values: tuple(
+            parsed(parse_size)(context, parameter, value) for value in values
+        ),
+        metavar="N|HxW",
+        help="Add a smaller size to the set, as the array `imageN`; several times for several.",
+    ),
+    click.option(
+        "--shard-size",
+        callback=parsed(parse_nbytes),
+        metavar="SIZE",
+        default="1GiB",
+        help="Most bytes of one shard file, which also has at most 16,384 samples.",
+    ),
+    max_bad_option,
+    columns_option,
+)
+"""What `convert` and `plan` must know alike about images and shards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # Nothing is printed about servers that answer sooner.
 _TELL_SECONDS = 5.0
+_MOST_SHOWN = 12
 
 
 def say(line: str, err: bool = False) -> None:
@@ -37,6 +39,12 @@ def show(result: Mapping[str, Any] | Iterable[str]) -> None:
 def next_step(*words: object) -> str:
     """Returns the last line of a command's output: the command to type next."""
     return "next: " + shlex.join(["shardio", *map(str, words)])
+
+
+def next_view(out: object, split: str, samples: Sequence[int]) -> str:
+    """Returns the last line of a command that has found samples: the command that shows the first of them."""
+    words = [] if split == "train" else ["--split", split]
+    return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
 
 
 class Column(NamedTuple):
@@ -59,6 +67,23 @@ def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
     gap = 1 if width is not None and sum(len(texts[0]) + 2 for texts in padded) > width else 2
     for row in zip(*padded, strict=True):
         yield (" " * gap).join(row).rstrip()
+
+
+def wrapped(text: str, first: str, rest: str, most: int | None = None) -> list[str]:
+    """Returns a text in at most `most` lines of 80 columns, which begin with `first`, and then with `rest`.
+
+    Words stay whole, because they may be paths or parts of commands.
+    """
+    return textwrap.wrap(
+        printable(text),
+        80,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" ...",
+    )
 
 
 def levels_text(levels: Levels) -> str:

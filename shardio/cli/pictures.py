@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardio.cli.options import output_file, together
 from shardio.cli.output import say
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-    from PIL import Image
 
     from shardio.augment import Transform
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the sheet to this PNG file instead of the terminal.",
+sheet_options = together(
+    click.option("--side", type=click.IntRange(1, 4096), help="Longer side of a picture on the sheet, in pixels."),
+    click.option("-o", "--output", type=output_file, help="Write the sheet to this PNG file instead of the terminal."),
 )
-
-
-def sheet_options(command: Command) -> Command:
-    """Adds the options of a sheet."""
-    for option in reversed(
-        [
-            click.option(
-                "--columns", type=click.IntRange(1), help="Pictures per row.  [default: 8, or as many as fit]"
-            ),
-            click.option(
-                "--side", type=click.IntRange(1, 4096), help="Longer side of a picture on the sheet, in pixels."
-            ),
-            output_option,
-        ]
-    ):
-        command = option(command)
-    return command
 
 
 def read_chain(text: str, num_classes: int) -> Transform:
@@ -105,36 +85,27 @@ def show_sheet(
     captions: Sequence[str],
     output: Path | None,
     *,
-    columns: int | None,
     side: int | None,
     group: int = 1,
     per_row: int | None = None,
 ) -> None:
     """Writes a sheet of pictures to a file, or draws the pictures in the terminal.
 
-    A sheet has `columns` or else `per_row` pictures in a row. In a terminal, rows end between groups of `group`
+    A sheet has `per_row` pictures in a row. In a terminal, rows end between groups of `group`
     pictures. Raises ValueError if there is neither a file nor a terminal.
     """
     from shardio.drawing.sheet import sheet
     from shardio.drawing.terminal import in_blocks
+    from shardio.system.files import write_output
 
     if output is not None:
-        image = sheet(pictures, captions, columns=columns or per_row, side=side)
-        write_png(image, output)
+        image = sheet(pictures, captions, columns=per_row, side=side)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        write_output(output, buffer.getvalue())
         say(f"{output}: {image.width} x {image.height} pixels")
         return
     if not sys.stdout.isatty():
         raise ValueError("expected a terminal, or a file for the sheet: --output sheet.png")
-    for line in in_blocks(pictures, captions, shutil.get_terminal_size().columns, columns=columns, group=group):
+    for line in in_blocks(pictures, captions, shutil.get_terminal_size().columns, group=group):
         click.echo(line)
-
-
-def write_png(image: Image.Image, path: Path) -> None:
-    """Writes a picture atomically."""
-    import io
-
-    from shardio.system.files import write_output
-
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    write_output(path, buffer.getvalue())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option, parsed, set_argument
+from shardio.cli.options import folder, json_option, output_file, parsed, set_argument
 from shardio.cli.output import Column, say, show, table
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
@@ -50,7 +50,7 @@ def _parse_shuffle(text: str) -> Shuffle:
 @click.option("--shuffle", metavar="true|false|block[:SIZE,WINDOW]", callback=parsed(_parse_shuffle), default="true")
 @click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="That of the loader.")
 @click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the batch there, as an NPZ.")
+@click.option("--save", type=output_file, help="Write the batch there, as an NPZ.")
 @sheet_options
 @json_option
 def replay(
@@ -62,7 +62,6 @@ def replay(
     epoch: int,
     chain: str | None,
     save: Path | None,
-    columns: int | None,
     side: int | None,
     output: Path | None,
     as_json: bool,
@@ -113,7 +112,7 @@ def replay(
         if output is not None:
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
             captions = loader.shards.captions(numbers) * len(views)
-            show_sheet(pictures, captions, output, columns=columns, side=side)
+            show_sheet(pictures, captions, output, side=side)
         _tell(loader, found, numbers, as_json)
 
 

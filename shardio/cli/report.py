@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shardio.cli.options import folder, set_argument
+from shardio.cli.options import folder, output_file, set_argument
 from shardio.cli.output import say
 from shardio.errors import bytes_text, counted
 
@@ -17,7 +17,7 @@ from shardio.errors import bytes_text, counted
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=output_file,
     default="report.html",
     help="Path of the page. An existing file is replaced.",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,9 @@ from shardio.cli.options import (
     folder,
     json_option,
     masks_option,
+    parse_share,
     parsed,
+    random_seed,
     set_argument,
     source_option,
     workers_option,
@@ -32,14 +33,6 @@ if TYPE_CHECKING:
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
-def parse_share(text: str) -> float:
-    match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < share <= 1:
-        raise ValueError("a share such as 5% or 0.05, more than 0 and at most 100%")
-    return share
-
-
 @click.command(short_help="Check a set against its checksums.")
 @set_argument
 @click.option("--quick", is_flag=True, help="Check sizes, headers, labels and orders, but no pixels.")
@@ -49,7 +42,7 @@ def parse_share(text: str) -> float:
     metavar="P%",
     help="Read only this share of the samples in the shards, at random: for routine checks of large sets.",
 )
-@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="Seed of the subset.  [default: random, printed]")
+@click.option("--seed", type=random_seed, help="Seed of the subset.  [default: random, printed]")
 @click.option("--digest", metavar="HEX", help="Digest that the set must have, or its first 12 digits or more.")
 @workers_option("Files to read at a time.", default=2)
 @json_option

@@ -53,7 +53,6 @@ def view(
     augmented: str | None,
     draws: int,
     against: Path | None,
-    columns: int | None,
     side: int | None,
     output: Path | None,
 ) -> None:
@@ -94,7 +93,7 @@ def view(
     elif against is not None:
         pictures, captions = _beside_sources(shards, chosen, captions, against)
         group, per_row = 2, 8
-    show_sheet(pictures, captions, output, columns=columns, side=side, group=group, per_row=per_row)
+    show_sheet(pictures, captions, output, side=side, group=group, per_row=per_row)
 
 
 def _damaged(shards: ShardSet) -> list[int]:

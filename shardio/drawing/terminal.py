@@ -23,16 +23,15 @@ def in_blocks(
     captions: Sequence[str],
     width: int,
     *,
-    columns: int | None = None,
     group: int = 1,
 ) -> Iterator[str]:
-    """Yields lines that show pictures in rows of `columns`, with their captions as text.
+    """Yields lines that show pictures in rows, with their captions as text.
 
-    By default each picture is at least 20 cells wide in a terminal of `width` cells. A row ends between groups of
+    Each picture is at least 20 cells wide in a terminal of `width` cells. A row ends between groups of
     `group` pictures, unless a group is longer than a row.
     """
     most = max(1, min((width + 1) // (_MIN_CELLS + 1), -(-len(pictures) // group) * group))
-    per_row = columns or max(count for count in range(1, most + 1) if count % group == 0 or group % count == 0)
+    per_row = max(count for count in range(1, most + 1) if count % group == 0 or group % count == 0)
     cells = max(1, (width + 1) // per_row - 1)
     for begin in range(0, len(pictures), per_row):
         row = slice(begin, begin + per_row)

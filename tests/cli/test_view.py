@@ -59,11 +59,13 @@ def test_view_draws_samples_of_a_class(out: Path, tmp_path: Path) -> None:
         (["--class", "c3", "--count", 4], [3] * 4),
         (["--per-class", 2], [label for label in np.unique(shards.labels) for _ in range(2)]),
     ):
-        called("view", out, *words, "--columns", len(labels), "--side", 12, "-o", tmp_path / "sheet.png")
+        called("view", out, *words, "--side", 12, "-o", tmp_path / "sheet.png")
         drawn = pixels_of(tmp_path / "sheet.png")
         found = []
+        row_height = (len(drawn) - 6) // -(-len(labels) // 8)
         for place, label in enumerate(labels):
-            picture = drawn[6:18, 6 + place * 16 : 16 + place * 16]
+            top, left = 6 + place // 8 * row_height, 6 + place % 8 * 16
+            picture = drawn[top : top + 12, left : left + 10]
             of_class = np.flatnonzero(shards.labels == label).tolist()
             found += [index for index in of_class if np.array_equal(shards[index].image, picture)]
         assert len(found) == len(set(found)) == len(labels)

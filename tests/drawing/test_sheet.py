@@ -78,23 +78,20 @@ def test_half_blocks_fit_the_terminal_and_show_the_colours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "columns", "group", "per_row"),
+    ("width", "group", "per_row"),
     [
-        (40, None, 1, 1),
-        (80, None, 1, 3),
-        (120, None, 1, 5),
-        (120, None, 2, 4),
-        (120, None, 9, 3),
-        (80, 8, 1, 8),
-        (9, None, 1, 1),
+        (40, 1, 1),
+        (80, 1, 3),
+        (120, 1, 5),
+        (120, 2, 4),
+        (120, 9, 3),
+        (9, 1, 1),
     ],
 )
-def test_captions_are_text_below_pictures_of_20_cells_or_more(
-    width: int, columns: int | None, group: int, per_row: int
-) -> None:
+def test_captions_are_text_below_pictures_of_20_cells_or_more(width: int, group: int, per_row: int) -> None:
     key = "train/\u732b\u732b\x07\x1b[31m/n01440764_10026.JPEG"
     captions = [f"{number}  cat\n{key}" for number in range(18)]
-    text = "\n".join(in_blocks([flat((1, 2, 3))] * 18, captions, width, columns=columns, group=group))
+    text = "\n".join(in_blocks([flat((1, 2, 3))] * 18, captions, width, group=group))
     lines = re.sub(r"\x1b\[[\d;]*m", "", text).split("\n")
     assert "\x1b[31m" not in text
     assert "\x07" not in text
