@@ -41,7 +41,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     shardio report out/ -o page.html --source imagenet/
     """
     from shardio.conversion.refused import read_refused_pictures
-    from shardio.conversion.writing.set_writer import read_rejects
+    from shardio.conversion.writing.publish import read_rejects
     from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
     from shardio.format.layout import REJECTS_NAME
     from shardio.system.files import write_output

@@ -57,7 +57,7 @@ from shardio.conversion.report import (
 )
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
-from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
+from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, FormatError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME

@@ -35,7 +35,7 @@ from shardio.conversion.sources.collection import Collection, Given, Origin, Sou
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.masks import MaskedOrigin
 from shardio.conversion.task import one_torch_thread, prepare
-from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, Reject
+from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.names import check_local
 

@@ -21,7 +21,7 @@ from shardio.conversion.sources.columns import ColumnTable, check_columns_file, 
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
 from shardio.conversion.sources.masks import with_masks
-from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
+from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, show
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, RowType, SampleShape, pixels_row
 from shardio.format.parse import first_repeated

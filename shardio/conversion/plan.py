@@ -17,7 +17,7 @@ from shardio.conversion.arrays import ArraySpec, check_count, check_splits
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.columns import ColumnTable
-from shardio.conversion.writing.set_writer import samples_per_shard
+from shardio.conversion.writing.publish import samples_per_shard
 from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,

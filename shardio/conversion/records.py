@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.sources.collection import UNREADABLE, digest
-from shardio.conversion.writing.set_writer import Reject
+from shardio.conversion.writing.publish import Reject
 from shardio.format.entries import ArrayShard, FileEntry, ShardEntry
 from shardio.format.layout import WORK_FOLDER, index_dtype
 from shardio.system.files import write_all, write_atomic

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardio.conversion.images.decode import decode_leniently
 from shardio.conversion.sources.detect import scan
-from shardio.conversion.writing.set_writer import Reject
+from shardio.conversion.writing.publish import Reject
 from shardio.errors import DecodeError
 
 

@@ -13,7 +13,7 @@ from shardio.conversion.duplicates import Duplicates
 from shardio.conversion.images.decode import JUNK
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, ShardRecord
-from shardio.conversion.writing.set_writer import Reject, read_rejects
+from shardio.conversion.writing.publish import Reject, read_rejects
 from shardio.errors import shortened
 from shardio.format.layout import REJECTS_NAME
 from shardio.format.manifest import Manifest

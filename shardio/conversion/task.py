@@ -32,7 +32,7 @@ from shardio.conversion.records import (
     save_record,
 )
 from shardio.conversion.sources.collection import Given, Source, digest
-from shardio.conversion.writing.set_writer import Reject
+from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
 from shardio.format.layout import crc32

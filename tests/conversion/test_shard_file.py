@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 from shardio.conversion.writing import shard_file as writer_module
-from shardio.conversion.writing.set_writer import Reject, ShardWriter
+from shardio.conversion.writing.publish import Reject
+from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES, IndexRows, ShardFileWriter
 from shardio.errors import ConvertError
 from shardio.format.entries import ShardEntry

@@ -298,6 +298,7 @@ WRONG_SAMPLES: dict[str, tuple[dict[str, Any], tuple[Any, ...], type[Exception],
     "a label too many": ({"labels": None}, (pixels_of(0), 1), TypeError, "no labels"),
     "a vector that is too short": ({"labels": ("float32", 3)}, (pixels_of(0), [1, 0]), ValueError, "labels"),
     "a number for a vector": ({"labels": ("float32", 3)}, (pixels_of(0), 1.0), ValueError, "labels"),
+    "a number beyond float32": ({"labels": "float32"}, (pixels_of(0), 1e39), ValueError, "float32"),
     "text as a number": ({"labels": "float32"}, (pixels_of(0), "1.0"), TypeError, "label"),
 }
 

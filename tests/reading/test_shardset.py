@@ -25,7 +25,8 @@ from deadlines import must_not_block
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-from shardio.conversion.writing.set_writer import ShardWriter, SplitContent, publish_set
+from shardio.conversion.writing.publish import SplitContent, publish_set
+from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes

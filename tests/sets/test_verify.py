@@ -18,7 +18,7 @@ from deadlines import must_not_block
 from folders import flip
 from pictures import sample_pixels
 
-from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
+from shardio.conversion.writing.publish import Reject, SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import SetNotFoundError
 from shardio.format.layout import SampleShape

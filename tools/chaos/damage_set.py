@@ -39,7 +39,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from shardio.cli.main import cli
-from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
+from shardio.conversion.writing.publish import Reject, SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import ArrayEntry

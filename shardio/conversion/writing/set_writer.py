@@ -1,14 +1,12 @@
-"""Publishes a set from finished shards: indexes, rejects, manifest. ShardWriter makes a set from arrays."""
+"""ShardWriter makes a set from arrays of the caller's."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
@@ -18,36 +16,30 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, check_splits, declare
 from shardio.conversion.sources.names import check_label
+from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, samples_per_shard
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
-from shardio.errors import ConvertError, FormatError
-from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, SplitEntry
+from shardio.errors import ConvertError
+from shardio.format.entries import ShardEntry
 from shardio.format.layout import (
-    HEADER_NBYTES,
     LABEL_ROW,
     LABELS_NAME,
     MANIFEST_NAME,
     MAX_KEY_NBYTES,
     REJECTS_NAME,
     RowType,
-    SampleShape,
     check_columns,
     check_sample_shape,
     check_split_name,
     index_name,
     key_field_nbytes,
-    sample_nbytes,
     shard_name,
 )
-from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import check_names_fit, commit_manifest
+from shardio.format.manifest_file import check_names_fit
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.names import check_local
-from shardio.sets.rows import ArrayWriter, write_index
-from shardio.system.files import make_folder, sweep_temporaries, write_atomic
-from shardio.system.opening import read_untrusted
+from shardio.sets.rows import ArrayWriter
+from shardio.system.files import make_folder, sweep_temporaries
 from shardio.version import __version__
-
-DEFAULT_SHARD_NBYTES = 1 << 30
 
 # Arguments of `append`, whose names no array can have.
 _PARAMETERS = ("self", "image", "label", "split", "key", "source_size", "columns")
@@ -57,93 +49,11 @@ LabelType = Literal["int64", "float32"] | tuple[Literal["float32"], int] | None
 _COLUMN_TYPES: dict[type, str] = {int: "<i8", float: "<f8"}
 
 
-@dataclass(frozen=True)
-class Reject:
-    """A source that was refused: a line of rejects.jsonl."""
-
-    split: str
-    key: bytes
-    reason: str
-    detail: str
-
-    def to_line(self) -> bytes:
-        """ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as `os.fsdecode` gives them."""
-        return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
-
-
-def read_rejects(path: Path) -> list[Reject]:
-    """Reads a rejects.jsonl, which another program may have written. The FormatError names a line that is none."""
-    rejects = []
-    for number, line in enumerate(read_untrusted(path).splitlines(), start=1):
-        try:
-            fields = json.loads(line)
-            split, key, reason, detail = (fields[name] for name in ("split", "key", "reason", "detail"))
-            if not all(isinstance(text, str) for text in (split, key, reason, detail)):
-                raise TypeError
-            rejects.append(Reject(split, os.fsencode(key), reason, detail))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise FormatError(
-                f"{path}: line {number}: expected a JSON object with split, key, reason and detail, found "
-                f"{line[:80]!r}; `shardio verify` lists all damage, and `shardio repair` makes the file again"
-            ) from None
-    return rejects
-
-
-@dataclass(frozen=True)
-class SplitContent:
-    """The finished shards of one split and their index rows, both in order, and its finished arrays."""
-
-    shards: Sequence[ShardEntry]
-    rows: NDArray[np.void]
-    arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
-    squashed: bool = False
-
-
-def samples_per_shard(shard_nbytes: int, sample_shape: SampleShape) -> int:
-    return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes(sample_shape))
-
-
-def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
-    lines = [reject.to_line() for reject in rejects]
-    data = b"".join(lines)
-    write_atomic(folder / REJECTS_NAME, data)
-    return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))
-
-
-def publish_set(
-    folder: Path,
-    sample_shape: SampleShape | None,
-    classes: Sequence[str],
-    splits: Mapping[str, SplitContent],
-    rejects: Iterable[Reject],
-    provenance: Mapping[str, Any],
-    class_names: Sequence[str] = (),
-) -> Manifest:
-    """Writes the indexes, rejects.jsonl and, last, the manifest. The set exists when this returns, or not at all."""
-    manifest = Manifest(
-        sample_shape=sample_shape,
-        classes=tuple(classes),
-        splits={
-            name: SplitEntry(
-                len(content.rows),
-                write_index(folder, name, content.rows),
-                tuple(content.shards),
-                arrays=dict(content.arrays),
-                squashed=content.squashed,
-            )
-            for name, content in splits.items()
-        },
-        rejects=_write_rejects(folder, rejects),
-        provenance=provenance,
-        class_names=tuple(class_names),
-    )
-    commit_manifest(folder, manifest)
-    return manifest
-
-
 def _label_row(labels: LabelType) -> RowType | None:
-    if labels is None or labels == "int64":
-        return labels and LABEL_ROW
+    if labels is None:
+        return None
+    if labels == "int64":
+        return LABEL_ROW
     if labels == "float32":
         return RowType("<f4", ())
     if isinstance(labels, tuple) and len(labels) == 2 and labels[0] == "float32":
@@ -155,7 +65,11 @@ def _as_float32(label: object) -> NDArray[np.float32]:
     found = np.asarray(label)
     if found.dtype.kind not in "biuf":
         raise TypeError(f"label must be a number or a vector of numbers, found {label!r:.80}")
-    return found.astype(np.float32)
+    with np.errstate(over="ignore"):
+        numbers = found.astype(np.float32)
+    if (np.isinf(numbers) & np.isfinite(found)).any():
+        raise ValueError(f"label must fit in float32, found {label!r:.80}")
+    return numbers
 
 
 @dataclass
@@ -273,7 +187,8 @@ class ShardWriter:
         Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
         """
         if (image is None) is not (self.sample_shape is None):
-            raise TypeError(f"image must be uint8 of {self.sample_shape}, found {type(image).__name__}")
+            expected = "left out, as the set has no pixels" if image is not None else f"uint8 of {self.sample_shape}"
+            raise TypeError(f"image must be {expected}, found {type(image).__name__}")
         number = self._check_label(label)
         key = key.encode() if isinstance(key, str) else key
         if len(key) > MAX_KEY_NBYTES:
