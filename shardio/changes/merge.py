@@ -58,8 +58,8 @@ def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOpti
     for draft, name in zip(drafts, names, strict=True):
         if draft.sample_shape != first.sample_shape:
             raise ConvertError(
-                f"{name}: expected samples of {first.sample_shape}, as in {names[0]}, found "
-                f"{draft.sample_shape}: convert one of them again"
+                f"{name}: expected samples of {first.sample_shape or 'no pixels'}, as in {names[0]}, found "
+                f"{draft.sample_shape or 'no pixels'}: convert one of them again"
             )
     drafts = _with_one_list_of_classes(drafts, names)
     splits: dict[str, SplitDraft] = {}
