@@ -108,11 +108,6 @@ def test_the_same_arrays_and_order_give_the_golden_bytes_again(tmp_path: Path) -
         assert (tmp_path / "out" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
 
 
-def test_the_pixels_of_stored_rows_are_those_of_a_set_without_orders() -> None:
-    for name in ("train-00000.npy", "train-00001.npy"):
-        assert (GOLDEN / name).read_bytes() == (DATA / "golden" / name).read_bytes()
-
-
 def test_golden_arrays_and_orders_are_a_header_and_rows() -> None:
     expected = {
         "train-order-0.npy": padded("<i8", "(3,)") + bytes([2, *[0] * 7, *[0] * 8, 2, *[0] * 7]),

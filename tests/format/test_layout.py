@@ -65,12 +65,10 @@ def test_shard_headers_are_these_bytes() -> None:
         b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2, 3, 3), }",
     )
     assert shard_header(2, (2, 3, 3)) == small
-    assert hashlib.sha256(small).hexdigest() == "c517f8f4cdeb88b5c9cc214eadc0eab66ede55ed015d7c0853c17fad60b4cbf6"
     imagenet = padded(
         b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (1281167, 256, 256, 3), }",
     )
     assert shard_header(1281167, (256, 256, 3)) == imagenet
-    assert hashlib.sha256(imagenet).hexdigest() == "8f49bd5ae10ea579256a310bca61eabc2fb75e65a3696b886e55efd54720b9a0"
 
 
 def test_index_headers_are_these_bytes() -> None:
@@ -79,13 +77,11 @@ def test_index_headers_are_these_bytes() -> None:
         b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (3,), }"
     )
     assert index_header(3, 20) == small
-    assert hashlib.sha256(small).hexdigest() == "498506b4f14e9d64a1fd2b8ee6fd6ee5aebab43b06b852cd4b73b4748d2196fe"
     imagenet = padded(
         b"\x93NUMPY\x01\x00\xf6\x0f{'descr': [('label', '<i8'), ('key', '|S28'), ('source_width', '<u4'), "
         b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (1281167,), }"
     )
     assert index_header(1281167, 28) == imagenet
-    assert hashlib.sha256(imagenet).hexdigest() == "6c52f7c3dfa6aea77cc93939b0924b3ad51160db5d959fa8366fc990f507bbb7"
 
 
 @pytest.mark.parametrize("num_samples", [1, 9, 10, 1281167, 10**10, 1 << 53])
@@ -175,29 +171,26 @@ def test_safe_names_are_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        ".",
-        "..",
-        ".hidden",
-        "-rf",
-        "_x",
-        "/x",
-        "a/b",
-        "../x",
-        "a\\b",
-        "a b",
-        " a",
-        "a\n",
-        "a\0b",
-        "a:b",
-        "a*",
-        "a~",
-        "\u00fc",
-        "n\u0430me",
-        "\u0661",
-        "\ud800",
-        "9" * 201,
-        "x" * 300,
+        *(
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "-rf",
+            "_x",
+            "/x",
+            "a/b",
+            "../x",
+            "a\\b",
+            "a b",
+            " a",
+            "a\n",
+            "a\0b",
+            "a:b",
+            "a*",
+            "a~",
+        ),
+        *("\u00fc", "n\u0430me", "\u0661", "\ud800", "9" * 201, "x" * 300),
     ],
 )
 def test_unsafe_names_are_refused(name: str) -> None:
@@ -228,18 +221,8 @@ def test_sample_shapes_are_accepted(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        (),
-        (1,),
-        (2, 2),
-        (1, 2, 3, 4),
-        (0, 1, 1),
-        (1, -1, 1),
-        (1, 1, 65537),
-        (1.0, 1, 1),
-        (True, 1, 1),
-        ("1", 1, 1),
-        (None, 1, 1),
-        (np.int64(1), 1, 1),
+        *((), (1,), (2, 2), (1, 2, 3, 4), (0, 1, 1), (1, -1, 1), (1, 1, 65537)),
+        *((1.0, 1, 1), (True, 1, 1), ("1", 1, 1), (None, 1, 1), (np.int64(1), 1, 1)),
     ],
 )
 def test_other_sample_shapes_are_refused(shape: tuple[int, ...]) -> None:
