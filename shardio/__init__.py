@@ -1,7 +1,7 @@
 """shardio: ImageNet-like image sets as memory-mapped uint8 shards, fed to training at the speed of memory.
 
-Names are imported from their modules when they are first used, so that reading a set needs only numpy, training needs
-torch besides, and only converting imports the image decoders.
+Names are imported from their modules when they are first used: reading a set needs only numpy, training also needs
+torch, and only converting imports the image decoders.
 """
 
 from __future__ import annotations

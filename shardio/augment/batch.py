@@ -1,6 +1,6 @@
 """Transforms of batches, and the batch that makes several of them one pass over the pixels.
 
-A batch on its way through transforms has its pixels as they were stored, and notes what is wanted of them: a region, a
+A batch on its way through transforms has its pixels as they were stored, and records what to make of them: a region, a
 size, a mirror image, a mean, a dtype. The pixels are computed where a transform needs them, and at the end.
 """
 
@@ -105,7 +105,7 @@ class Batch:
             )
 
     def unsquashed(self) -> Batch:
-        """Resizes squashed images to what they were before, which must be one size for all, unless they are cast."""
+        """Resizes squashed images to their original size, which must be the same for all, unless they are cast."""
         if self.boxes is not None or self.is_cast or (self.sizes == self.images.shape[2:]).all():
             return self
         return self.resized_to(self.sizes, self.interpolation, self.antialias)

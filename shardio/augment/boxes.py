@@ -103,8 +103,8 @@ _LOADED: ContextVar[Loaded | None] = ContextVar("shardio_loaded", default=None)
 
 
 def loaded(count: int) -> Loaded | None:
-    """Returns the batch of the loader that calls the function in which this thread is; None without one, or if it has
-    fewer than `count` samples."""
+    """Returns the batch of the loader that this thread works for; None without a loader, or if the batch has fewer
+    than `count` samples."""
     found = _LOADED.get()
     return found if found is not None and count <= len(found.draws.indices) else None
 

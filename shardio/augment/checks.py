@@ -1,4 +1,4 @@
-"""Checks arguments. Errors name the argument, what it must be, and what was found.
+"""Checks arguments. Errors name the argument, the expected values, and the value found.
 
 A transform has its checks where its arguments are: `p: Probability = 0.5`. `Described` calls them.
 """

@@ -1,4 +1,4 @@
-"""Color transforms. Names, arguments and results are those of torchvision."""
+"""Color transforms with the names, arguments and results of torchvision."""
 
 from __future__ import annotations
 

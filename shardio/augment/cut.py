@@ -1,8 +1,8 @@
 """What a transform sees of stored images, known before they are read: boxes depend on random numbers alone.
 
-A transform that begins with crops, resizes and flips is split behind them. Of the first part there is a Cut: which
+A transform that begins with crops, resizes and flips is split after them. A Cut describes the first part: which
 window of each image has to be read, and what the pixels become. Threads that read images compute them, a few at a
-time, from the windows alone. The rest of the transform goes on with the results.
+time, from the windows alone. The rest of the transform continues with the results.
 """
 
 from __future__ import annotations

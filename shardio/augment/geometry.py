@@ -1,4 +1,4 @@
-"""Rotations, affine maps and perspectives. Names, arguments and distributions are those of torchvision.
+"""Rotations, affine maps and perspectives with the names, arguments and distributions of torchvision.
 
 They come after the crop and the resize, and read the image that these make, as torchvision's do. One map composed of
 both would read the stored image once; but its result differs visibly: nearest neighbors are other pixels.

@@ -1,6 +1,6 @@
 """Policies: random operations at random magnitudes, drawn for each image. RandAugment, TrivialAugment and others.
 
-Operations, magnitudes and their distributions are those of torchvision's classes of the same names; TimmRandAugment is
+Operations, magnitudes and their distributions match torchvision's classes of the same names; TimmRandAugment matches
 the RandAugment that timm's configurations name.
 """
 

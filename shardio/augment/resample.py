@@ -1,6 +1,6 @@
 """A box of each image of a batch, resampled to one size: natively on the CPU, or by operations of torch anywhere.
 
-The result is that of Pillow's `crop` and `resize`, within one grey level: an antialiased filter, computed along the
+The result equals Pillow's `crop` and `resize` within one grey level: an antialiased filter, computed along the
 columns and the lines one after the other. Boxes need not be whole pixels, as those in an image that was squashed.
 """
 

@@ -1,6 +1,6 @@
-"""What is done to images after they have been resampled: one operation for each image of a batch, then the next.
+"""Operations on images that have been resampled: one for each image of a batch, then the next.
 
-A Step holds an operation for every image, so that each image has its own: its own magnitudes, its own choice, its
+A Step holds an operation for every image, so each image has its own magnitudes, its own choice, its
 own order. All images of a batch have one size then, and keep it. A list of steps is run by the kernel in C on the
 CPU, and by operations of torch elsewhere (`shardio.augment.pixels`); both give the same pixels, within one grey level.
 """
@@ -50,7 +50,7 @@ WARPS = frozenset({Op.AFFINE, Op.PERSPECTIVE})
 
 
 class Sampling(IntEnum):
-    """How an image is read between its pixels. Those of torchvision blend the fill color into the edge; Pillow's take
+    """How an image is read between its pixels. Torchvision's filters blend the fill color into the edge; Pillow's take
     the fill where the middle of a pixel comes from outside of the image, and repeat the edge otherwise."""
 
     NEAREST = 0

@@ -1,1 +1,1 @@
-"""Copies of sets on a node's own disk: who uses and fills them, what is evicted, and splits read through them."""
+"""Copies of sets on a node's own disk: who uses and fills them, eviction, and splits read through them."""

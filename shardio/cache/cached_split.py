@@ -212,7 +212,7 @@ class CachedSplit:
     A `shardio.reading.choose.SplitSource`. It holds a lease and knows the manifest from the start. `open` begins to
     stage, if need be, and opens the split. `close` ends the staging and the lease; it also runs when this dies.
 
-    `digest` and errors are those of `take_lease`. Raises SetNotFoundError if there is no such split.
+    `digest` and errors are as for `take_lease`. Raises SetNotFoundError if there is no such split.
     """
 
     _shards: ShardSet
@@ -309,7 +309,7 @@ class CachedSplit:
         return {"io_reason": self._staging.io_reason, "staging": staging}
 
     def stop(self) -> None:
-        """Tells the copying to end soon, and reads from the storage to fail. Does not wait; may be called again."""
+        """Makes the copying end soon, and reads from the storage fail. Does not wait; may be called again."""
         self._staging.stop()
 
     def close(self) -> None:

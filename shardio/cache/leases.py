@@ -93,7 +93,7 @@ class CopyPaths:
     def kept(self) -> Iterator[bool]:
         """Keeps the copy from being evicted inside the block, without counting as a use of it.
 
-        Yields False if the copy is being evicted, or has no lock. Errors are those of `open_in_cache`.
+        Yields False if the copy is being evicted, or has no lock. Raises the errors of `open_in_cache`.
         """
         try:
             lock = open_in_cache(self.lock)
@@ -146,7 +146,7 @@ class Lease(LockedFile):
 
     @classmethod
     def take(cls, paths: CopyPaths) -> Lease:
-        """Waits while an evictor renames the copy, for half a minute at most. Errors are those of `Cache.lease`."""
+        """Waits while an evictor renames the copy, for half a minute at most. Raises the errors of `Cache.lease`."""
         while True:
             with contextlib.ExitStack() as stack:
                 lock = stack.enter_context(open_lock(paths.lock))

@@ -110,7 +110,7 @@ def stage(
 def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tuple[Lease, Manifest]:
     """Returns a lease on the copy of the set in `storage`, which need not exist yet, and the set's manifest.
 
-    With a whole `digest` and a complete copy, the storage is not read. Errors are those of `Storage.load_manifest` and
+    With a whole `digest` and a complete copy, the storage is not read. Raises the errors of `Storage.load_manifest` and
     `Cache.lease`.
     """
     if digest is None or not is_digest(digest):
@@ -130,7 +130,7 @@ class Stager:
     others. Meanwhile, `lease.has` says which files are there, whichever process has copied them.
 
     Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done. `on_fill` is
-    called when this process gets the right to fill the copy; `on_progress` and `on_wait` are those of `stage`.
+    called when this process gets the right to fill the copy; `on_progress` and `on_wait` are as for `stage`.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Stager:
     def run(self) -> bool:
         """Returns True when the copy is complete, whichever process made it; False if `stop` was set before.
 
-        Errors are those of `stage`.
+        Raises the errors of `stage`.
         """
         self._cache.sweep()
         waiting = False

@@ -1,1 +1,1 @@
-"""The command `shardio`: one module for each subcommand, and what they share."""
+"""The command `shardio`: one module for each group of subcommands, and shared options and output."""

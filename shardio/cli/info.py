@@ -191,7 +191,7 @@ def _summary(
     verbose: bool,
 ) -> Iterator[str]:
     """Yields what matters first."""
-    from shardio.sets.history import describe_making
+    from shardio.sets.history import describe_making, flattened
     from shardio.sets.levels import first_split, stored_levels
     from shardio.sets.names import is_url
 
@@ -223,7 +223,7 @@ def _summary(
         yield f"  pixels  {levels_text(levels)}"
     yield f"  digest  {manifest.digest}"
     if verbose:
-        for key, value in _flat(manifest.provenance):
+        for key, value in flattened(manifest.provenance):
             yield f"  {key}: {value}"
     yield f"  use     {_use(name, manifest)}"
     yield next_step("verify" if fault else "find" if is_url(name) or not shape else "view", name)
@@ -323,18 +323,3 @@ def _stored(order: int, num_rows: int, in_use: list[int] | None) -> str:
 
 def _state(fault: str) -> str:
     return "damaged" if fault else "published"
-
-
-def _flat(values: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields each single value of nested ones, as JSON writes it if it is no text, and where it is."""
-    for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
-        if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(x, (dict, list)) for x in value)):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            yield f"{prefix}{name}", ", ".join(map(_text, value))
-        else:
-            yield f"{prefix}{name}", _text(value)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

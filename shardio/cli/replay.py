@@ -69,7 +69,7 @@ def replay(
 ) -> None:
     """Show which samples a training process had in its hands at one step, and what the model saw of them.
 
-    Order and augmentation follow from the seed, the epoch and the sample alone, so that no log is needed: give the
+    Order and augmentation follow from the seed, the epoch and the sample alone, so no log is needed: give the
     arguments of the ShardLoader as they were. After a resume on another number of ranks, --consumed or --state says
     where the batch is; --state is what `state_dict()` of the loader gave before it, also inside of a checkpoint. It has
     the order's seed; with --shuffle false, --seed still says what the transform drew by.

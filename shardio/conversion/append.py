@@ -1,4 +1,4 @@
-"""`append`: new images, converted as those of a set were, and merged with it into a new set."""
+"""`append`: converts new images with the options of a set, and merges both into a new set."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Makes the arrays of a shard: for each array a file with the values for the shard's samples, in their order.
 
-Arrays are made from the finished shard, one after the other, so that a shard costs no more memory for its arrays.
+Arrays are made from the finished shard, one after the other, so arrays cost no additional memory.
 """
 
 from __future__ import annotations

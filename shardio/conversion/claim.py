@@ -150,7 +150,7 @@ def copy_again(plan: Plan) -> None:
 
 
 def leave(out: Path, *, all_done: bool) -> None:
-    """Removes the work folder and the temporary files beside the published set, those of killed processes too.
+    """Removes the work folder and the temporary files next to the published set, also those left by killed processes.
 
     A process that is still at work, such as a lost machine that is not lost, must not replace a published file. Without
     the work folder it can begin no task, and without its temporary file it can end none. `all_done` says that this call

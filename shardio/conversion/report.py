@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class UnfinishedParts:
-    """What is missing when one part of a conversion is done and others are not."""
+    """The missing parts when one part of a conversion is done and others are not."""
 
     num_shards: int
     """All shards of the set."""

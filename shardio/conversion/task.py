@@ -65,7 +65,7 @@ class Control:
 
 
 class PreparedSample(NamedTuple):
-    """What is known of a sample when its pixels are in a row."""
+    """The facts about a sample whose pixels are in a row."""
 
     label: int
     source_size: tuple[int, int]

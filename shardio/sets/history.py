@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardio.errors import counted
@@ -15,7 +16,7 @@ _LONGEST_VALUE = 40
 
 
 def describe_change(operation: str, arguments: Mapping[str, Any], parents: Sequence[Manifest]) -> dict[str, Any]:
-    """Returns the provenance of the new set: facts alone, no paths, so that equal changes have equal provenances."""
+    """Returns the provenance of the new set: facts alone, no paths, so equal changes have equal provenances."""
     earlier: list[Any] = []
     for parent in parents:
         told = parent.provenance.get("earlier")
@@ -40,7 +41,7 @@ def describe_change(operation: str, arguments: Mapping[str, Any], parents: Seque
 
 
 def conversions_of(manifest: Manifest) -> list[dict[str, Any]]:
-    """Returns what is told of the conversions that made the pixels of the set."""
+    """Returns the recorded conversions that made the pixels of the set."""
     provenance = manifest.provenance
     if isinstance(provenance.get("conversion"), dict):
         return [{name: provenance[name] for name in ("conversion", "libraries") if name in provenance}]
@@ -51,7 +52,7 @@ def conversions_of(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def describe_making(manifest: Manifest) -> str:
-    """Returns in some words how the set was made; "" if its provenance does not tell."""
+    """Returns a short description of how the set was made; "" if its provenance has none."""
     parts = []
     provenance = manifest.provenance
     if isinstance(change := provenance.get("change"), dict):
@@ -78,3 +79,16 @@ def _short(value: object) -> str:
         return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def flattened(values: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the path and the text of each value in a provenance, such as ("conversion.size", "256, 256")."""
+    for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
+        if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(x, (dict, list)) for x in value)):
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

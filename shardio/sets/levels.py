@@ -1,7 +1,7 @@
 """Mean and standard deviation of a split's pixels, for each channel, as `Normalize` takes them.
 
-They are those of at most NUM_SAMPLES samples, which the number of samples alone decides, and of some lines of each. The
-sums are whole numbers, so that the result depends neither on how the samples are read nor on the machine. Only pixels
+They are measured on some lines of at most NUM_SAMPLES samples, which the number of samples alone decides. The
+sums are whole numbers, so the result depends neither on how the samples are read nor on the machine. Only pixels
 that have their crc32 count: no digest covers the result, so nothing would find it wrong later.
 """
 

@@ -1,6 +1,6 @@
 """Reads published sets in a folder or at an fsspec URL.
 
-A storage reads whole ranges of named files and lists folders. Errors and retries stay behind these calls.
+A storage reads whole ranges of named files and lists folders. Errors and retries are handled inside these calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Opens files that another user may have replaced with anything, and gives every descriptor an owner at once.
 
-`OpenFiles` keeps a few of many files open: a process may open only so many, and a set may have more.
+`OpenFiles` keeps a few of many files open: a process may open a limited number, and a set may have more.
 """
 
 from __future__ import annotations

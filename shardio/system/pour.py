@@ -151,7 +151,7 @@ class Attempts:
 
 
 def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
-    """Returns the error to raise when `what`, a label or a sample, could not be read after so many attempts."""
+    """Returns the error to raise when `what`, a label or a sample, could not be read after several attempts."""
     hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` lists all damage"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))

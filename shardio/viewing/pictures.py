@@ -24,7 +24,7 @@ _MAX_PER_CLASS = 24
 
 
 def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
-    """Opens all splits of the set in the folder `path`: first the one for training, then the others by name."""
+    """Opens all splits of the set in the folder `path`: the training split first, then the others by name."""
     folder = Path(path)
     manifest = load_manifest(folder)
     first = first_split(manifest.splits)
@@ -35,7 +35,7 @@ def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
 def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
     """Yields the pictures (height, width, channels) of these samples, in this order.
 
-    A picture is valid until the next one is requested. Errors are those of `ShardSet.gather`.
+    A picture is valid until the next one is requested. Raises the errors of `ShardSet.gather`.
     """
     size = max(1, _BATCH_NBYTES // shards.row_nbytes)
     out = np.empty((min(size, len(indices)), *shards.sample_shape), np.uint8)

@@ -1,14 +1,13 @@
 """`shardio report`: one HTML page about a set, with everything it needs inside.
 
 Names, keys and the provenance come from others. The template escapes all text, the script only ever makes text of it,
-and the page's policy names the hashes of its style and its script, so that a browser runs nothing else.
+and the page's policy names the hashes of its style and its script, so a browser runs nothing else.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from shardio.errors import bytes_text, counted, printable, shortened
 from shardio.format.manifest import Manifest
 from shardio.reading.sample import class_text
 from shardio.reading.shardset import ShardSet
+from shardio.sets.history import flattened
 from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, labels_for_page, make_overview
 from shardio.viewing.pictures import Thumbnail, keys_of, make_gallery, read_pictures
 from shardio.viewing.repeats import RepeatedSample
@@ -68,7 +68,7 @@ def make_report(
 ) -> tuple[bytes, SetOverview]:
     """Returns the page about a set, whose splits `open_splits` has opened, and the numbers on it.
 
-    `refused` are the images of its rejects.jsonl. Errors are those of `ShardSet.gather`.
+    `refused` are the images of its rejects.jsonl. Raises the errors of `ShardSet.gather`.
     """
     overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
@@ -101,7 +101,7 @@ def make_report(
             reasons=Counter(image.reason for image in refused).most_common(20),
             source_given=source_given,
             changes=list(_changes(overview.manifest.provenance)),
-            provenance=list(_flat(overview.manifest.provenance)),
+            provenance=list(flattened(overview.manifest.provenance)),
             max_facts=_MAX_FACTS,
         )
     )
@@ -198,11 +198,3 @@ def _changes(provenance: Mapping[str, Any]) -> Iterator[str]:
     for step in [*(earlier if isinstance(earlier, list) else []), provenance.get("change")]:
         if isinstance(step, dict):
             yield str(step.get("operation"))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value if isinstance(value, str) else json.dumps(value)

@@ -63,7 +63,7 @@ def describe_unsupported(data: bytes) -> tuple[Reason, str]:
 def read_orientation(data: bytes) -> int:
     """Returns the Exif orientation of a JPEG, PNG or WebP, 1 to 8; 1 (upright) if there is no valid orientation.
 
-    A broken Exif block is ignored, as viewers do: nobody who looks at the picture notices the block.
+    A broken Exif block is ignored, as viewers do.
     """
     if is_jpeg(data):
         return _orientation_in(_jpeg_exif(data))

@@ -128,7 +128,7 @@ class Numbering:
 
 
 def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
-    """Returns the meaning of the labels in each split. Class names in later splits must be among those of the first.
+    """Returns the meaning of the labels in each split. Later splits may only have class names of the first.
 
     If a collection has both integers and names, the rarer ones are wrong.
     """
