@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
-    """Returns the callback of an option that `parse` reads. It gives None if there is neither a value nor a default."""
+    """Returns a callback that parses an option; None if it has neither a value nor a default."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
         if value is None:
@@ -93,7 +93,7 @@ def parse_count(text: str, least: int = 1) -> int:
 
 
 def each(parse: Callable[[str], T], word: str | None = None) -> Any:
-    """Returns the callback of an option with commas between its values, each taken once. `word` stands for None."""
+    """Returns the callback of an option with values separated by commas, without repeats. `word` stands for None."""
 
     def parse_each(text: str) -> tuple[T | None, ...]:
         parts = [part.strip() for part in text.split(",")]
@@ -124,13 +124,13 @@ source_option = click.option(
     "--source",
     type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]),
     default="auto",
-    help="Kind of SRC. auto: detected from what is there.",
+    help="Kind of SRC. auto: detect it.",
 )
 columns_option = click.option(
     "--columns",
     type=folder,
     metavar="FILE",
-    help="CSV or parquet with a column `path`, and numbers that the index shall hold for each image.",
+    help="CSV or parquet with a column `path`, and numbers to store in the index for each image.",
 )
 masks_option = click.option(
     "--masks",
@@ -172,7 +172,7 @@ conditions = together(
         "selected",
         multiple=True,
         metavar="CLASS",
-        help="Class, by name, by name for people or by number. May be given again.",
+        help="Class by name, display name or number. May be given again.",
     ),
     click.option(
         "--key",
@@ -185,7 +185,7 @@ conditions = together(
         "--where",
         multiple=True,
         metavar="'COLUMN >= NUMBER'",
-        help="Comparison with a column of the index, such as 'source_width < 500'. Several must all hold.",
+        help="Comparison with a column of the index, such as 'source_width < 500'. Samples must match all of them.",
     ),
 )
 """The conditions that choose samples, named as in `Selection`, whose `classes` is `selected`."""
@@ -194,12 +194,12 @@ splits_option = click.option(
     "--split",
     multiple=True,
     metavar="NAME",
-    help="Split that is meant; several times for several.  [default: all]",
+    help="Split to use. May be given again.  [default: all]",
 )
 
 
 def parse_indices(text: str) -> list[int] | Path:
-    """Reads whole numbers with commas between them, and ranges such as 3-7; or the name of a file of numbers."""
+    """Parses integers separated by commas, and ranges such as 3-7; or the name of a file of numbers."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -217,7 +217,7 @@ indices_option = click.option(
     "--indices",
     callback=parsed(parse_indices),
     metavar="5,17,0-9|FILE.npy",
-    help="Numbers of samples of one split, in the order wanted, or a file of them or of a mask.",
+    help="Sample numbers of one split, in this order, or an NPY file of numbers or of a mask.",
 )
 
 
@@ -252,16 +252,16 @@ image_options = together(
             parsed(parse_size)(context, parameter, value) for value in values
         ),
         metavar="N|HxW",
-        help="Add a smaller size to the set, as the array `imageN`; several times for several.",
+        help="Add a smaller size to the set, as the array `imageN`. May be given again.",
     ),
     click.option(
         "--shard-size",
         callback=parsed(parse_nbytes),
         metavar="SIZE",
         default="1GiB",
-        help="Most bytes of one shard file, which also has at most 16,384 samples.",
+        help="Maximum size of a shard file. A shard also has at most 16,384 samples.",
     ),
     max_bad_option,
     columns_option,
 )
-"""What `convert` and `plan` must know alike about images and shards."""
+"""The options of `convert` and `plan` about images and shards."""

@@ -39,16 +39,23 @@ def _parse_shuffle(text: str) -> Shuffle:
 @click.command(short_help="Show the batch of a training step.")
 @set_argument
 @click.option("--split", default="train", help="Split that was trained on.")
-@click.option("--batch-size", type=click.IntRange(1), required=True, help="That of one rank.")
+@click.option("--batch-size", type=click.IntRange(1), required=True, help="Batch size of one rank.")
 @click.option("--epoch", type=click.IntRange(0), default=0)
-@click.option("--step", type=click.IntRange(0), help="Batches of this rank before it in the epoch.  [default: 0]")
-@click.option("--consumed", type=click.IntRange(0), help="Samples of all ranks before it in the epoch, instead.")
-@click.option("--state", type=folder, metavar="FILE", help="A loader's state instead: JSON, or a checkpoint of torch.")
+@click.option("--step", type=click.IntRange(0), help="Batches of this rank before this one in the epoch.  [default: 0]")
+@click.option(
+    "--consumed", type=click.IntRange(0), help="Samples of all ranks before this batch in the epoch, instead of --step."
+)
+@click.option(
+    "--state",
+    type=folder,
+    metavar="FILE",
+    help="Saved state of the loader, instead of --step: JSON or a torch checkpoint.",
+)
 @click.option("--rank", type=click.IntRange(0), default=0)
 @click.option("--world-size", type=click.IntRange(1), default=1)
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--shuffle", metavar="true|false|block[:SIZE,WINDOW]", callback=parsed(_parse_shuffle), default="true")
-@click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="That of the loader.")
+@click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="As in the loader.")
 @click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
 @click.option("--save", type=output_file, help="Write the batch there, as an NPZ.")
 @sheet_options
@@ -67,12 +74,12 @@ def replay(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show which samples a training process had in its hands at one step, and what the model saw of them.
+    """Show the samples of one training step on one rank, and what the model saw of them.
 
     Order and augmentation follow from the seed, the epoch and the sample alone, so no log is needed: give the
     arguments of the ShardLoader as they were. After a resume on another number of ranks, --consumed or --state says
-    where the batch is; --state is what `state_dict()` of the loader gave before it, also inside of a checkpoint. It has
-    the order's seed; with --shuffle false, --seed still says what the transform drew by.
+    where the batch is. --state takes the loader's `state_dict()` from before the batch, alone or inside a checkpoint,
+    and includes the seed of the order. With --shuffle false, --seed still seeds the transform.
 
     \b
     shardio replay out/ --batch-size 256 --seed 1 --epoch 3 --step 1234 \\
