@@ -166,8 +166,8 @@ class Cut:
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Where that kernel finds each image among the windows: its first byte, as if all of it were there, and the
-        bytes of a line, (B, 2)."""
+        """For the kernel on CUDA, of each image: the byte of the packed windows where its pixel (0, 0) would lie, and
+        the bytes of a line, int64 (B, 2)."""
         lines = self.windows.widths * self.num_channels
         firsts = self.ends[:-1] - self.windows.tops * lines - self.windows.lefts * self.num_channels
         return np.stack([firsts, lines], axis=1)

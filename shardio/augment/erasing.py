@@ -148,8 +148,9 @@ def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | 
 
 
 def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:
-    """Returns float32 (n, C, height, width): the part of each image's noise, of `shape`, (B, C, H, W), in a box.
+    """Returns normal noise for a box of each image, float32 (n, C, height, width).
 
+    `box` is (top, left, height, width) in images of `shape`, (B, C, H, W). The noise of a pixel does not depend on it.
     Each number depends on the image's key and on the pixel alone, and is one of 65,536 quantiles of the normal
     distribution. The numbers are the same on all devices.
     """

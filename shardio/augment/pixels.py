@@ -323,7 +323,7 @@ TABLES = frozenset(_TABLES)
 
 
 def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
-    """Returns what one of TABLES makes of each grey level in each channel, (n, C, 256)."""
+    """Returns the new grey level for each of the 256, by image and channel: uint8 (n, C, 256)."""
     made = np.clip(_TABLES[op](np.arange(256, dtype=np.float32), values), 0, 255).astype(np.uint8)
     return np.broadcast_to(made[:, None], (len(values), channels, 256)).copy()
 

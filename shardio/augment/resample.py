@@ -143,9 +143,10 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
-    """Returns (2, B, 4): for both axes and each image the box's start and length, and the limits of the filter.
+    """Returns the boxes as (2, B, 4): for each axis and image the box's start and length, and those of its limits.
 
-    Raises IndexError unless all boxes lie in their limits, and these in images of this size.
+    The filter sees nothing outside of the limits, `within`. Raises IndexError if a box is not inside its limits, or the
+    limits are not inside an image of this size.
     """
     spans = []
     for limit, start, length, low, room in (

@@ -225,7 +225,7 @@ class Targets:
         return replace(first, masks=masks, boxes=boxes)
 
     def arrays(self) -> dict[str, Tensor]:
-        """Returns all of them by their names, boxes as float32."""
+        """Returns masks and boxes by name, boxes as float32 (B, K, 5)."""
         return {**self.masks, **{name: settled(some, self.size).float() for name, some in self.boxes.items()}}
 
 

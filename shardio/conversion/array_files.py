@@ -139,8 +139,8 @@ def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixel
             return make_value(task, spec, source, pixels, size)
     except (DecodeError, TypeError, ValueError) as error:
         raise ConvertError(
-            f"{task.out / task.array_name(spec)}: {os.fsdecode(source.key)}: expected what was there when {task.name} "
-            f"was made, found {error}. Run the same command again"
+            f"{task.out / task.array_name(spec)}: {os.fsdecode(source.key)}: expected the source as it was when "
+            f"{task.name} was made, found {error}. Run the same command again"
         ) from error
 
 

@@ -51,7 +51,7 @@ class Windows:
         return slice(top, top + int(self.heights[number])), slice(left, left + int(self.widths[number]))
 
     def check_inside(self, height: int, width: int) -> None:
-        """Raises IndexError unless each has a pixel, and lies inside of samples of this size."""
+        """Raises IndexError if a window is empty, or not inside a picture of this size."""
         if len({len(values) for values in (self.tops, self.lefts, self.heights, self.widths)}) > 1:
             raise IndexError(f"expected as many tops, lefts, heights and widths; found {self}")
         for starts, sides, most in ((self.tops, self.heights, height), (self.lefts, self.widths, width)):

@@ -111,7 +111,7 @@ class Meter:
         self._listener.tell(self.snapshot, now)
 
     def step_seconds(self) -> float:
-        """Returns how long ago the batch before was received; 0.0 if this iterator has given none."""
+        """Returns the seconds since the previous batch was received; 0.0 before the first batch of an iterator."""
         return 0.0 if self._is_first else time.perf_counter() - self._since
 
     def snapshot(self) -> Snapshot:

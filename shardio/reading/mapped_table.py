@@ -55,8 +55,8 @@ class MappedTable:
         return tuple(self.rows[first:last] for first, last in spans)
 
     def stored(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of these samples in the table. Raises FormatError if the order names one that there is not,
-        and what `copy` raises."""
+        """Returns the rows of these samples in the table. Raises FormatError if the order names a row that does not
+        exist, and the errors of `copy`."""
         if self.order is None:
             return indices
         found = np.empty(len(indices), np.int64)

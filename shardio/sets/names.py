@@ -78,7 +78,7 @@ def catalogue_roots() -> list[str]:
 
 
 def candidates(place: str | os.PathLike[str]) -> list[str]:
-    """Returns where a set may lie that is called `place`: there, or as a child of every root, in their order."""
+    """Returns the paths to try for a set called `place`: a path itself; for a name, the name in each root, in order."""
     place = os.fspath(place)
     roots = catalogue_roots()
     if not roots or os.path.basename(place) != place or place in ("", ".", "..") or os.path.lexists(place):

@@ -218,7 +218,7 @@ def test_a_mask_that_changes_while_its_shard_is_made_ends_the_conversion_and_the
     with monkeypatch.context() as patch:
         patch.setattr("shardio.conversion.task.make_arrays", changing)
         with pytest.raises(
-            ConvertError, match=r"val-mask-0000\d.npy: val/a/0.png: expected what was there when val-0000"
+            ConvertError, match=r"val-mask-0000\d.npy: val/a/0.png: expected the source as it was when val-0000"
         ):
             convert(src, tmp_path / "out", **options)
     path.write_bytes(sound)

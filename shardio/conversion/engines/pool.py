@@ -184,7 +184,7 @@ class TaskLine:
         self._next_look = 0.0
 
     def report(self, done: int, refused: int, /) -> None:
-        """Adds to the counts, which are written at the next look."""
+        """Adds to the counts, which `stopped` writes to the file, about once a second."""
         self._counts += np.array((done, refused), _COUNTS.base)
 
     def stopped(self) -> bool:
