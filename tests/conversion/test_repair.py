@@ -189,6 +189,21 @@ def test_with_worker_processes_the_bytes_are_the_same(source: Path, sound: Path,
     assert hashes(out) == hashes(sound)
 
 
+def test_records_that_a_killed_conversion_left_do_not_stand_for_damaged_files(
+    source: Path, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:  # killed after the set was published, before its records were removed
+        patch.setattr("shardio.conversion.convert.leave", lambda out, *, all_done: None)
+        convert(source, out, **OPTIONS)
+    assert (out / ".convert" / "train-00000.npy.json").exists()
+    damaged = ("train-00000.npy", "train-00002.npy")
+    for name in damaged:
+        flip(out / name, -1)
+    assert repair(out, source, workers=TWO_PROCESSES).repaired == damaged
+    assert hashes(out) == hashes(sound)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"fit": "pad", "size": (12, 20)}, {"order": "shuffled", "seed": 9}, {"resample": "bilinear", "fit": "squash"}],

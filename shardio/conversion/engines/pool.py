@@ -167,10 +167,14 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
 
 
 def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
-    """Does a task. An executor may run one again that a lost worker has finished."""
+    """Does a task. An executor may run a task again that a lost worker has finished: then its record is enough.
+
+    Not so for a repair. A conversion that was killed right after it published has left records of damaged files.
+    """
     terms.check()
     line = TaskLine(terms.run_file, number)
-    return load_record(task) or do_task(task, Control(line.report, line.stopped, threads))
+    record = load_record(task) if task.wanted is None else None
+    return record or do_task(task, Control(line.report, line.stopped, threads))
 
 
 class TaskLine:
