@@ -34,8 +34,8 @@ class FileEntry:
     sha256: str
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
-        """Returns the first bytes of the file in a set of such samples (None: without pixels); empty if any bytes are
-        allowed."""
+        """Returns the bytes that the file must begin with; empty if it may begin with anything. `sample_shape` is None
+        in a set without pixels."""
         return b""
 
     def content(self) -> dict[str, Any]:
@@ -69,13 +69,13 @@ class ArrayShard(ShardEntry):
 class TableEntry(FileEntry):
     """A file that is small next to the pixels. Its bytes are compared with its sha256 when it is opened.
 
-    It assigns labels and stored rows to samples, for which no sample has a checksum of its own.
+    It assigns labels, or stored rows, to samples. Samples have no checksum for that, so the whole file is checked.
     """
 
 
 @dataclass(frozen=True)
 class RowsEntry(TableEntry):
-    """A file of numbers, one per row; its size gives the number of rows."""
+    """A file of numbers, one per row. The number of rows follows from the file's size."""
 
     row: ClassVar[RowType]
 
@@ -184,7 +184,7 @@ class SplitEntry:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """All files of the split: first those that opening reads, then shards."""
+        """All files of the split: first the index and orders, which opening reads, then shards and arrays."""
         arrays = self.arrays.values()
         return (self.index, *self.orders, *self.shards, *chain.from_iterable(array.files for array in arrays))
 
@@ -195,7 +195,7 @@ class SplitEntry:
 
     @property
     def label_row(self) -> RowType | None:
-        """The type of a label: an integer of the index, or float32 of the array of labels. None: there are none."""
+        """The type of a label: int64 in the index, or float32 in the array of labels; None if there are no labels."""
         if self.index.has_label:
             return LABEL_ROW
         return self.arrays[LABELS_NAME].row if LABELS_NAME in self.arrays else None

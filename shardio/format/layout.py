@@ -75,7 +75,7 @@ SampleShape = tuple[int, int, int]
 class RowType:
     """The type of one row of a file: `dtype` as in an NPY header, and the shape of the row.
 
-    Raises ValueError if an array must not have it.
+    Raises ValueError for a type or shape that docs/format.md does not allow.
     """
 
     dtype: str
@@ -97,7 +97,7 @@ class RowType:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def file_header(self, num_rows: int) -> bytes:
-        """Returns the first HEADER_NBYTES bytes of a file with this number of rows."""
+        """Returns the header of a file with `num_rows` rows: its first HEADER_NBYTES bytes."""
         return _rows_header(self, num_rows)
 
     def file_nbytes(self, num_rows: int) -> int:
@@ -115,8 +115,10 @@ LABELS_NAME = "labels"
 
 
 def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape | None) -> ArrayKind:
-    """Returns `kind` if the array `name`, of such rows, may have it in a set of such samples (None: without pixels).
-    Raises ValueError otherwise."""
+    """Returns `kind` if an array of this name and row type may have this kind. Raises ValueError otherwise.
+
+    `sample_shape` is None in a set without pixels.
+    """
     if kind not in get_args(ArrayKind):
         raise ValueError(f"an array's kind must be one of {', '.join(get_args(ArrayKind))}; found {show(kind)}")
     if name == LABELS_NAME and (kind != "array" or row.dtype != "<f4" or len(row.shape) > 1):
@@ -147,7 +149,7 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
 
 
 def find_wrong_box(boxes: NDArray[np.float32]) -> tuple[int, str] | None:
-    """Returns the first of the rows, (..., 5), that is no valid box, and the reason; None if all are valid."""
+    """Returns the number of the first invalid row of `boxes`, (..., 5), and the reason; None if all are valid."""
     rows = boxes.reshape(-1, 5)
     left, top, right, bottom, label = rows.T
     wrong = ~np.isfinite(rows).all(axis=1) | ((label >= 0) & ((left > right) | (top > bottom)))
@@ -162,7 +164,7 @@ IndexColumns = tuple[tuple[str, str], ...]
 
 
 def check_array_name(name: object) -> str:
-    """Returns `name` if an array may have it. Raises ValueError otherwise."""
+    """Returns `name` if it is a valid name for an array. Raises ValueError otherwise."""
     if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
         found = str(name)[:80]
         raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
@@ -172,7 +174,7 @@ def check_array_name(name: object) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a manifest may contain `name`: no folder, no hidden file, nothing a shell or a URL must quote."""
+    """Whether `name` is a valid name for a file of a set: no folder, not hidden, nothing that a shell or URL quotes."""
     return _SAFE_NAME.fullmatch(name) is not None
 
 
@@ -193,12 +195,12 @@ def order_name(split: str, number: int) -> str:
 
 
 def is_split_name(name: str) -> bool:
-    """Whether the files of a split with this name have safe names, however many shards it gets."""
+    """Whether files of a split called `name` would have safe names, with any number of shards."""
     return is_safe_name(shard_name(name, 999_999))
 
 
 def check_split_name(name: object) -> None:
-    """Raises ValueError unless a split may have this name."""
+    """Raises ValueError unless `name` is a valid name for a split."""
     if not isinstance(name, str) or not is_split_name(name):
         raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {show(name)}")
 
@@ -221,7 +223,7 @@ def shard_nbytes(num_samples: int, sample_shape: SampleShape) -> int:
 
 
 def check_sample_shape(sample_shape: tuple[int, ...]) -> SampleShape:
-    """Returns `sample_shape` if a set may have it. Raises ValueError otherwise."""
+    """Returns `sample_shape` if it is a valid (height, width, channels). Raises ValueError otherwise."""
     if len(sample_shape) != 3 or not all(type(n) is int and 0 < n <= MAX_SIDE for n in sample_shape):
         raise ValueError(
             f"sample shape must be (height, width, channels), each from 1 to {MAX_SIDE}; found {show(sample_shape)}"
@@ -242,14 +244,14 @@ def _rows_header(row: RowType, num_rows: int) -> bytes:
 
 
 def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
-    """Returns the first HEADER_NBYTES bytes of a shard of uint8 samples (num_samples, height, width, channels)."""
+    """Returns the header of a shard, its first HEADER_NBYTES bytes: uint8 (num_samples, height, width, channels)."""
     return pixels_row(sample_shape).file_header(num_samples)
 
 
 def key_field_nbytes(longest_key_nbytes: int) -> int:
-    """Returns the width of the key field for keys up to this length: the next number that is 4 modulo 8.
+    """Returns the width of the key field for keys of at most this length: the next number that is 4 modulo 8.
 
-    It aligns every field of a row naturally and makes the row a multiple of 8 bytes, without padding fields.
+    With this width all fields of a row are aligned, and the row is a multiple of 8 bytes, without padding.
     """
     return longest_key_nbytes + (4 - longest_key_nbytes) % 8
 
@@ -274,7 +276,7 @@ RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "index", "indices"
 
 
 def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
-    """Returns `columns` if an index may have them, each (name, type). Raises ValueError otherwise."""
+    """Returns `columns`, (name, type) each, if they are valid columns of an index. Raises ValueError otherwise."""
     if len(columns) > MAX_COLUMNS:
         raise ValueError(f"columns must be at most {MAX_COLUMNS}; found {len(columns)}")
     checked: dict[str, str] = {}
@@ -294,10 +296,9 @@ def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
 
 
 def index_dtype(key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> np.dtype[np.void]:
-    """Returns the type of a row: label, if there are integer labels; key (source path relative to SRC), source size,
-    crc32 of the pixels, `columns`.
+    """Returns the type of an index row: label (if labels are integers), key, source size, crc32, then `columns`.
 
-    Columns take 8 bytes each and follow a multiple of 8 bytes, so they are naturally aligned like all other fields.
+    The key is the source's path relative to SRC; the crc32 is of the pixels. All fields are naturally aligned.
     """
     if key_nbytes <= 0 or key_nbytes % 8 != 4:
         raise ValueError(f"key field must be 4 bytes more than a multiple of 8; found {key_nbytes}")
@@ -323,7 +324,7 @@ def with_fields(rows: NDArray[np.void], columns: IndexColumns, *, has_label: boo
 
 
 def index_header(num_samples: int, key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> bytes:
-    """Returns the first HEADER_NBYTES bytes of an index of `num_samples` rows of the `index_dtype` of these values."""
+    """Returns the header of an index of `num_samples` rows, its first HEADER_NBYTES bytes."""
     return _npy_header(str(_index_fields(key_nbytes, columns, has_label)), str((num_samples,)))
 
 

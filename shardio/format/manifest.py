@@ -1,4 +1,4 @@
-"""manifest.json as frozen values that check themselves, and back.
+"""The manifest of a set as frozen values that check themselves, from JSON and back.
 
 The manifest is the commit record of a shard set: it is written last, and a folder without a manifest holds no set. Its
 `digest` names the content: sha256 over the canonical JSON of everything except `digest` and `provenance`.
@@ -307,7 +307,7 @@ def _sample_shape(value: object, where: str) -> SampleShape | None:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Returns the manifest in these bytes. Raises FormatError, with the expected and the found value, for others."""
+    """Returns the manifest in `data`. Raises FormatError, with the expected and the found value, if it is invalid."""
     document = parse.document(data)
     # Name and version come first: a set of a later version may have any other keys.
     if type(document) is not dict or document.get("format") != FORMAT_NAME:

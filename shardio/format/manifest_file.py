@@ -23,15 +23,15 @@ _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 
 
 def check_manifest_nbytes(path: str | Path | FileAt, nbytes: int) -> None:
-    """Raises FormatError if the file is larger than any manifest, before it is read."""
+    """Raises FormatError if a file of this size is too large for a manifest. To be called before reading it."""
     if nbytes > MAX_MANIFEST_NBYTES:
         raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
 
 
 def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> Manifest:
-    """Returns the manifest of the set in `folder`. `digest` is for `check_digest`.
+    """Returns the manifest of the set in `folder`. With `digest`, it must have this digest: see `check_digest`.
 
-    Raises SetNotFoundError if there is none, and FormatError if it is invalid.
+    Raises SetNotFoundError if the folder has no manifest, and FormatError if the manifest is invalid.
     """
     path = Path(folder) / MANIFEST_NAME
     if not os.path.lexists(path):
@@ -49,7 +49,7 @@ def read_manifest(path: Path | FileAt, digest: str | None = None) -> Manifest:
 
 
 def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> Manifest:
-    """Returns the manifest in these bytes of the file `path`, for errors. `digest` is for `check_digest`."""
+    """Returns the manifest in `data`, the content of the file `path`. `digest` is as in `load_manifest`."""
     try:
         manifest = parse_manifest(data)
         check_digest(manifest, digest)
@@ -59,9 +59,9 @@ def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> M
 
 
 def check_digest(manifest: Manifest, digest: str | None) -> None:
-    """Raises FormatError unless the manifest has the pinned digest, or its first 12 digits or more; None pins nothing.
+    """Raises FormatError if the manifest has another digest than `digest`; with None, any digest is right.
 
-    Raises ValueError if `digest` is no digest.
+    The first 12 digits or more are enough. Raises ValueError if `digest` is not the beginning of a digest.
     """
     if digest is None:
         return
@@ -78,7 +78,7 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
 
 
 def check_split(place: object, manifest: Manifest, split: str) -> None:
-    """Raises SetNotFoundError, which names the set's `place`, if the set has no such split."""
+    """Raises SetNotFoundError if the set has no split of this name. `place` names the set in the message."""
     if split not in manifest.splits:
         found = ", ".join(sorted(manifest.splits))
         hint = did_you_mean(split, manifest.splits)

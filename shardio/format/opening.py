@@ -28,7 +28,10 @@ def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
 
 
 def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> OpenFile:
-    """Opens a file of a set of such samples as `open_sized` does, and compares its header byte for byte."""
+    """Opens a file of a set, and checks its size and, byte for byte, its header.
+
+    Raises FormatError if either differs from the manifest. `sample_shape` is None in a set without pixels.
+    """
     file = open_sized(path, entry)
     header = entry.header(sample_shape)
     try:
@@ -48,10 +51,10 @@ def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: Samp
 def open_sound(
     path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None, known: SoundFiles | None = None
 ) -> OpenFile:
-    """Opens as `open_checked` does, and compares the bytes of a table with its sha256.
+    """Opens as `open_checked` does. Of an index, an order or checksums, it also compares the sha256 of all bytes.
 
-    Does not read files in `known` again, and adds a file that is right. Raises OSError if the table's bytes cannot be
-    read, after some attempts.
+    Files in `known` are not hashed again; a file whose sha256 is right is added to it. Raises OSError if bytes cannot
+    be read after several attempts.
     """
     file = open_checked(path, entry, sample_shape)
     if not isinstance(entry, TableEntry):
@@ -94,7 +97,7 @@ def check_sha256(path: str | Path | FileAt, entry: FileEntry, found: str) -> Non
 
 
 def check_not_cut(path: str | Path | FileAt, entry: FileEntry, nbytes: int) -> None:
-    """Raises FormatError if an opened file has fewer bytes now."""
+    """Raises FormatError if `nbytes`, the size of an opened file now, is less than in the manifest."""
     if nbytes < entry.nbytes:
         raise FormatError(
             f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: another process cut it or "

@@ -79,14 +79,14 @@ def fault(where: str, expected: str, found: object) -> FormatError:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """Returns an object with any keys."""
+    """Returns a JSON object, with any keys, as a dict."""
     if type(value) is not dict:
         raise fault(where, "an object", value)
     return value
 
 
 def fields(value: object, where: str, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
-    """Returns an object with exactly these keys."""
+    """Returns a JSON object as a dict. It must have all of `keys`, may have `optional` keys, and no others."""
     found = mapping(value, where)
     if set(found) - optional != keys:
         missing, unknown = sorted(keys - set(found)), sorted(set(found) - keys - optional)
@@ -103,21 +103,21 @@ def sequence(value: object, where: str) -> list[Any]:
 
 
 def filled(value: object, where: str) -> list[Any]:
-    """Returns a list that must not be empty: its key would be left out, as equal sets have equal manifests."""
+    """Returns a list that is not empty. (An empty list must be left out, so equal sets have equal manifests.)"""
     if not sequence(value, where):
         raise fault(where, "at least one, or no such key", value)
     return sequence(value, where)
 
 
 def filled_mapping(value: object, where: str) -> dict[str, Any]:
-    """Returns an object that must not be empty."""
+    """Returns a JSON object that is not empty, as a dict."""
     if not mapping(value, where):
         raise fault(where, "at least one, or no such key", value)
     return mapping(value, where)
 
 
 def strings(value: object, where: str) -> tuple[str, ...]:
-    """Returns the strings in a list."""
+    """Returns a list of strings as a tuple."""
     return tuple(string(one, f"{where}[{i}]") for i, one in enumerate(sequence(value, where)))
 
 
@@ -128,7 +128,7 @@ def count(value: object, where: str, minimum: int = 0) -> int:
 
 
 def flag(value: object, where: str) -> bool:
-    """Returns True: a key that would be false is left out."""
+    """Returns True, the only value allowed: a flag that is false must be left out."""
     if value is not True:
         raise fault(where, "true, or no such key", value)
     return True
@@ -155,7 +155,7 @@ def sha256(value: object, where: str) -> str:
 
 
 def anything(value: object, where: str, depth: int = 0) -> None:
-    """Checks a value that may be anything that can be shown and written as JSON again."""
+    """Raises FormatError if a JSON value of any kind could not be printed, or not be written as JSON again."""
     if isinstance(value, str):
         string(value, where)
     if isinstance(value, (dict, list)):
@@ -166,7 +166,7 @@ def anything(value: object, where: str, depth: int = 0) -> None:
 
 
 def is_digest(text: str) -> bool:
-    """Whether this is the complete digest of a set."""
+    """Whether `text` is a complete digest: 64 hexadecimal digits."""
     return _SHA256.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""A split to be read: chooses the reader that suits it on this machine, and says why.
+"""Chooses the reader that suits a split on this machine, and gives the reason.
 
 The decision is a function of facts alone (`choose`), so every case can be tested; `look_at` finds the facts.
 """
@@ -32,7 +32,7 @@ _SHARE_FOR_READ_AHEAD = 0.25
 
 @dataclass(frozen=True)
 class ReaderFacts:
-    """The facts on which the choice rests. None is: unknown."""
+    """The facts that decide about the reader. None means unknown."""
 
     filesystem: str
     """Its kind, as mount(8) names it; "" if unknown."""
@@ -58,7 +58,7 @@ def fits_in_memory(facts: ReaderFacts) -> bool:
 
 
 def choose(facts: ReaderFacts) -> ReaderChoice:
-    """Returns the engine for io="auto"."""
+    """Returns the reader for io="auto", and the reason."""
     size = f"the set's {_gigabytes(facts.nbytes)}"
     fits = fits_in_memory(facts)
     room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
@@ -85,8 +85,8 @@ def choose(facts: ReaderFacts) -> ReaderChoice:
 def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> ReaderFacts:
     """Returns the facts for reading `num_samples` of a set: the arrays `tables`, "" for the pixels.
 
-    The job has yet to allocate `reserved_nbytes` for its batches, on this node. Its ranks begin at the same time, when
-    all of this memory still seems to be left.
+    `reserved_nbytes` is the memory that all ranks of the job on this node are about to allocate for batches: it still
+    seems to be free now.
     """
     kind = filesystem_kind(shards.path)
     left = memory_left()
@@ -107,7 +107,7 @@ def _resident_share(shards: ShardSet, tables: Sequence[str]) -> float | None:
 
 
 def check_io(io: str) -> None:
-    """Raises ValueError unless it is one of Io."""
+    """Raises ValueError unless `io` is one of the values of Io."""
     if io not in get_args(Io):
         raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
 
@@ -143,7 +143,7 @@ def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
 
 
 def alignment_of(shards: ShardSet) -> int | None:
-    """Returns the alignment that O_DIRECT demands where the shards lie; None where it does not work."""
+    """Returns the alignment that O_DIRECT requires for the set's files; None if O_DIRECT does not work there."""
     return direct_alignment(shards.path_of(shards.content.files[-1]))
 
 
@@ -166,7 +166,7 @@ class SplitSource(Protocol):
     def num_samples(self) -> int: ...
 
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
-        """Returns the split, to be read at once. `batches` are the indices that will be read first."""
+        """Returns the opened split. `batches` are the sample indices of the first batches that will be read."""
 
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
         """Returns the reader that `io` asks for, for `num_samples`: the arrays `tables`, "" for the pixels. The job has

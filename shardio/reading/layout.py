@@ -126,12 +126,13 @@ class SplitLayout:
         return f"{self.folder}/{entry.file}"
 
     def open_file(self, entry: FileEntry) -> OpenFile:
-        """Opens a file of the split, checked: of index, orders and checksums, every byte. A reader that opens a file
-        anew costs no second read of it, unless the file was changed or replaced."""
+        """Opens a file of the split and checks it, as `open_sound` does. A file that is opened again is not hashed
+        again, unless it was changed or replaced."""
         return open_sound(self.path_of(entry), entry, self.manifest.sample_shape, self._sound)
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns them as int64. Raises ValueError if they are no integers, IndexError if one is of no sample."""
+        """Returns sample indices as int64. Raises ValueError unless they are integers (n,), and IndexError if a sample
+        does not exist."""
         indices = np.asarray(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ValueError(
@@ -144,8 +145,10 @@ class SplitLayout:
     def check_gather(
         self, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None, name: str = ""
     ) -> NDArray[np.int64]:
-        """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold these samples' pixels, or
-        these windows of them, or their values of the array `name`: `ShardSet.gather` says when."""
+        """Checks the arguments of `ShardSet.gather`, or of `gather_array` with `name`. Returns the indices as int64.
+
+        Raises ValueError or IndexError as these functions do.
+        """
         indices = self.check_indices(indices)
         if windows is not None:
             _check_windows(out, self.sample_shape, len(indices), windows)
@@ -155,14 +158,14 @@ class SplitLayout:
         return indices
 
     def array(self, name: str) -> ArrayEntry:
-        """Returns what the manifest says of an array. Raises ValueError if the split has none of this name."""
+        """Returns the manifest's entry of an array. Raises ValueError if the split has no array of this name."""
         if name not in self.content.arrays:
             found = ", ".join(self.content.arrays) or "none"
             raise ValueError(f"{self.path}, {self.split}: expected an array of the split ({found}); found {name!r}")
         return self.content.arrays[name]
 
     def table_of(self, name: str) -> Table:
-        """Returns the table of an array, or of the pixels ("")."""
+        """Returns the table with the values of the array `name`, or with the pixels ("")."""
         if name:
             self.array(name)
             return self.arrays[name]
@@ -191,7 +194,7 @@ def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows:
 
 
 def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns C-contiguous memory of some samples as the bytes of each, uint8 (n, nbytes)."""
+    """Returns a view of C-contiguous memory, (n, ...), as bytes: uint8 (n, nbytes)."""
     nbytes = math.prod(out.shape[1:]) * out.itemsize
     rows: NDArray[np.uint8] = out.reshape(-1).view(np.uint8).reshape(len(out), nbytes)
     return rows

@@ -1,4 +1,4 @@
-"""A table whose files are mapped: rows of samples are copied out of memory, and storage that fails is asked again."""
+"""A table whose files are mapped. Rows of samples are copied out of the mapping; reads that fail are retried."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shardio.system.pour import Attempts, reading_failed
 
 
 class MappedTable:
-    """The rows of `table`, whose files lie in `folder`: valid when `place` was called for each of them.
+    """The rows of `table`, whose files lie in `folder`. Rows may be read once `place` was called for each file.
 
-    `order` is the mapped table of its order, if it has one. Any number of threads may read.
+    `order` is the mapped order of the table, if it has an order. Any number of threads may read.
     """
 
     def __init__(self, table: Table, folder: str, order: MappedTable | None = None) -> None:
@@ -45,7 +45,7 @@ class MappedTable:
         return f"{self.folder}/{entry.file}"
 
     def place(self, number: int, file: OpenFile) -> None:
-        """Maps file `number`, whose size and header were checked on this descriptor, and closes it."""
+        """Maps file `number` of the table, and closes its descriptor. Size and header must have been checked on it."""
         self._mapping.place(number, file)
 
     @property
@@ -55,7 +55,7 @@ class MappedTable:
         return tuple(self.rows[first:last] for first, last in spans)
 
     def stored(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of these samples in the table. Raises FormatError if the order names a row that does not
+        """Returns the row numbers of samples in the table. Raises FormatError if the order names a row that does not
         exist, and the errors of `copy`."""
         if self.order is None:
             return indices
@@ -65,7 +65,7 @@ class MappedTable:
         return found
 
     def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of these samples in the mapping."""
+        """Returns the row numbers of samples in the mapping, `rows`."""
         stored = self.stored(indices)
         if len(self.table.files) == 1:
             return stored
@@ -80,8 +80,8 @@ class MappedTable:
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
         """Copies the rows of samples that exist into `out`, uint8 (len(indices), row_nbytes).
 
-        What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
-        file was cut. `name` is the part of the row that is read, for that message.
+        A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
+        file was truncated. `name` names the part of the row for that message.
         """
         numbers = self.numbers(indices)
         done = copy_rows(self.rows, numbers, out)
@@ -91,8 +91,10 @@ class MappedTable:
     def copy_windows(
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
     ) -> None:
-        """Copies windows of the samples' rows, which are pictures of this shape, one after the other into `out`, uint8
-        (n,), as `copy` does."""
+        """Copies a window of each sample's picture into `out`, uint8 (n,), one after the other, as `copy` does.
+
+        `shape` is (height, width, channels) of the pictures.
+        """
         numbers = self.numbers(indices)
         images = self.rows.reshape(-1, *shape)
         ends = (windows.num_pixels * shape[2]).cumsum()
@@ -109,11 +111,11 @@ class MappedTable:
         starts: NDArray[np.int64] | int = 0,
         nbytes: NDArray[np.int64] | None = None,
     ) -> None:
-        """Has the kernel begin to read the rows of these samples, or `nbytes` of each from its byte `starts` on."""
+        """Asks the kernel to read the rows of samples ahead, or of each row `nbytes` from byte `starts` on."""
         will_need(self.rows, self.numbers(indices), starts, nbytes)
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:
-        """Returns the file of a sample's row, and the row's first byte in it."""
+        """Returns the file with a sample's row, and the offset of the row in the file."""
         files, offsets = self.table.locate(self.stored(np.array([sample])))
         return self.table.files[int(files[0])], int(offsets[0])
 
@@ -147,7 +149,7 @@ class MappedTable:
 
 
 def check_stored(rows: NDArray[np.int64], indices: NDArray[np.int64], table: Table, folder: str) -> None:
-    """Raises FormatError if the table lacks one of these rows, which its order gives for samples."""
+    """Raises FormatError if a row in `rows`, which the table's order gives for samples, does not exist."""
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
         assert table.order is not None
         at = int(np.argmax((rows < 0) | (rows >= len(table))))

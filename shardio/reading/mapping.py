@@ -87,7 +87,7 @@ class RowMapping:
         self._address = self.rows.ctypes.data - HEADER_NBYTES
 
     def place(self, number: int, file: OpenFile) -> None:
-        """Maps file `number`, whose size and header were checked on this descriptor, and closes it."""
+        """Maps file `number`, and closes its descriptor. Size and header must have been checked on it."""
         address, nbytes = self._address + self._places[number], self._nbytes[number]
         flags = mmap.MAP_SHARED | _MAP_FIXED
         with file:
@@ -110,8 +110,8 @@ def will_need(
     starts: NDArray[np.int64] | int = 0,
     nbytes: NDArray[np.int64] | None = None,
 ) -> None:
-    """Has the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
-    `starts` on. Does not wait for them."""
+    """Asks the kernel to read rows of a RowMapping into the page cache, or of each row `nbytes` from byte `starts` on.
+    Does not wait."""
     first, last = _pages_of(rows, numbers, starts, nbytes)
     spans = np.empty((len(numbers), 2), np.uint64)
     spans[:, 0] = first * mmap.PAGESIZE
@@ -122,9 +122,9 @@ def will_need(
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
-    """Returns which share of these rows of a RowMapping is in the page cache, going by the middle page of each (Linux).
+    """Returns the share of rows of a RowMapping that is in the page cache, judged by each row's middle page (Linux).
 
-    The kernel says that all of a file is there if this user neither owns it nor may write to it.
+    For files that the user neither owns nor may write to, the kernel always reports everything as cached.
     """
     first, last = _pages_of(rows, numbers)
     answer = ctypes.c_ubyte()

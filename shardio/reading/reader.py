@@ -28,7 +28,7 @@ _thread = threading.local()
 
 
 class BatchMemory(Protocol):
-    """Where a batch is read to. `more` has the arrays and columns of the request, by name."""
+    """The memory that a batch is read into. `more` has the arrays and columns of the request, by name."""
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
@@ -60,8 +60,8 @@ class Request:
 
 
 class ReadCounts(NamedTuple):
-    """Counts since the reader was made: bytes that it read, and requests that it made again. For some of the samples
-    that were announced, it looks into the page cache when they are due: how many it looked for, and found."""
+    """Counts since the reader was made: bytes read, and reads that were retried. `looked_for` counts announced samples
+    that were looked for in the page cache when they were due, and `found` how many of them were there."""
 
     nbytes: int
     retries: int
@@ -70,7 +70,7 @@ class ReadCounts(NamedTuple):
 
 
 class Reader:
-    """Reads samples of one set. Thread safe. A way of reading is a subclass with its own `copy` and `copy_windows`."""
+    """Reads samples of one set. Thread safe. Subclasses implement `copy` and `copy_windows`."""
 
     name: str
     """Its name in `stats()`."""
@@ -82,8 +82,8 @@ class Reader:
         self._sums: dict[int, list[int]] = {}
 
     def read(self, request: Request, memory: BatchMemory, part: slice) -> None:
-        """Reads some samples of the request into their places. Raises OSError if the storage fails, FormatError if it
-        has other bytes than the set."""
+        """Reads the samples `part` of the request into the same places of `memory`. Raises OSError if the storage
+        fails, and FormatError if its files differ from the manifest."""
         indices = request.indices[part]
         if not len(indices):
             return
@@ -135,8 +135,8 @@ class Reader:
 
     @property
     def whole_lines(self) -> int:
-        """0 if any window of the pictures is read at the cost of its bytes. Otherwise windows are best whole lines,
-        beginning and ending at multiples of this number: they then need no other copy."""
+        """0 if a window costs only its own bytes. Otherwise windows should be whole lines of the picture, from and to
+        multiples of this number: then no second copy is needed."""
         return 0
 
     def begin_epoch(self) -> bool:
@@ -145,13 +145,13 @@ class Reader:
         return False
 
     def will_read(self, request: Request) -> None:
-        """Announces that this will be read soon. Never raises."""
+        """Announces a request that will be read soon. Never raises."""
 
     def counts(self) -> ReadCounts:
         return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._sums.values()), strict=True)))
 
     def close(self) -> None:
-        """Gives back descriptors. Reads under way finish; others fail. May be called again."""
+        """Closes the descriptors. Reads under way finish; later reads fail. May be called again."""
 
     def _count(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
         sums = self._sums.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
@@ -214,7 +214,10 @@ class MappedReader(Reader):
 
 
 def thread_memory(nbytes: int, usual: int) -> NDArray[np.uint8]:
-    """Returns memory of this thread, uint8 (nbytes,), valid until its next call. At least `usual` bytes are kept."""
+    """Returns scratch memory of the calling thread, uint8 (nbytes,), valid until the thread's next call.
+
+    The memory is kept for reuse, and is at least `usual` bytes large.
+    """
     memory: NDArray[np.uint8] | None = getattr(_thread, "memory", None)
     if memory is None or len(memory) < nbytes:
         memory = _thread.memory = aligned_empty((max(nbytes, usual),))

@@ -1,4 +1,4 @@
-"""A sample, and how a person at a prompt sees some: captions, a sheet of pictures, and HTML in a notebook.
+"""A sample, and ways to show samples to people: captions, a sheet of pictures, and HTML in a notebook.
 
 Drawing is imported when it is asked for. A set is read without Pillow.
 """
@@ -64,7 +64,7 @@ def some_of(count: int, most: int) -> NDArray[np.int64]:
 def captions_of(
     numbers: Sequence[int], labels: Sequence[Any], keys: NDArray[np.bytes_], class_names: Sequence[str]
 ) -> list[str]:
-    """Returns for each sample its number, its class as people call it or its label, and the end of its key."""
+    """Returns a caption for each sample: its number, the name of its class or its label, and the end of its key."""
     captions = []
     for number, label, key in zip(numbers, labels, keys.tolist(), strict=True):
         captions.append(
@@ -74,7 +74,7 @@ def captions_of(
 
 
 def class_text(label: object, class_names: Sequence[str]) -> str:
-    """Returns the class as people call it; else the label itself, and nothing for None."""
+    """Returns the readable name of a label's class; the label as text if it is no class number, and "" for None."""
     if isinstance(label, int) and 0 <= label < len(class_names):
         return class_names[label]
     return "" if label is None else shortened(str(label), _LONGEST_LABEL)
@@ -90,7 +90,7 @@ def sheet_of(
 
 
 def table_html(facts: Mapping[str, str]) -> str:
-    """Returns a table of names and texts."""
+    """Returns an HTML table with a row for each name and its text."""
     rows = (
         f"<tr><th style='text-align:left'>{_text(name)}</th><td>{_text(text)}</td></tr>" for name, text in facts.items()
     )
@@ -98,7 +98,7 @@ def table_html(facts: Mapping[str, str]) -> str:
 
 
 def pictures_html(pictures: Iterable[NDArray[np.uint8]], captions: Iterable[str]) -> str:
-    """Returns small pictures in a row; each shows its caption where one points at it. "" without Pillow."""
+    """Returns HTML with small pictures in a row, each with its caption as a tooltip; "" without Pillow."""
     try:
         from shardio.drawing.sheet import thumbnail
     except ImportError:

@@ -1,4 +1,4 @@
-"""An opened split of a published set: checked, mapped, and then nothing but memory.
+"""An opened split of a published set: its files are checked and mapped once, and then are memory.
 
 Everything that docs/format.md demands is checked before a byte is mapped, on the descriptor that is mapped. The sha256
 of the index and of orders is compared as well. The sha256 of pixels and arrays would cost a read of the whole set:
@@ -46,16 +46,16 @@ def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: s
     """Opens one split of the set in the folder `path`, or of that name in the catalogue (`shardio.sets.names`).
 
     `digest` pins the content, all of the set's splits: the digest that `shardio info` prints, or its first 12 digits or
-    more. Raises SetNotFoundError if there is no set or no such split; FormatError if it is another set than the pinned
-    one, or if any file is not what the manifest says.
+    more. Raises SetNotFoundError if there is no set or no such split; FormatError if the set has another digest, or if
+    a file differs from the manifest.
     """
     path = find_folder(path)
     return ShardSet(Path(path), load_manifest(path, digest), split)
 
 
 def position_of(index: SupportsIndex, count: int) -> int:
-    """Returns which of `count` samples `index` is, counted from the end if it is negative. Raises IndexError if it is
-    none of them, TypeError if it is no integer."""
+    """Returns `index` as a number from 0 to count - 1; negative indices count from the end. Raises IndexError if it is
+    out of range, and TypeError if it is not an integer."""
     number = as_integer("index", index)
     if not -count <= number < count:
         raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
@@ -106,7 +106,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes' names for people, in their order: "tench" for n01440764. `classes` if the set has none."""
+        """Readable names of the classes, in their order: "tench" for n01440764. Without such names, `classes`."""
         return self.manifest.class_names or self.manifest.classes
 
     @property
@@ -175,8 +175,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return list(pictures), self.captions(numbers)
 
     def captions(self, indices: Sequence[int] | NDArray[np.int64]) -> list[str]:
-        """Returns for each of these samples its number, its class as people call it, and the end of its key, on two
-        lines."""
+        """Returns a caption of two lines for each sample: its number, the name of its class, and the end of its key."""
         numbers = self.check_indices(np.asarray(indices))
         keys = self.column_of("key", numbers)
         labels = [None] * len(numbers) if self.content.label_row is None else self.labels_of(numbers).tolist()
@@ -213,12 +212,12 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return label.item() if isinstance(label, np.generic) else label
 
     def expect_random_reads(self, name: str = "") -> None:
-        """Asks the kernel to read touched pages alone, of the pixels or of the array `name`: see `will_read`."""
+        """Asks the kernel not to read around the pages that are touched, in the pixels or in the array `name`."""
         advise_random(self.mapped(name).rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
-        """Has the kernel begin to read these samples into the page cache: their pixels, or the lines that a window of
-        each crosses, or their values of the array `name`. A hint: it never fails and hardly waits."""
+        """Asks the kernel to read samples into the page cache: their pixels, or only the lines of each window, or their
+        values of the array `name`. A hint: it never fails and hardly waits."""
         known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         inside = (known >= 0) & (known < len(self))
         some = known[inside].astype(np.int64, copy=False)
@@ -230,10 +229,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             self.mapped().will_need(some, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
-        """Returns the share of these samples, or of the split, that is in the page cache, estimated from at most `most`
-        of them: of their pixels, or of their values of the array `name`.
+        """Returns the share of the samples `indices`, by default all, that is in the page cache: of their pixels, or of
+        their values of the array `name`. At most `most` samples are looked at.
 
-        None if that is unknown: the kernel answers only users who own the files or may write to them.
+        None if it is unknown: the kernel answers only users who own the files or may write to them.
         """
         if not self._residency_is_told:
             return None
@@ -256,8 +255,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         anything is copied, if an index is negative or too large, or a window not inside its sample. The copying
         releases the GIL; threads may gather at the same time into different memory.
 
-        What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
-        file was cut. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
+        A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
+        file was truncated. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
         """
         indices = self.check_gather(indices, out, windows)
         if not len(indices):
@@ -281,7 +280,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @eager
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the crc32 that the values of an array should have, for these samples, which must exist."""
+        """Returns the stored crc32 of an array's value for each sample, uint32. The samples must exist."""
         self.array(name)
         return self.copy_crc32s(name, self.check_indices(indices))
 
@@ -294,7 +293,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return found
 
     def mapped(self, name: str = "") -> MappedTable:
-        """Returns the mapped files of an array, or of the pixels."""
+        """Returns the mapped table of the array `name`, or of the pixels ("")."""
         if name not in self._mapped:
             number = self.array(name).order if name else self.content.order
             # Two threads may map it at the same time; one of the mappings then goes.
@@ -302,7 +301,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self._mapped[name]
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:
-        """Returns the shard of a sample that exists, and the sample's first byte in that file."""
+        """Returns the shard file of a sample that exists, and the sample's offset in that file."""
         return self.mapped().locate_one(sample)
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -323,7 +322,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns a copy of a column of the index for these samples, which must exist. Raises the errors of `gather`.
 
-        `index[name]` is a view of the mapping instead, where a page that cannot be had ends the process.
+        `index[name]` is a view of the mapping instead: there, a page that cannot be read ends the process.
         """
         names = self.index.dtype.names or ()
         if name not in names:
