@@ -111,7 +111,7 @@ def _parse_arrays(
         if not (name and path) or name in arrays:
             raise click.BadParameter(f"expected NAME=FILE.npy or NAME:KIND=FILE.npy, each name once; found {value!r}")
         if kind and kind not in get_args(ArrayKind):
-            raise click.BadParameter(f"expected a kind of {', '.join(get_args(ArrayKind))}; found {kind!r}")
+            raise click.BadParameter(f"kind must be one of {', '.join(get_args(ArrayKind))}; found {kind!r}")
         arrays[name] = (kind or "array", Path(path))  # type: ignore[assignment]
     return arrays
 

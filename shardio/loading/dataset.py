@@ -55,7 +55,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.arrays = parts.array_names
         if transform is not None and (still := (*parts.masks, *parts.boxes)):
             raise ValueError(
-                f"transform gets the image alone, and {', '.join(still)} would stay where they are: leave it out, and "
+                f"transform gets only the image, so {', '.join(still)} would not move with it: leave it out, and "
                 "change the whole sample in a dataset around this one"
             )
         channels = self.shards.sample_shape[2] if parts.pixels else 1
