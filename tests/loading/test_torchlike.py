@@ -171,7 +171,7 @@ def test_a_data_loader_around_a_loader_is_told_to_be_left_out(
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     with loader_of() as loader:
         around: DataLoader[Any] = DataLoader(loader, **options)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="leave out the DataLoader around it, or give that a ShardDataset"):
+        with pytest.raises(TypeError, match="do not wrap it in a DataLoader, or wrap a ShardDataset"):
             next(iter(around))
     del around
     gc.collect()  # closes the pipes to workers that have ended
