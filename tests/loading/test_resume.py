@@ -232,7 +232,7 @@ def test_a_state_with_other_keys_is_refused(loader_of: Callable[..., ShardLoader
         with pytest.raises(ValueError, match="this is not the state of a ShardLoader: it lacks digest, split, "):
             loader.load_state_dict(state)
     for more in (1, None):
-        with pytest.raises(ValueError, match=f"its more is {more}, this loader's None"):
+        with pytest.raises(ValueError, match=f"its more is {more}, this loader's is None"):
             loader.load_state_dict({**loader.state_dict(), "more": more})
     assert len(indices_of(loader)) == 61
 

@@ -152,7 +152,7 @@ def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path) -> Non
             whole.transform = loader.transform = transform
             batches = iter(loader)
             found = [next(batches)]
-            with pytest.raises(RuntimeError, match="between epochs only; found one with 6 batches to come"):
+            with pytest.raises(RuntimeError, match="between epochs only; found an epoch with 6 batches to come"):
                 loader.transform = torch.clone
             assert loader.transform is transform
             found += batches
