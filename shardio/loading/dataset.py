@@ -1,4 +1,4 @@
-"""The same samples as a map-style dataset, for code that already has a torch DataLoader."""
+"""A set as a map-style dataset, for code that already has a torch DataLoader."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PIL_CHANNELS = (1, 2, 3, 4)
 
 
 class ShardDataset(Dataset[tuple[Any, ...]]):
-    """Samples (image, label): `image` a copy, uint8 (C, H, W), or what `transform` makes of it; `label` an int, a float
-    or float32 (K,), or what `target_transform` makes of it. A part that the split does not have is left out.
+    """A map-style dataset of samples (image, label). A part that the split does not have is left out.
 
-    With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms. With `arrays`,
-    names of arrays of the split, samples end in a dict of tensors by name, which are copies. A `transform` with masks
-    or boxes is a ValueError, as it would not move them.
+    `image` is a copy, a uint8 tensor (C, H, W), or with image="pil" a PIL image, as in torchvision's ImageFolder.
+    `label` is an int, a float or a float32 tensor (K,). `transform` and `target_transform` are called on them. With
+    `arrays`, names of arrays of the split, samples end in a dict of tensors by name, which are copies. Raises
+    ValueError if `arrays` has masks or boxes and there is a `transform`, which would change the image alone.
 
     Works in forked and in spawned DataLoader workers: a pickle holds the path, and each process maps the set again.
     """
@@ -55,8 +55,8 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.arrays = parts.array_names
         if transform is not None and (still := (*parts.masks, *parts.boxes)):
             raise ValueError(
-                f"transform gets only the image, so {', '.join(still)} would not move with it: leave it out, and "
-                "change the whole sample in a dataset around this one"
+                f"transform gets only the image, so {', '.join(still)} would not change with the image: leave out "
+                "transform=, and change whole samples in a dataset that wraps this one"
             )
         channels = self.shards.sample_shape[2] if parts.pixels else 1
         if image == "pil" and channels not in _PIL_CHANNELS:
@@ -72,7 +72,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
 
     @cached_property
     def targets(self) -> list[Any]:
-        """All labels in order, made at the first access."""
+        """The labels of all samples, in order. Computed at the first access."""
         labels: list[Any] = self.shards.labels.tolist()
         return labels
 
@@ -87,7 +87,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
 
     @eager
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Many samples with one gather; DataLoader calls this with a whole batch of indices."""
+        """Returns several samples, copied at once. DataLoader calls it with the indices of a batch."""
         wanted = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         parts: list[Iterable[Any]] = []
         if self.shards.has_pixels:

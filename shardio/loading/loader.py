@@ -1,4 +1,4 @@
-"""ShardLoader: the options, the order and the pipeline of a loader, put together."""
+"""ShardLoader, which iterates over the batches of one split."""
 
 from __future__ import annotations
 
@@ -36,46 +36,47 @@ class ShardLoader(LikeDataLoader):
 
     A batch is a tuple of the parts that exist, in this order: images, uint8 (B, C, H, W) in channels_last memory;
     labels, int64 (B,), or float32 (B,) or (B, K) where the set has such labels; sample indices, int64 (B,); a dict of
-    arrays and columns by name, (B, ...). A batch is valid for
-    as long as you hold it, or any view of it. Each `iter()` begins the next epoch with its first batch. One thread at a
-    time asks for batches; `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread.
+    arrays and columns by name, (B, ...). A batch stays valid while you hold it or a view of it. Each `iter()` is a new
+    epoch, which begins when its first batch is requested. Only one thread at a time may request batches;
+    `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread.
 
-    Arguments, each with the case for it:
+    Arguments, and when to set them:
 
     path: the set: a folder, a name in the catalogue, or a URL if there is a `cache`.
-    batch_size: samples of a batch of one rank.
-    split: "val" or another split, to read anything but the training samples.
+    batch_size: samples per batch and rank.
+    split: the split to read, such as "val".
     shuffle: True permutes all samples, which is right for training. False is the stored order, for evaluation. "block"
         or BlockShuffle(size, window) keeps reads together, for sets larger than memory on slow storage.
     seed: change it for another order and other augmentation. Both depend on seed, epoch and sample alone.
-    weights: one per sample, to draw rare classes more often: with replacement.
-    num_draws: samples of an epoch with `weights`, if they shall not be as many as the weights.
-    indices: the samples to read instead of all, for subsets and folds. `weights` then belong to them.
+    weights: a weight per sample, to draw rare classes more often. Samples are drawn with replacement.
+    num_draws: samples per epoch with `weights`. By default, the number of weights.
+    indices: the samples to read instead of all, for subsets and folds. `weights` then has a weight for each of them.
     tail: the last, short batch. "drop" is right for training, "short" for evaluation, "pad" where all batches must
         have the same size and none may be left out (see `num_repeats`).
     rank, world_size: where neither torch.distributed nor the launcher sets them, or several jobs share a launcher.
-    device: "cpu" to keep a GPU out of it. None is the GPU of the local rank, or the CPU.
-    num_threads: fewer gather threads where other processes need the cores, more where storage answers late.
-    prefetch: more batches ahead where steps take very different times; 0 to hold as little memory as possible.
-    io: "mmap", "pread" or "direct" where "auto" chooses wrong, which looks at filesystem, memory and page cache.
-    cache: a folder on the node's own disk, if the set lies on slower storage or at a URL. Training begins at once.
-    transform: of `shardio.augment`, which changes masks, boxes and mixed labels, too, and draws by (seed, epoch,
-        sample); or a function of a batch of images. It is called in the consuming thread, and is fixed for an epoch.
-    return_indices: to know which samples a batch has.
-    digest: the set that it must be, by the digest that `shardio info` prints or its first 12 digits: for experiments
-        that are repeated.
+    device: "cpu" to leave batches on the CPU. None is the GPU of the local rank, or the CPU if there is no GPU.
+    num_threads: fewer gather threads where other processes need the cores, more where storage has a high latency.
+    prefetch: batches to read ahead: more where steps take very different times; 0 to hold as little memory as possible.
+    io: "mmap", "pread" or "direct" where "auto", which looks at filesystem, memory and page cache, chooses wrong.
+    cache: a folder on the node's own disk, if the set is on slower storage or at a URL. Training begins at once.
+    transform: a transform of `shardio.augment`, which also changes masks, boxes and mixed labels, and draws random
+        numbers by (seed, epoch, sample); or a function of a batch of images. It is called in the thread that requests
+        batches, and is fixed for an epoch.
+    return_indices: True adds the sample indices to each batch.
+    digest: the digest that the set must have, as `shardio info` prints it, or its first 12 digits: for reproducible
+        experiments.
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
     on_damage: "skip" replaces a damaged sample by another sample of the batch, with a warning, in a job that must not
         end.
-    arrays, columns: names of arrays of the split, and of numbers in its index, if the job needs them. Of a set without
-        pixels, all arrays come by default.
+    arrays, columns: names of arrays of the split, and of numbers in its index, to add to each batch. By default none,
+        or all arrays if the set has no pixels.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
-    roi: False reads whole pictures, and not only what the first crops and resizes of the transform see: to compare the
-        two. The pixels are the same.
+    roi: False reads whole pictures, not only the region that the transform's first crops and resizes use: to compare
+        the speed. The pixels are the same.
 
     Opening raises SetNotFoundError, or FormatError if the set is damaged or has another digest. An error in a
-    gather thread is raised where its batch was due. Closing, leaving the `with` block, or forgetting the loader ends
-    the threads. A loader survives neither fork() nor pickling, and takes the place of torch's DataLoader.
+    gather thread is raised where its batch was due. The threads end when the loader is closed or garbage collected, or
+    its `with` block ends. A loader survives neither fork() nor pickling. Use it instead of torch's DataLoader.
     """
 
     @eager
@@ -153,8 +154,8 @@ class ShardLoader(LikeDataLoader):
     def transform(self, transform: Function | None) -> None:
         if running := [iterator for iterator in self._iterators if iterator.is_running]:
             raise RuntimeError(
-                f"transform can be set between epochs only; found one with {len(running[0])} batches to come: finish "
-                "the loop, or drop its iterator, before"
+                f"transform can be set between epochs only; found an epoch with {len(running[0])} batches to come: "
+                "finish the loop first, or drop its iterator"
             )
         self._pipeline.set_transform(transform)
 
@@ -182,7 +183,7 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def num_repeats(self) -> int:
-        """How many samples at the end of the latest batch came earlier in the same epoch.
+        """The number of samples at the end of the latest batch that came earlier in the same epoch.
 
         More than 0 only in an epoch's last batch with tail="pad". Leave these samples out of averages.
         """
@@ -190,31 +191,32 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def damaged(self) -> list[int]:
-        """The damaged samples that others replaced, in ascending order, including batches that were read ahead."""
+        """The damaged samples replaced by other samples, ascending. Includes batches that were read ahead."""
         return self._pipeline.damaged
 
     def report(self) -> LoaderReport:
-        """Returns whether data has been the bottleneck so far. Print it for the cause and the cure."""
+        """Returns a report on whether data has been the bottleneck so far. Print it to see the cause and advice."""
         return self._pipeline.report()
 
     def stats(self) -> dict[str, Any]:
         """Returns the loader's counters since it was made. Any thread may call this.
 
-        batches, images, nbytes: delivered.
-        loop_seconds: from batch to batch, without the time between epochs.
-        wait_seconds, first_wait_seconds: waits for batches, and the part for the first batch of each epoch.
-        transform_seconds: of the consumer's thread.
-        gather_seconds, gather_cpu_seconds: of all gather threads together, and the part on a core.
-        copy_seconds, stall_seconds: the GPU copying batches, and its stream waiting for these copies. 0.0 on the CPU.
+        batches, images, nbytes: delivered batches, images and bytes.
+        loop_seconds: time of the training loop from batch to batch, without the time between epochs.
+        wait_seconds, first_wait_seconds: waits for batches, and the part spent on the first batch of each epoch.
+        transform_seconds: time that the consumer's thread spent in the transform.
+        gather_seconds, gather_cpu_seconds: time of all gather threads together, and the part of it on a core.
+        copy_seconds, stall_seconds: time that the GPU copied batches, and that its stream waited for these copies. 0.0
+            on the CPU.
         waited, limited_by: the share of the time spent waiting for data, without first batches, and the cause.
         io, io_reason: how samples are read, and why.
         read_nbytes, read_retries: bytes read, and reads that were repeated after an error or a wrong crc32.
-        damaged: samples that others replaced.
+        damaged: damaged samples that were replaced by other samples.
         read_ahead_batches, read_ahead_hits: batches announced to the kernel, and the share of their samples that was in
-            the page cache in time. None if nothing was announced, or the kernel does not say.
+            the page cache in time. The share is None if nothing was announced, or the kernel does not report it.
         staging: the progress of the copy in the cache. None without `cache`.
         slots, slots_free: slots made for batches, and slots waiting for reuse.
-        roi: whether gather threads read only what the transform sees.
+        roi: whether gather threads read only the region of each picture that the transform uses.
         kernels: the kernels that copy, read, resample and augment on the CPU.
 
         A trace of torch.profiler shows "shardio.wait", "shardio.copy" and "shardio.transform" in the consumer's thread.

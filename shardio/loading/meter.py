@@ -1,6 +1,7 @@
-"""What a loader has done, and the time that it took: counted on the way of each batch, read at any time.
+"""Counters of a loader: batches delivered, and the time spent on each stage.
 
-The consumer's thread counts, and any thread may read. The batch that is being delivered may not be counted yet.
+The consumer's thread updates the counters, and any thread may read them. A batch that is being delivered may not be
+counted yet.
 """
 
 from __future__ import annotations
@@ -33,35 +34,38 @@ class Counts:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The counts at one moment. A wait that is not over counts as far as it has come."""
+    """The counts at one moment. A wait that is not over counts with its time so far."""
 
     counts: Counts
     epoch: int = 0
     step: int = 0
-    """Batches of the epoch that this iterator has given."""
+    """Batches of the epoch that the iterator has delivered."""
     no_core_seconds: float = 0.0
-    """Gather threads, all together: ready to run, and without a core to run on."""
+    """Seconds that gather threads were ready to run but had no core, summed over all threads."""
     storage_nbytes: float = 0.0
-    """Bytes that this process has had read from storage since the loader was made, page cache filled or passed by."""
+    """Bytes that this process has read from storage since the loader was made, into the page cache or directly."""
     waiting_seconds: float = 0.0
-    """How long the consumer has been waiting now for a batch that is not there."""
+    """Seconds that the consumer has been waiting for its current batch; 0.0 if it is not waiting."""
 
 
 class Listener(Protocol):
-    """Receives the counts now and then."""
+    """Receives snapshots of the counts from time to time."""
 
     def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
-        """Takes a snapshot if that is due at `now`, of time.perf_counter(). Never raises."""
+        """Calls `snapshot` and records the result if a record is due at `now` (time.perf_counter()). Never raises."""
 
     def write(self, snapshot: Snapshot) -> None:
-        """Takes this snapshot. Never raises."""
+        """Records this snapshot. Never raises."""
 
 
 class Meter:
-    """The counts of one loader, and where its consumer is. All but `snapshot` is for the consumer's thread."""
+    """The counts of one loader and the progress of its consumer.
+
+    Only the consumer's thread may call it, except for `snapshot`, which any thread may call.
+    """
 
     def __init__(self, no_core_seconds: Callable[[], float], listener: Listener) -> None:
-        """`no_core_seconds` returns how long gather threads had no core until now."""
+        """`no_core_seconds` returns how many seconds gather threads have waited for a core so far."""
         self.counts = Counts()
         self._listener = listener
         self._no_core_seconds = no_core_seconds
@@ -98,7 +102,7 @@ class Meter:
             self._listener.write(self.snapshot())
 
     def received(self, num_images: int, nbytes: int) -> None:
-        """Counts a batch that the consumer is about to have."""
+        """Counts a batch that is about to be delivered to the consumer."""
         now = time.perf_counter()
         counts = self.counts
         counts.batches += 1
@@ -115,7 +119,7 @@ class Meter:
         return 0.0 if self._is_first else time.perf_counter() - self._since
 
     def snapshot(self) -> Snapshot:
-        """Returns the counts of now. May be called in any thread."""
+        """Returns the current counts. Any thread may call this."""
         waits_since, counts, now = self._waits_since, replace(self.counts), time.perf_counter()
         waiting = 0.0
         if waits_since is not None:
@@ -129,5 +133,5 @@ class Meter:
 
 
 def _storage_nbytes() -> float:
-    """Returns what Linux counts for this process; elsewhere blocks have no size, and it stays 0.0."""
+    """Returns the bytes that this process has read from storage, as Linux counts them; 0.0 on other systems."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * 512.0 if sys.platform == "linux" else 0.0

@@ -1,8 +1,8 @@
-"""Is it the loader? A report says how much of a training loop's time went into waiting for data, and what limits.
+"""Reports that say how much of its time a training loop waited for data, and which stage was the bottleneck.
 
-The loop's time runs from batch to batch, so the time between epochs does not count. It is spent waiting for batches,
-waiting for copies to the device, in the transform, and in the caller's own step. The wait for the first batch of an
-epoch is counted separately.
+The loop's time runs from batch to batch, so the time between epochs does not count. The loop spends its time on
+waiting for batches, waiting for copies to the device, the transform, and the caller's own step. The wait for the first
+batch of an epoch is counted separately.
 """
 
 from __future__ import annotations
@@ -35,40 +35,41 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class LoaderFacts:
-    """The facts about a loader that a report needs next to its counts."""
+    """The settings of a loader that a report names in addition to the loader's counts."""
 
     path: str
     split: str
     batch_size: int
     num_threads: int
     num_cores: int
-    """Those that this process may use."""
+    """Cores that this process may use."""
     prefetch: int
     io: str
-    """How samples are read."""
+    """How samples are read: "mmap", "pread" or another way."""
     rank: int = 0
     world_size: int = 1
 
 
 @dataclass(frozen=True, repr=False)
 class LoaderReport:
-    """A loader's counts over some time. `str` of it is one line of text, and advice where the data limits."""
+    """The counts of a loader over some time. `str(report)` is one line of text, followed by advice if data is the
+    bottleneck."""
 
     source: LoaderFacts
     counts: Counts
-    """The differences over that time."""
+    """The increase of each count during the time."""
     no_core_seconds: float
     storage_nbytes: float
     waiting_seconds: float
     epoch: int
     step: int
-    """Batches of the epoch that were received until then."""
+    """Batches of the epoch received by the end of the time."""
     num_batches: int
     """Batches received since the loader was made."""
 
     @staticmethod
     def between(before: Snapshot, after: Snapshot, source: LoaderFacts) -> LoaderReport:
-        """Returns what happened from one moment to another."""
+        """Returns the report about the time from snapshot `before` to snapshot `after`."""
         counts = Counts(**{name: value - getattr(before.counts, name) for name, value in vars(after.counts).items()})
         no_core = max(after.no_core_seconds - before.no_core_seconds, 0.0)
         place = (after.epoch, after.step, after.counts.batches)
@@ -91,7 +92,7 @@ class LoaderReport:
 
     @property
     def transformed(self) -> float:
-        """The share of the time that the transform took of the consumer's thread: from 0 to 1."""
+        """The share of the time that the consumer's thread spent in the transform: from 0 to 1."""
         return min(self._share(self.counts.transform_seconds), 1.0)
 
     @property
@@ -101,11 +102,13 @@ class LoaderReport:
 
     @property
     def stage(self) -> Stage:
-        """What limits: "consumer" where data is not the bottleneck.
+        """The stage that is the bottleneck.
 
-        "storage": gather threads are blocked most of the time, or bring in pages. "gather": they copy, or
-        have no core to do it. "copy": the device waits for copies. "transform": the transform takes the consumer's
-        time.
+        "consumer": the training step; data is not the bottleneck.
+        "storage": gather threads are blocked most of the time, or load pages from storage.
+        "gather": gather threads are busy copying, or wait for a core.
+        "copy": the device waits for copies.
+        "transform": the transform takes most of the time.
         """
         waits: dict[Stage, float] = {
             "gather": self.waiting_seconds if self.is_stuck else self._gather_wait,
@@ -123,7 +126,7 @@ class LoaderReport:
     def blocked(self) -> float:
         """The share of their time that gather threads neither ran nor waited for a core: from 0 to 1.
 
-        It is 1.0 where no batch has arrived in all that time.
+        It is 1.0 if no batch has arrived during the time.
         """
         busy = self.counts.gather_seconds
         if busy <= 0.0:
@@ -132,12 +135,12 @@ class LoaderReport:
 
     @property
     def from_storage(self) -> float:
-        """Bytes that the process had read from storage over those that were delivered."""
+        """Bytes that this process read from storage, divided by the bytes delivered."""
         return self.storage_nbytes / self.counts.nbytes if self.counts.nbytes else 0.0
 
     @property
     def advice(self) -> str:
-        """What to change."""
+        """What to change in order to wait less."""
         source, busy = self.source, self.counts.gather_seconds
         match self.stage:
             case "storage":
@@ -199,9 +202,9 @@ _TOLD: dict[Stage, str] = {
 
 
 class ReportThread:
-    """A thread that prints a line to stderr every `seconds`, unless no batches were asked for.
+    """A thread that prints a report line to stderr every `seconds`, unless no batch was asked for meanwhile.
 
-    The thread ends with `close`, and when `owner` dies. It holds no reference to `owner`.
+    The thread ends at `close`, or when `owner` is garbage collected. It holds no strong reference to `owner`.
     """
 
     def __init__(self, owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
@@ -220,7 +223,7 @@ class ReportThread:
 
 
 def _report(ends: queue.SimpleQueue[Any], owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
-    """`owner` is only kept here."""
+    """Runs the thread. `owner` is a weak reference that this frame keeps alive, so it can wake the thread."""
     before = meter.snapshot()
     while True:
         with contextlib.suppress(queue.Empty):

@@ -1,4 +1,4 @@
-"""Where a loader is in its sequence of epochs, and the state that lets another loader continue."""
+"""The position of a loader in its sequence of epochs, and the state from which another loader resumes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shardio.reading.shardset import ShardSet
 
 
 class Place(NamedTuple):
-    """In `epoch`, after the first `consumed` samples of its order."""
+    """A position: `consumed` samples into the order of `epoch`, counted over all ranks."""
 
     epoch: int
     consumed: int
 
 
 class Position:
-    """The places of the next iterator's first batch, and of the last batch received.
+    """Where the next iterator begins, and how far the current iterator has come.
 
-    The iterator that began last moves the latter, until the loader is sent elsewhere. It is known by a token, since a
-    reference to the iterator would be part of a cycle, and the loader must die as soon as it is forgotten.
-    To be used by one thread.
+    Only the iterator that began last moves the current place, until `go_to` is called. The iterator is identified by a
+    token: a reference to the iterator would form a cycle, and the loader must be freed as soon as it is not
+    referenced. To be used by one thread.
     """
 
     def __init__(self, sampler: Sampler, shards: ShardSet) -> None:
@@ -37,23 +37,23 @@ class Position:
         indices = subset.indices if subset else None
         self.sampler = sampler
         self.indices = indices
-        """The samples that were asked for; None if all of the split were."""
+        """The samples given by the `indices` argument; None for all samples of the split."""
         self.num_distinct = len(shards) if indices is None else len(np.unique(indices))
         self.repeats = isinstance(order, WeightedDraws) or (indices is not None and self.num_distinct < len(indices))
         """Whether samples may come more than once in an epoch."""
         self.next = Place(0, 0)
         self.num_repeats = 0
-        """How many samples of the batch received last have come earlier in the same epoch."""
+        """The number of samples of the batch received last that came earlier in the same epoch."""
         self._received = Place(0, 0)
         self._reading: object = None
         self._shards = shards
 
     def rest(self) -> Sampler:
-        """Returns the sampler of the epoch that the next iterator begins, from where it begins."""
+        """Returns the sampler of the next iterator: a whole epoch, or after a resume the rest of an epoch."""
         return replace(self.sampler, start=self.next.consumed)
 
     def begin(self, token: object) -> None:
-        """Begins the next epoch, for the iterator of this token."""
+        """Begins the next epoch. The iterator with this token is now the one that moves the position."""
         begun, after = self.next, Place(self.next.epoch + 1, 0)
         # No call comes between these, and so no exception of a signal handler.
         self._received = begun
@@ -61,12 +61,12 @@ class Position:
         self._reading = token
 
     def receive(self, token: object, place: Place) -> None:
-        """Note that the iterator of this token has come to `place`."""
+        """Records that the iterator with this token has come to `place`. Ignores iterators that began earlier."""
         if self._reading is token:
             self._received = place
 
     def go_to(self, place: Place) -> None:
-        """Lets the next iterator begin at `place`. The state no longer follows the current iterator."""
+        """Makes the next iterator begin at `place`. From now on the current iterator no longer changes the state."""
         self.next = self._received = place
         self._reading = None
 
@@ -82,15 +82,15 @@ class Position:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):
-            raise TypeError(f"expected a dict that state_dict() has given; found {show(state)}")
+            raise TypeError(f"state must be a dict that state_dict() returned; found {show(state)}")
         self._check_identity(state)
         epoch: Any = state.get("epoch")
         consumed: Any = state.get("consumed")
         integers = type(epoch) is int and type(consumed) is int
         if not integers or not 0 <= epoch < MAX_EPOCH or not 0 <= consumed <= self.sampler.num_samples:
             raise ValueError(
-                f"expected an epoch from 0 to 2**64 - 1 and from 0 to {self.sampler.num_samples} samples consumed; "
-                f"found epoch {show(epoch)}, {show(consumed)} consumed"
+                f"the state must have an epoch from 0 to 2**64 - 1, and consumed from 0 to {self.sampler.num_samples}; "
+                f"found epoch {show(epoch)}, consumed {show(consumed)}"
             )
         self.go_to(Place(epoch, consumed))
 
@@ -102,19 +102,19 @@ class Position:
         for name in ("digest", "split"):
             if not _equal(state.get(name), identity[name]):
                 raise ValueError(
-                    f"the state belongs to other data: its {name} is {show(state.get(name))}, that of "
-                    f"{self._shards.path} is {identity[name]!r}; open the set and the split that it was taken from"
+                    f"the state belongs to other data: its {name} is {show(state.get(name))}, the {name} of "
+                    f"{self._shards.path} is {identity[name]!r}; open the set and the split of the saved state"
                 )
         for name in [*identity, *(state.keys() - identity.keys() - set(Place._fields))]:
             here, there = identity.get(name), state.get(name)
             if name not in identity or not _equal(there, here):
                 raise ValueError(
                     f"the state belongs to another order: its {shortened(str(name))} is {show(there)}, this loader's "
-                    f"{here!r}; make the loader with the options with which the state was taken"
+                    f"is {here!r}; make the loader with the options of the loader that saved the state"
                 )
 
     def _identity(self) -> dict[str, Any]:
-        """Returns what a state must agree in with the loader that takes it up: everything that the order depends on."""
+        """Returns everything that the order of samples depends on. A state must have equal values to be loaded."""
         return {
             "digest": self._shards.digest,
             "split": self._shards.split,
@@ -124,5 +124,5 @@ class Position:
 
 
 def _equal(there: object, here: object) -> bool:
-    """Returns whether a state has this value. What a checkpoint holds may compare in ways of its own, as arrays do."""
+    """Returns whether type and value are equal. Types come first: comparing arrays, say, does not return a bool."""
     return type(there) is type(here) and bool(there == here)

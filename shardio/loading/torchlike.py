@@ -1,6 +1,7 @@
-"""The dataset, the sampler and the names of arguments that code for torch's DataLoader expects of a ShardLoader.
+"""The attributes and methods that code written for torch's DataLoader expects of a ShardLoader.
 
-A loader has what loops and frameworks read of a DataLoader, and not what DataLoaders are made of.
+A ShardLoader has the attributes of a DataLoader that loops and frameworks read, and names a replacement for each
+argument of DataLoader that it does not accept.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _INSTEAD = {
 
 
 def refuse_options(names: Iterable[str]) -> NoReturn:
-    """Raises TypeError for arguments that ShardLoader does not have; it names what to use instead of DataLoader's."""
+    """Raises TypeError for arguments that ShardLoader does not have. Names a replacement for those of DataLoader."""
     found = list(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
     if known:
@@ -50,10 +51,10 @@ def refuse_options(names: Iterable[str]) -> NoReturn:
 
 
 class LoaderDataset(ShardDataset):
-    """The samples that an epoch of a ShardLoader is drawn from, one by one: `indices`, or the whole split.
+    """The dataset of a ShardLoader: the samples in `indices`, or the whole split.
 
-    Frameworks ask it for its length, labels and classes. Batches are not made of it: setting a transform here would do
-    nothing, and is an AttributeError.
+    Frameworks read its length, labels and classes. The loader does not build its batches from this dataset, so a
+    transform set here would have no effect: setting one raises AttributeError.
     """
 
     transform = target_transform = None
@@ -69,13 +70,13 @@ class LoaderDataset(ShardDataset):
     def __setattr__(self, name: str, value: object) -> None:
         if name in ("transform", "target_transform", "transforms"):
             raise AttributeError(
-                f"{name}: batches of a ShardLoader are not made of its dataset; set its own transform instead"
+                f"{name}: a ShardLoader does not build batches from its dataset; set the loader's transform instead"
             )
         super().__setattr__(name, value)
 
     @cached_property
     def targets(self) -> list[Any]:
-        """The labels of these samples in order, made at the first access."""
+        """The labels of the dataset's samples, in order. Computed at the first access."""
         labels = self.shards.labels
         chosen: list[Any] = (labels if self._indices is None else labels[self._indices]).tolist()
         return chosen
@@ -90,8 +91,8 @@ class LoaderDataset(ShardDataset):
 
 
 class RankSampler(torch.utils.data.Sampler[int]):
-    """The samples that a ShardLoader reads next: this rank's part of the rest of the next epoch. `set_epoch` is the
-    loader's, and len() counts a whole epoch."""
+    """Yields the samples that a ShardLoader reads next: this rank's part of the next epoch, or of its rest after a
+    resume. `set_epoch` is the loader's method. len() is the number of samples of a whole epoch."""
 
     def __init__(self, position: Position) -> None:
         self._position = position
@@ -106,7 +107,7 @@ class RankSampler(torch.utils.data.Sampler[int]):
 
 
 class LikeDataLoader:
-    """The part of a DataLoader, its sampler and torchdata's StatefulDataLoader that frameworks use.
+    """The interface of DataLoader, DistributedSampler and StatefulDataLoader that frameworks use.
 
     A subclass sets `shards` and `_position`.
     """
@@ -115,27 +116,27 @@ class LikeDataLoader:
     _position: Position
 
     batch_sampler = None
-    """None, as in a DataLoader that makes no batches: of another, frameworks would make a DataLoader over `dataset`."""
+    """Always None. If there were a batch sampler, frameworks would build their own DataLoader over `dataset`."""
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch of this rank. The last one may be smaller with tail="short"."""
+        """Samples per batch and rank. With tail="short", the last batch of an epoch may be smaller."""
         return self._position.sampler.batch_size
 
     @cached_property
     def dataset(self) -> LoaderDataset:
-        """The samples that an epoch is drawn from, one by one, as frameworks look for them in a DataLoader."""
+        """The dataset that an epoch draws its samples from. Frameworks expect a DataLoader to have one."""
         return LoaderDataset(self.shards, self._position.indices)
 
     @property
     def sampler(self) -> RankSampler:
-        """The indices that come next, and `set_epoch`, as frameworks look for it in a DataLoader."""
+        """A sampler of the next sample indices, with `set_epoch`. Frameworks expect a DataLoader to have one."""
         return RankSampler(self._position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next `iter()` begin this epoch. Without it, epochs follow each other.
+        """Makes the next `iter()` begin this epoch. Without a call, each `iter()` begins the epoch after the previous.
 
-        The epoch of a state that was just loaded may be set again: it still resumes where the state was taken.
+        Setting the epoch of a state that was just loaded is harmless: `iter()` still resumes where the state was taken.
         """
         self._position.set_epoch(epoch)
 
@@ -145,15 +146,15 @@ class LikeDataLoader:
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(
-            "a ShardLoader gives whole batches, to a loop over it: leave out the DataLoader around it, or give that a "
-            "ShardDataset; loader.dataset[i] is a single sample"
+            "a ShardLoader gives whole batches and has no single samples: do not wrap it in a DataLoader, or wrap a "
+            "ShardDataset instead; loader.dataset[i] is a single sample"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the consumer as JSON values: batches received, not batches read ahead.
+        """Returns the position of the training loop as JSON values. Counts batches received, not batches read ahead.
 
-        `consumed` counts the samples of the epoch's order that all ranks together have received. The state is the same
-        on every rank, and does not depend on how many there are.
+        `consumed` is the number of samples of the epoch that all ranks together have received. The state is the same
+        on every rank, and does not depend on the number of ranks.
         """
         return self._position.state()
 
@@ -161,7 +162,8 @@ class LikeDataLoader:
         """Makes the next `iter()` resume where `state` was taken, with exactly the samples not yet consumed.
 
         The number of ranks, the batch size and the tail may differ. If the state was taken after an epoch's last batch,
-        the next `iter()` yields only samples that "drop" left out, mostly none, and the second `iter()` the next epoch,
-        as a loop over epochs expects. Raises ValueError if the state belongs to another set, split or order.
+        the next `iter()` yields the samples that tail="drop" left out, usually none, and the second `iter()` begins the
+        next epoch, as a loop over epochs expects. Raises ValueError if the state belongs to another set, split or
+        order.
         """
         self._position.load_state(state)

@@ -1,4 +1,4 @@
-"""The rank of this process among how many, from the arguments, torch.distributed or the launcher."""
+"""Rank and world size of this process, from the arguments, torch.distributed or the launcher."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardio.errors import LaunchError
 
 @dataclass(frozen=True)
 class World:
-    """This process's `rank` among `world_size`; `source` names where they come from. `local_rank` is its number on this
-    node, or None if that is unknown."""
+    """Rank and world size of this process. `source` says where they come from, for error messages. `local_rank` is the
+    rank on this node, or None if it is unknown."""
 
     rank: int
     world_size: int
@@ -56,10 +56,11 @@ _LAUNCHERS = {
 def find_world(
     rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> World:
-    """Takes arguments if given, else torch.distributed if initialised, else the launcher's variables, else 0 of 1.
+    """Returns rank and world size, from the first source that has them; rank 0 of 1 if none has.
 
-    Raises LaunchError if launchers contradict each other, if only one of rank and world size is known, or if they are
-    not a rank of a world. Arguments and torch.distributed take precedence over the environment.
+    The sources are, in this order: the arguments, torch.distributed if it is initialised, and the launcher's
+    environment variables. Raises LaunchError if launchers contradict each other, if only one of rank and world size is
+    known, or if the rank is not below the world size.
     """
     if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
@@ -73,7 +74,7 @@ def find_world(
 
 
 def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
-    """Returns what torch.distributed says, if it is initialised."""
+    """Returns rank and world size of torch.distributed; None if it is not initialised."""
     torch = sys.modules.get("torch")  # a process that has initialised it has imported it
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
@@ -82,11 +83,14 @@ def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
 
 
 def check_world(world: World) -> None:
-    """Raises LaunchError if torch.distributed, initialised since, says otherwise. Arguments are believed."""
+    """Raises LaunchError if torch.distributed was initialised since, with another rank or world size than `world`.
+
+    Does not check a world that was given by arguments.
+    """
     now = None if world.source == "arguments" else world_of_torch()
     if now and (now.rank, now.world_size) != (world.rank, world.world_size):
         raise LaunchError(
-            f"this ShardLoader was made as rank {world.rank} of {world.world_size}, told by {world.source}, but "
+            f"this ShardLoader was made as rank {world.rank} of {world.world_size} (from {world.source}), but "
             f"torch.distributed says rank {now.rank} of {now.world_size}: make the loader after torch.distributed is "
             "initialised, or give rank= and world_size="
         )
@@ -95,9 +99,9 @@ def check_world(world: World) -> None:
 def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
     """Returns the number of this process on its node, from LOCAL_RANK or the variable of another launcher.
 
-    Everything that starts torch processes sets LOCAL_RANK for each of them. Another launcher is believed only if its
-    rank and world size are those of `world`: it may have started one process that has started others itself, which
-    inherit its one local rank.
+    Launchers of torch processes set LOCAL_RANK. The variable of another launcher counts only if that launcher's rank
+    and world size equal those of `world`. Otherwise it may have started one process that started others itself, and
+    all of them inherit the same local rank.
     """
     for source, local_ranks, _ in _believed(world, environ):
         for name in local_ranks:
@@ -107,7 +111,7 @@ def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
 
 
 def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Yields the launchers whose variables of the node may be those of this process, and their names."""
+    """Yields the launchers whose per-node variables may be meant for this process, with the names of the variables."""
     told = (str(world.rank), str(world.world_size))
     for source, (rank, world_size, local_ranks, local_sizes) in _LAUNCHERS.items():
         if source == "torchrun" or (environ.get(rank), environ.get(world_size)) == told:
@@ -115,7 +119,10 @@ def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, t
 
 
 def least_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
-    """Returns how many ranks run on this node, at least: as the launcher says, or else the ranks up to this rank."""
+    """Returns a lower bound of the number of ranks on this node.
+
+    It is the launcher's number, or, if that is unknown, the number of ranks up to this rank.
+    """
     told = [
         int(number[0])
         for _, _, local_sizes in _believed(world, environ)
@@ -127,7 +134,10 @@ def least_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> 
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:
-    """Returns the innermost launcher's world, or 0 of 1. No outer launcher and no variable may contradict it."""
+    """Returns rank and world size of the innermost launcher, or rank 0 of 1 without a launcher.
+
+    Raises LaunchError if an outer launcher or another variable contradicts it.
+    """
     inner: World | None = None
     for source, (rank, world_size, *_) in _LAUNCHERS.items():
         if rank not in environ or world_size not in environ:
