@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from shardio.format.layout import HEADER_NBYTES, columns_of, has_label
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import check_sha256
-from shardio.sets.names import is_url
 from shardio.sets.selection import Selection
 from shardio.sets.storage import Storage, open_storage
 
@@ -49,8 +47,7 @@ class IndexedSet:
 
 def open_place(place: str | os.PathLike[str]) -> Storage:
     """Returns the storage of the set in a folder, at a URL or with a name in the catalogue."""
-    text = os.fspath(place)
-    return open_storage(text if is_url(text) else Path(text))
+    return open_storage(place)
 
 
 def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> IndexedSet:

@@ -11,6 +11,7 @@ from servers import ObjectStore
 
 from shardio import ShardDataset, ShardLoader, open_shards
 from shardio.errors import SetNotFoundError
+from shardio.sets.index import read_indexes
 from shardio.sets.names import (
     catalogue_roots,
     find_folder,
@@ -124,6 +125,13 @@ def test_what_exists_as_a_path_is_that_path(root: Path) -> None:
     assert find_folder("small") == "small"
     for place in ("./small", "../root/small", "", ".", ".."):
         assert find_folder(place) == place
+
+
+@pytest.mark.parametrize("path", ["./small", "small/", "../here/small"])
+def test_a_path_is_never_looked_for_in_the_roots(root: Path, path: str) -> None:
+    for read in (open_shards, read_indexes):
+        with pytest.raises(SetNotFoundError, match="small"):
+            read(path)
 
 
 def test_the_first_root_that_has_the_set_finished_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
