@@ -1,4 +1,6 @@
-"""The iterator of a ShardLoader: keeps the batches of one epoch under way, and counts each that was received.
+"""The iterator of a ShardLoader: reads the batches of an epoch ahead, and counts the batches received.
+
+The way of a batch:
 
 order -> drawn, and announced -> gathered into a slot -> copied to the device -> transformed -> received
 """
@@ -28,24 +30,24 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch that was drawn from the order: what is read of it, and the cut that its images are of, if they are."""
+    """A batch drawn from the order: the request for a reader, and the cut if only parts of its pictures are read."""
 
     request: Request
     cut: Cut | None
 
 
 class Flow:
-    """Keeps `prefetch` batches under way beyond the batch that is due, and gives them in order.
+    """Returns the batches of one epoch in order, and keeps `prefetch` further batches under way.
 
-    Everything is driven by the consumer's calls, so there is nothing to wait for at an end: a flow that is dropped in
-    the middle leaves its batches to be finished, and its slots return to the ring. To be used by one thread.
+    All work is started by the consumer's calls, so ending early needs no wait: if a flow is dropped in the middle of
+    an epoch, gather threads finish its batches, and the slots return to the ring. To be used by one thread.
     """
 
     _device: DevicePrefetch | None
 
     def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int, prefetch: int, *, repeats: bool) -> None:
         self.transform = pipeline.transform
-        """That of all batches of the epoch."""
+        """The transform of all batches of the epoch."""
         self._pipeline = pipeline
         self._sampler = sampler
         self._repeats = repeats
@@ -71,7 +73,7 @@ class Flow:
             self.abandon()
 
     def abandon(self) -> None:
-        """Gives up batches that will not be taken, and their slots. May be called again."""
+        """Drops the batches that will not be taken, and returns their slots to the ring. May be called again."""
         self._hints.abandon()
         while self._pending:
             self._pipeline.abandon(self._pending.popleft()[1])
@@ -79,8 +81,10 @@ class Flow:
             self._device.close()
 
     def take(self) -> tuple[Tensors, NDArray[np.int64], Cut | None]:
-        """Waits for the batch that is due. Returns it with its samples and its cut, or raises what gathering it
-        raised."""
+        """Waits for the next batch. Returns the batch, its sample indices and its cut.
+
+        Raises the error of gathering the batch.
+        """
         self._head_start_seconds = head_start_seconds(self._pipeline.meter.step_seconds())
         self._gather_ahead()
         if self._device is None:
@@ -119,7 +123,7 @@ class Flow:
         return slot, due
 
     def _gather_ahead(self) -> None:
-        """Keeps batches under way, and announces some that come after them."""
+        """Submits batches until enough are under way, and announces later batches to the reader."""
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
         self._draw(self._prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= self._prefetch:
@@ -132,7 +136,7 @@ class Flow:
             self._draw(self._pipeline.read_ahead)
 
     def _draw(self, count: int) -> None:
-        """Draws batches until `count` are coming, or none are left."""
+        """Draws batches from the order until `count` wait to be submitted, or the epoch has no more."""
         while len(self._coming) < count and self._error is None:
             indices = next(self._batches, None)
             if indices is None:
@@ -151,10 +155,10 @@ class Flow:
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
-    """Gives the batches of one epoch, once.
+    """Iterates over the batches of one epoch, once.
 
-    Threads may take turns, if one call of `next` ends before another begins. A call while another thread's call is
-    under way, be it for another iterator of the loader, raises RuntimeError and changes nothing.
+    Threads may take turns to call `next`. A call during another thread's call, even on another iterator of the same
+    loader, raises RuntimeError and changes nothing.
     """
 
     def __init__(self, pipeline: Pipeline, position: Position, *, prefetch: int, return_indices: bool) -> None:
@@ -174,7 +178,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._remaining = self._sampler.num_batches
 
     def _begin(self) -> Flow:
-        """Begins with the first batch: asking for an iterator changes nothing, as Lightning asks too often."""
+        """Begins the epoch, at the first `next`. `iter()` alone changes nothing: Lightning calls it too often."""
         self._take_place()
         epoch = self._place.epoch
         self._pipeline.meter.begin_epoch(epoch)
@@ -185,21 +189,21 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "an iterator of a ShardLoader cannot be pickled or copied: state_dict() of the loader says where it is"
+            "an iterator of a ShardLoader cannot be pickled or copied: state_dict() of the loader returns its position"
         )
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batches. Until the first batch is asked for, the epoch that the loader would begin now."""
+        """The epoch of the batches. Before the first batch is requested, the epoch that the loader would begin now."""
         return self._place.epoch if self._flow else self._position.next.epoch
 
     @property
     def is_running(self) -> bool:
-        """Whether the epoch was begun, and has batches still to come."""
+        """Whether the epoch has begun and has batches left."""
         return self._flow is not None and self._remaining > 0
 
     def __len__(self) -> int:
-        """Batches still to come."""
+        """The number of batches left."""
         return self._remaining if self._flow else self._position.rest().num_batches
 
     @eager
@@ -239,7 +243,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             raise
 
     def _next_of(self, flow: Flow) -> tuple[Any, ...]:
-        """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
+        """Returns the next batch. Counts it at the very end, so a batch that fails, or a Ctrl-C, is read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step
         tensors, indices, cut = flow.take()
@@ -266,8 +270,11 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
 
 def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], repeats: bool) -> NDArray[np.int64]:
-    """Returns the numbers of a batch's samples for random numbers: their own; or, where one sample `repeats`, and may
-    come more than once in an epoch, their positions in its order."""
+    """Returns the counters from which random numbers of a batch's samples are computed.
+
+    They are the sample indices; or, with `repeats`, where a sample may come more than once in an epoch, the positions
+    in the epoch's order.
+    """
     if not repeats:
         return indices
     start, stop = sampler.bounds(step)

@@ -1,15 +1,15 @@
-"""Slot -> device on a side stream; the slot returns to its ring when the copy's own event is done.
+"""Copies slots to a device on a side stream. A slot returns to its ring when the event of its copy is done.
 
-The rules are here and know nothing of CUDA; `shardio.loading.cuda` implements the two protocols below by CUDA calls. So
+This module has the rules and no CUDA calls; `shardio.loading.cuda` implements the two protocols below with CUDA. So
 the rules are tested without a GPU, with a copier whose copies finish when the test says so.
 
-Device memory for a batch is allocated on the consumer's stream: when the caller drops the batch, it returns in the
-order of that stream, like the memory of any tensor of the caller's, however far the host is ahead of its device. The
-price is that earlier work on that stream may still use the memory, and the copy has to wait for it. So memory is
-reserved one batch ahead: the copy waits for the work that the stream had when the previous copy was started, not for
-the caller's last step. A batch that was gathered late, just when it was due, still overlaps with the step before it;
-other batches are up to `prefetch` steps early. Without the reserve, a late batch would be copied between two steps,
-while the device is idle.
+Device memory for a batch is allocated on the consumer's stream. When the caller drops the batch, its memory is reused
+in the order of that stream, like the memory of any tensor of the caller, however far the host is ahead of its device.
+The price is that earlier work on the stream may still use the memory, and the copy has to wait for that work. So
+memory is reserved one batch ahead: the copy waits for the work that the stream had when the previous copy was started,
+not for the caller's last step. The copy of a batch that was gathered late still overlaps with the step before it; other
+copies are up to `prefetch` steps early. Without the reserve, a late batch would be copied between two steps, while the
+device is idle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tensors(NamedTuple):
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """Returns torch's type of the elements that NumPy calls so."""
+    """Returns the torch dtype for the name of a NumPy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -54,23 +54,23 @@ class Transfer(Protocol):
     """Device memory for one batch, and the copy into it."""
 
     seconds: float
-    """The time that the device took for the copy. 0.0 until it is known to be done."""
+    """Seconds that the device took for the copy. 0.0 until the copy is known to be done."""
     stall_seconds: float
-    """The time that the consumer's stream waited for the copy. 0.0 until it is known to be done."""
+    """Seconds that the consumer's stream waited for the copy. 0.0 until the copy is known to be done."""
 
     def start(self, slot: Slot, size: int) -> None:
-        """Begins to copy the first `size` samples. Does not wait; the slot must stay as it is until that is done."""
+        """Begins to copy the first `size` samples. Does not wait; the slot must not change until `done`."""
 
     def done(self) -> bool:
-        """Returns whether the copy has been made: only then may the slot be written again. Does not wait."""
+        """Returns whether the copy is finished. Only then may the slot be written again. Does not wait."""
 
     def wait(self) -> None:
         """Waits, on the host, until `done`."""
 
     def hand_over(self) -> Tensors:
-        """Returns the device's tensors for the consumer's stream, whose further work comes after the copy.
+        """Returns the tensors on the device. Later work on the consumer's stream runs after the copy.
 
-        So they may be dropped at once, too: the next use of their memory comes after the copy.
+        The caller may drop the tensors at once: their memory is reused only after the copy.
         """
 
 
@@ -78,24 +78,24 @@ class Copier(Protocol):
     """Makes slots and device memory for one device."""
 
     def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
-        """Returns a slot in memory that the device can copy from by itself, with rows of `more` next to its images."""
+        """Returns a slot in memory that the device can copy from. `more` has the row types of its other arrays."""
 
     def reserve(self, slot: Slot) -> Transfer:
-        """Allocate device memory for a batch of the slot's size. Does not wait.
+        """Allocates device memory for a batch of the slot's size. Does not wait.
 
-        The copy into it will wait for what the consumer's stream has been given until now, and for nothing after.
+        The copy into this memory will wait for the work that is on the consumer's stream now, and for no later work.
         """
 
 
 class CopyCounts(Protocol):
-    """Sums of the seconds of finished copies, and of the device's waits for them."""
+    """Total seconds of finished copies, and of the device's waits for copies."""
 
     copy_seconds: float
     stall_seconds: float
 
 
 class DevicePrefetch:
-    """Batches between host and device, in order. Not thread safe: it belongs to one iterator."""
+    """The queue of batches that are copied to the device, in order. Not thread safe: it belongs to one iterator."""
 
     def __init__(self, copier: Copier, ring: Ring, counts: CopyCounts) -> None:
         self._copier = copier
@@ -106,7 +106,7 @@ class DevicePrefetch:
         self._copying: deque[tuple[Transfer, Slot]] = deque()
 
     def __len__(self) -> int:
-        """Batches started and not yet taken."""
+        """The number of batches started and not yet taken."""
         return len(self._transfers)
 
     def start(self, slot: Slot, size: int) -> None:
@@ -120,14 +120,14 @@ class DevicePrefetch:
             self._reserved = self._copier.reserve(slot)
 
     def take(self) -> Tensors:
-        """Returns the oldest started batch. Waits if more than MOST_AHEAD taken ones are not even copied yet."""
+        """Returns the oldest started batch. Waits while copies of more than MOST_AHEAD taken batches are unfinished."""
         tensors = self._hand_over()
         # Copies are made in order: while one that was taken is unfinished, so are all that were not taken.
         self.reclaim(len(self._transfers) + MOST_AHEAD)
         return tensors
 
     def reclaim(self, most_copying: int) -> None:
-        """Returns the slots of finished copies; waits for the oldest while more than `most_copying` are unfinished."""
+        """Returns slots of finished copies to the ring. Waits while more than `most_copying` copies are unfinished."""
         while self._copying:
             transfer, slot = self._copying[0]
             if not transfer.done():
@@ -154,9 +154,9 @@ class DevicePrefetch:
 
 
 def traced(name: str) -> AbstractContextManager[object]:
-    """Names the work inside the block in a trace of torch.profiler, if a profiler is on.
+    """Returns a context manager that names the work of its block in traces of torch.profiler.
 
-    The mark alone, a call of an operation of torch, takes 0.2 ms after a step has emptied the processor's caches. Where
-    torch does not say whether a profiler is on, it marks always.
+    Does nothing if no profiler is on, because the mark takes 0.2 ms when a step has emptied the processor's caches. If
+    torch does not say whether a profiler is on, the block is always marked.
     """
     return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else _UNSEEN

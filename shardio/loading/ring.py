@@ -1,8 +1,9 @@
-"""Batch slots, and who owns each: the ring, the pipeline that fills it, or the caller who holds a batch of it.
+"""Batch slots and the ring that reuses them.
 
-The idea: a slot that was lent comes back by reference counting, when the last array or tensor over its memory
-dies, and never "after the next few batches". So a batch stays valid for as long as it is held, and if many are, the
-ring makes new slots instead of waiting for old ones.
+A slot is owned by the ring, by the pipeline that fills it, or by the caller who holds a batch in its memory. A lent
+slot returns by reference counting, when the last array or tensor over its memory is freed, and never "after the next
+few batches". So a batch stays valid while it is held. If many batches are held, the ring makes new slots instead of
+waiting for old ones.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Slot:
-    """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64. (For
-    what gather threads make of images, see `lay_out`.)
+    """The memory of one batch.
 
-    `more` are arrays of batch_size rows by name: what a batch holds next to images and labels. Only one owner may touch
-    a slot at a time. The arrays keep their memory alive, pinned or not.
+    `images` is uint8 (batch_size, height, width, channels), unless `lay_out` changed it. `labels` and `indices` are
+    int64 (batch_size,). `more` has the other arrays of the batch by name, with batch_size rows each. Only one owner may
+    touch a slot at a time. The arrays keep their memory alive, pinned or not.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Slot:
         self.more = more
 
     def lay_out(self, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> None:
-        """Lets `images` be an array of this shape and type, in the same memory if there is enough of it. Its contents
-        are lost."""
+        """Makes `images` an array of this shape and dtype, in the same memory if it is large enough.
+
+        The contents are lost.
+        """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes > len(self._memory):
             self._memory = aligned_empty((nbytes,))
@@ -55,7 +58,7 @@ class Slot:
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = _NOTHING) -> Slot:
-    """Returns a slot in ordinary memory, with rows of `more` next to its images."""
+    """Returns a slot in ordinary memory. `more` has the row types of its other arrays by name."""
     return Slot(
         aligned_empty((batch_size, *sample_shape)),
         np.empty(batch_size, np.int64),
@@ -70,11 +73,11 @@ def _aligned_rows(count: int, row: RowType) -> NDArray[Any]:
 
 
 class Ring:
-    """Slots to reuse. At most `capacity` wait for reuse; further ones are made when needed and freed when returned.
+    """A pool of slots. Keeps at most `capacity` free slots; further slots are made when needed, and freed on return.
 
-    The slot that came back last is used first: it may still be in the processor's caches. Thread safe: nothing here
-    takes a lock, and a lent slot returns without a line of Python being run. So nothing can go wrong if a garbage
-    collection or a Ctrl-C comes at that moment.
+    The slot that returned last is used first, because it may still be in the processor's caches. Thread safe without
+    locks: a lent slot returns without running a line of Python, so a garbage collection or a Ctrl-C at that moment
+    does no harm.
     """
 
     def __init__(self, capacity: int, make: Callable[[], Slot]) -> None:
@@ -100,16 +103,18 @@ class Ring:
 
     @property
     def num_free(self) -> int:
-        """Slots that wait for reuse."""
+        """The number of slots that wait for reuse."""
         return len(self._free)
 
     def release(self, slot: Slot) -> None:
-        """Gives a slot back. The caller must not touch it any more."""
+        """Returns a slot to the ring. The caller must not touch the slot any more."""
         self._free.append(slot)
 
     def lend(self, slot: Slot, size: int) -> NDArray[Any]:
-        """Returns the first `size` images as a view that owns the slot: this comes back when the last view dies. Images
-        that lie in one dimension are windows of several sizes, and are returned whole."""
+        """Returns a view of the first `size` images. The slot returns to the ring when the last view is freed.
+
+        One-dimensional images are windows of different sizes, one after another, and are returned whole.
+        """
         loan = _Loan(slot, size)
         ticket = _Ticket(loan, self._free.append)
         ticket.slot = slot
@@ -117,26 +122,29 @@ class Ring:
         return np.asarray(loan)
 
     def lend_beside(self, images: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
-        """Returns a view of `array`, of the slot that `images` was lent from. The slot comes back when the last view of
-        both dies."""
+        """Returns a view of `array`, which belongs to the slot that `images` was lent from.
+
+        The slot returns to the ring when the last view of either is freed.
+        """
         return np.asarray(_Beside(images, array))
 
     def clear(self) -> None:
-        """Free the slots that wait for reuse. Lent ones stay valid."""
+        """Frees the slots that wait for reuse. Lent slots stay valid."""
         self._free.clear()
 
 
 class _Ticket(weakref.ref["_Loan"]):
-    """A weak reference to a loan that knows the slot. When the loan dies, the ticket is its own notice of it."""
+    """A weak reference to a loan, with the loan's slot. When the loan dies, its ticket is put back into the ring."""
 
     __slots__ = ("slot",)
     slot: Slot
 
 
 class _Loan:
-    """Memory by NumPy's array interface. NumPy keeps the object that gave it for as long as the array lives.
+    """Exposes a slot's images through NumPy's array interface. NumPy keeps the loan alive as long as the array.
 
-    If a loan dies as part of a cycle, its ticket dies with it: then the slot is freed instead of returned.
+    If a loan is freed as part of a reference cycle, its ticket is freed with it: then the slot is freed, too, instead
+    of returning to the ring.
     """
 
     def __init__(self, slot: Slot, size: int) -> None:
@@ -147,7 +155,7 @@ class _Loan:
 
 
 class _Beside:
-    """Memory of a slot by NumPy's array interface, which keeps another view of the slot, and with that its loan."""
+    """Exposes another array of a lent slot through NumPy's array interface. Keeps the view `lent`, and so its loan."""
 
     def __init__(self, lent: NDArray[Any], array: NDArray[Any]) -> None:
         self.__array_interface__: dict[str, Any] = array.__array_interface__
