@@ -20,10 +20,10 @@ _PIECE_NBYTES = 8 << 20
 
 
 class PinnedSlot(Slot):
-    """A slot in pinned memory, with the two events between which it is copied on the side stream."""
+    """A slot in pinned memory, with CUDA events at the begin and the end of its copy."""
 
     def __init__(self, images: torch.Tensor, numbers: torch.Tensor, more: Mapping[str, torch.Tensor]) -> None:
-        """`numbers`, int64 (2, batch_size), are labels and indices: one copy."""
+        """`numbers`, int64 (2, batch_size), are the labels and the indices, so one copy moves both."""
         arrays = {name: tensor.numpy() for name, tensor in more.items()}
         labels, indices = numbers.numpy()
         super().__init__(images.numpy(), labels, indices, arrays)
@@ -40,7 +40,7 @@ class PinnedSlot(Slot):
 
 
 class CudaCopier:
-    """Copies to one CUDA device, on one stream of its own. A `shardio.loading.prefetch.Copier`."""
+    """Copies batches to one CUDA device, on its own stream. A `shardio.loading.prefetch.Copier`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,9 +61,9 @@ class CudaCopier:
 
 
 class CudaTransfer:
-    """Memory of the stream that is current when this is made, and the copy of a batch into it on another stream.
+    """Device memory for a batch, and the copy into it on `copy_stream`. A `shardio.loading.prefetch.Transfer`.
 
-    A `shardio.loading.prefetch.Transfer`.
+    The memory belongs to the stream that is current when the transfer is made.
     """
 
     _begin: torch.cuda.Event
@@ -150,7 +150,7 @@ class CudaTransfer:
 
 
 def _copy(memory: torch.Tensor, pinned: torch.Tensor) -> None:
-    """Copies in pieces, on the current stream."""
+    """Copies pinned memory to device memory in pieces, on the current stream."""
     rows = max(_PIECE_NBYTES * len(pinned) // max(pinned.nbytes, 1), 1)
     for start in range(0, len(pinned), rows):
         memory[start : start + rows].copy_(pinned[start : start + rows], non_blocking=True)
@@ -170,7 +170,7 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def make_copier(device: torch.device) -> Copier | None:
-    """Returns what copies batches to the device; None for the CPU."""
+    """Returns a copier to the device; None for the CPU."""
     if device.type == "cpu":
         return None
     return CudaCopier(device)

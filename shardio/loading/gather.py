@@ -3,10 +3,10 @@
 Every batch is split over all threads, so the first batch arrives soon. A queue in submission order keeps all threads on
 the earliest unfinished batch.
 
-A batch that is not yet urgent begins a moment after the consumer's step. A step begins with work of one thread, such as
-launching kernels, and ranks that wait for each other at the end of a step begin the next step at the same
-moment. If all of their gather threads began then, too, the last rank would get its batch when most of the copying is
-done, and the others would wait for it. docs/architecture.md has figures.
+Gathering a batch that is not urgent starts a moment after the consumer's step: the head start of the step. A step
+begins with work of one thread, such as launching kernels, and ranks that wait for each other at the end of a step begin
+the next step at the same moment. If all of their gather threads began then, too, they would compete for the cores, the
+last rank would launch its step late, and the others would wait for it. docs/architecture.md has figures.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ _LEAST_SECONDS = 0.001
 
 
 def head_start_seconds(step_seconds: float) -> float:
-    """Returns how long after its submission a batch is begun, for a consumer whose last step took so long. Only for
-    batches that are not late: those before them must be ready."""
+    """Returns how many seconds after its submission gathering a batch should start.
+
+    `step_seconds` is the time of the consumer's last step. Only for batches that are not late: the batches before them
+    must be ready.
+    """
     seconds = min(_SHARE * step_seconds, _MOST_SECONDS)
     return seconds if seconds >= _LEAST_SECONDS else 0.0
 
@@ -48,11 +51,11 @@ def head_start_seconds(step_seconds: float) -> float:
 class Pending:
     """A batch that is being gathered into a slot, in `num_parts` parts. Thread safe; one thread may wait.
 
-    The slot belongs to the pending batch until `wait` returns it, or `abandon` has it return to the ring.
+    The slot belongs to the pending batch until `wait` returns it, or `abandon` releases it.
 
     There are no locks: the waiting thread may be interrupted (Ctrl-C) between any two bytecodes, and a finaliser may
-    abandon a batch in the middle of any other call. Two threads only do single operations of lists and of a
-    SimpleQueue at the same time, which are atomic.
+    abandon a batch in the middle of any other call. Threads share only lists and a SimpleQueue, by single operations,
+    which are atomic.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Pending:
         finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> None:
-        """Parts begin after the head start, or when the consumer waits for the batch."""
+        """Gathering starts after the head start, or as soon as the consumer waits for the batch."""
         self._reader = reader
         self._request = request
         self._slot = [slot]  # the thread that pops it owns it
@@ -80,7 +83,10 @@ class Pending:
         self._begin_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, part: slice, *, refused: bool) -> None:
-        """Reads one part, in a gather thread, unless it is refused. Never raises: `wait` raises its error."""
+        """Reads one part, in a gather thread. Never raises: `wait` raises the error.
+
+        A part that is `refused`, because the loader was closed, fails with RuntimeError.
+        """
         if self._begins and (seconds := self._begins - time.perf_counter()) > 0:
             with contextlib.suppress(queue.Empty):
                 self._begin_signal.get(timeout=seconds)
@@ -104,7 +110,7 @@ class Pending:
         self._begin_signal.put(None)
 
     def _end(self) -> None:
-        """Ends the batch after its last part. The last two may both find themselves last: one of them does this."""
+        """Ends the batch after its last part. If two threads call it at the same time, only one does the work."""
         try:
             finish = self._finish.pop()
         except IndexError:
@@ -125,7 +131,7 @@ class Pending:
 
     @property
     def gather_cpu_seconds(self) -> float:
-        """The part of these seconds that threads spent on a core. Complete after wait()."""
+        """The part of `gather_seconds` that threads spent on a core. Complete after wait()."""
         return sum(self._cpu_seconds)
 
     def done(self) -> bool:
@@ -139,7 +145,7 @@ class Pending:
     def wait(self, notice: Callable[[], None] | None = None) -> Slot:
         """Waits for all parts. Returns the slot, or raises the error of a part, with its traceback.
 
-        `notice` is called if that takes longer than NOTICE_SECONDS.
+        Calls `notice` if the wait takes longer than NOTICE_SECONDS.
         """
         if not self._finished:
             self._hurry()
@@ -155,7 +161,7 @@ class Pending:
         return self._slot.pop()
 
     def abandon(self, release: Callable[[Slot], None]) -> None:
-        """Has `release` called with the slot once no part touches it any more. Does not wait."""
+        """Gives up the batch. `release` is called with the slot once no part uses it any more. Does not wait."""
         self._release = release
         self._hurry()
         if self._finished:  # else the thread that ends the batch finds `release`
@@ -171,19 +177,19 @@ class Pending:
 
 
 class Hints:
-    """Announcements to a reader: the batches that a consumer will ask for. Thread safe."""
+    """Runs announcements of batches to a reader, until they are abandoned. Thread safe."""
 
     def __init__(self) -> None:
         self._wanted = True
 
     def run(self, tell: Callable[[], None], *, refused: bool) -> None:
-        """Passes on one hint, in a gather thread. Never raises: the read of the batch will."""
+        """Calls `tell`, in a gather thread. Never raises: an error comes again when the batch is read."""
         if self._wanted and not refused:
             with contextlib.suppress(Exception):
                 tell()
 
     def abandon(self) -> None:
-        """Pass on no more: the consumer will not ask for the batches."""
+        """Stops further announcements: the consumer will not request the batches."""
         self._wanted = False
 
 
@@ -198,9 +204,9 @@ _Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
 class GatherThreads:
     """`num_threads` daemon threads that serve one queue. Thread safe.
 
-    After `close`, queued parts fail with RuntimeError instead of being copied. The threads hold no reference
-    to this object, and end also when it dies: a weak reference that they hold puts itself into the queue then, without
-    a line of Python being run. So they end even if an exception from a signal handler has cut a finaliser short.
+    After `close`, queued parts fail with RuntimeError instead of being copied. The threads hold only a weak reference
+    to this object, and end when it is freed: the weak reference then puts itself into the queue, without running a line
+    of Python. So they end even if an exception from a signal handler interrupts a finaliser.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -224,9 +230,10 @@ class GatherThreads:
         finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> Pending:
-        """Reads the samples of the request into the slot, in parts, after the head start that the consumer is given.
+        """Queues the request, to be read into the slot in parts. Returns the pending batch.
 
-        `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
+        Reading starts after the head start. Then `finish` is called with the slot and the number of samples, in one of
+        the threads, unless a part failed.
         """
         size = len(request)
         shares = max(1, min(self.num_threads, size))
@@ -239,17 +246,17 @@ class GatherThreads:
         return pending
 
     def announce(self, reader: Reader, request: Request, hints: Hints) -> None:
-        """Announces to the reader, from a thread of the queue, a batch that will be submitted soon."""
+        """Announces to the reader, in a gather thread, a batch that will be submitted soon."""
         self._jobs.put((hints, partial(reader.will_read, request)))
 
     def no_core_seconds(self) -> float:
-        """Returns the seconds that all threads together waited for a core; 0.0 where the system does not count."""
+        """Returns the seconds that all threads together waited for a core; 0.0 if the system does not count them."""
         return sum(map(_no_core_seconds, [thread.native_id for thread in self._threads]))
 
     def close(self) -> None:
         """Ends the threads, and waits until they have copied their last parts.
 
-        May be called again, also where it was interrupted, and by a finaliser, in any thread.
+        May be called in any thread, by a finaliser, and again, for example after an interrupt.
         """
         self._closed.set()
         self._jobs.put(None)
@@ -275,7 +282,7 @@ def _refuse_queued(jobs: _Jobs) -> None:
 
 
 def _serve(jobs: _Jobs, closed: Flag, owner: weakref.ref[GatherThreads]) -> None:
-    """`owner` is only kept here."""
+    """Runs a gather thread. `owner` is a weak reference that this frame keeps alive, so it can end the thread."""
     # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
     preempt_nobody()
     while isinstance(job := jobs.get(), tuple):

@@ -1,4 +1,4 @@
-"""Options of a ShardLoader that say how samples are read, checked before a set is opened; and what a batch holds."""
+"""Options of a ShardLoader, checked before a set is opened, and the parts of a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUMBERS = ("source_width", "source_height", "crc32")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of these names of `shardio.loading.loader.ShardLoader`, checked as far as that needs no set."""
+    """The arguments of `ShardLoader` that have these names, checked before a set is opened."""
 
     seed: int
     prefetch: int
@@ -65,7 +65,7 @@ class Options:
 
 
 def check_function(transform: object) -> None:
-    """Raises TypeError unless it can be a loader's transform, or is None."""
+    """Raises TypeError if `transform` is neither callable nor None."""
     if transform is not None and not callable(transform):
         raise TypeError(
             f"transform must be from shardio.augment, or a function of a batch of images; found {transform!r}"
@@ -74,9 +74,9 @@ def check_function(transform: object) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a batch holds: pixels, labels, and `arrays` and `columns` by name, in this order.
+    """The parts of a batch: pixels, labels, and `arrays` and `columns` by name, in this order.
 
-    Labels that are no integers are an array, too.
+    `arrays` includes labels that are not integers.
     """
 
     pixels: bool = True
@@ -103,12 +103,12 @@ class Parts:
 
     @property
     def rows(self) -> dict[str, RowType]:
-        """The type of each by name."""
+        """The row type of each array and column by name."""
         return {**{name: array.row for name, array in self.arrays.items()}, **self.columns}
 
 
 def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names as a tuple. Raises TypeError for a single name, and for anything that is no name."""
+    """Returns the names as a tuple. Raises TypeError if `names` is a string, or an item is not a string."""
     if not isinstance(names, (str, bytes)) and isinstance(names, Iterable):
         found = tuple(names)
         if all(isinstance(name, str) for name in found):
@@ -117,7 +117,7 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_parts(layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
-    """Returns what a batch with these has; where there are no pixels and no arrays are named, with all arrays.
+    """Returns the parts of batches with these arrays and columns. Without pixels and `arrays`, all arrays are included.
 
     Raises ValueError for a name that the split does not have.
     """
@@ -138,20 +138,20 @@ def find_parts(layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequenc
 
 
 def _check_names(where: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raises ValueError unless each of `names` is one of `known`, and comes once."""
+    """Raises ValueError if a name is not in `known`, or is repeated."""
     seen: set[str] = set()
     for name in names:
         if name not in known:
             raise ValueError(f"{where}: {what} must be among {', '.join(known) or 'none'}; found {name!r}")
         if name in seen:
-            raise ValueError(f"{where}: {what} must be named once each; found {name!r} twice")
+            raise ValueError(f"{where}: {what} must not repeat a name; found {name!r} twice")
         seen.add(name)
 
 
 def choose_device(device: str | torch.device | None, world: World) -> torch.device:
-    """Returns the device that was asked for; without one the GPU of the local rank, or the CPU if there is no GPU.
+    """Returns the requested device, or for None the GPU of the local rank, or the CPU if there is no GPU.
 
-    Raises ValueError if torch does not see it.
+    Raises ValueError if torch does not see the requested device.
     """
     if device is not None:
         chosen = _checked(device)
@@ -173,7 +173,7 @@ def _checked(device: str | torch.device) -> torch.device:
         raise ValueError(f'device must be "cpu", "cuda" or "cuda:N"; found {device!r}') from None
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(
-            f'device must be a CPU or a CUDA device; found {chosen}: with device="cpu", batches can be moved there'
+            f'device must be a CPU or a CUDA device; found {chosen}: use device="cpu", and move batches to {chosen}'
         )
     if chosen.type == "cuda":
         count = torch.cuda.device_count()
@@ -181,8 +181,7 @@ def _checked(device: str | torch.device) -> torch.device:
         if not 0 <= (chosen.index or 0) < count or (isinstance(device, str) and str(chosen) != device):
             seen = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
             raise ValueError(
-                f"device: expected one that torch {torch.__version__} sees here, {seen}; found {device!r}. Look at "
-                "CUDA_VISIBLE_DEVICES, the driver and the build of torch; device=None is a GPU where there is one, or "
-                "else the CPU"
+                f"device: torch {torch.__version__} sees {seen} here; found {device!r}. Check CUDA_VISIBLE_DEVICES, "
+                "the driver and the build of torch; device=None chooses a GPU if there is one, otherwise the CPU"
             )
     return chosen

@@ -1,6 +1,7 @@
-"""The way of batches from storage to the consumer: reader -> gather threads -> slots -> device.
+"""Moves batches from storage to the consumer: reader -> gather threads -> slots -> device.
 
-A pipeline lasts as long as its loader, and knows no order: `shardio.loading.iterator` says which samples come when.
+A pipeline exists as long as its loader. It does not know the order of samples: `shardio.loading.iterator` requests
+batches.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ _MOST_CUTTING_THREADS = 16
 
 
 def _finish(guard: GuardedReader, epoch: int, slot: Slot, size: int) -> None:
-    """The last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its own
-    threads.)"""
+    """Replaces damaged samples: the last step of a batch, in a gather thread.
+
+    Not a method of the pipeline: a gather thread would then hold the pipeline, and could be the one that closes it.
+    """
     guard.replace_damaged(epoch, slot, size)
 
 
@@ -52,8 +55,10 @@ _NO_PIXELS = (0, 0, 0)
 
 
 def _num_classes(shards: ShardSet, indices: NDArray[np.int64] | None) -> tuple[int, bool]:
-    """Returns the number of the split's classes and True; without their names, what its samples' labels need, and
-    False."""
+    """Returns the number of classes, and whether it is exact.
+
+    Without class names, it is not exact: the largest label among the samples, plus 1.
+    """
     if shards.classes:
         return len(shards.classes), True
     labels = shards.labels if indices is None else shards.labels[indices]
@@ -68,9 +73,9 @@ def _nbytes(shape: SampleShape, rows: Mapping[str, RowType]) -> int:
 class Pipeline:
     """Reads, copies and transforms batches of one split. Owns its reader, threads and slots. To be used by one thread.
 
-    `close` may be called again, also where it was interrupted, and in any thread. It closes `source`, too, once this is
-    made. If an exception from a signal handler cuts `__del__` short, all of it still ends: descriptors close, and
-    threads end, when what owns them dies. (`weakref.finalize` would keep all that for ever if its call were cut short.)
+    `close` also closes `source`. It may be called in any thread, and again, for example after an interrupt. If an
+    exception from a signal handler interrupts `__del__`, descriptors are still closed and threads still end when their
+    owners are freed. (If the call of a `weakref.finalize` were interrupted, they would stay for ever.)
     """
 
     closed = False
@@ -90,16 +95,16 @@ class Pipeline:
         device: torch.device,
         indices: NDArray[np.int64] | None,
     ) -> None:
-        """`num_samples` of the split will be read: those that are in `indices`, or all."""
+        """`num_samples` samples will be read per epoch: the samples in `indices`, or all of the split."""
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
-        """The thread that is asking for a batch, while one is."""
+        """{"thread": the thread that is requesting a batch}; empty if none is."""
         self._parts = parts = find_parts(shards, options.arrays, options.columns)
         self.image_shape = shards.sample_shape if parts.pixels else None
         """None if batches have no images."""
         shape = self.image_shape or _NO_PIXELS
         self.rows = rows = parts.rows
-        """What is delivered of each sample next to its pixels, by name."""
+        """The row types of arrays and columns in a batch, by name."""
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         reserved = least_local_ranks(world) * under_way * batch_size * _nbytes(shape, rows)
@@ -139,7 +144,7 @@ class Pipeline:
             told = CUT_ROWS if self._may_split else {}
         self._ring = Ring(under_way, lambda: make(batch_size, shape, {**rows, **told}))
         self.read_ahead = read_ahead_batches(batch_size * _nbytes(shape, rows), memory_left())
-        """Batches to announce beyond those under way."""
+        """The number of batches to announce to the reader in addition to the batches under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         if self.transform.split is not None and resamples:
             default = max(default, threads)
@@ -168,7 +173,7 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
-        """Each step is done even if an earlier step was interrupted, say by a Ctrl-C."""
+        """Closes everything. Each step is done even if an earlier step is interrupted, say by a Ctrl-C."""
         self.closed = True
         if self._is_over or not hasattr(self, "_threads"):  # its making was interrupted
             return
@@ -185,7 +190,7 @@ class Pipeline:
         self._is_over = True
 
     def set_transform(self, function: Function | None) -> None:
-        """Takes another transform, for iterators that begin from now on."""
+        """Sets the transform of iterators that begin from now on."""
         check_function(function)
         self.transform = self._make_step(function, roi=self._may_split)
 
@@ -198,11 +203,11 @@ class Pipeline:
         return None if self._guard is None else partial(_finish, self._guard, epoch)
 
     def new_prefetch(self) -> DevicePrefetch | None:
-        """Returns what takes batches of one epoch to the device; None if they stay on the CPU."""
+        """Returns the queue that copies batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
     def request(self, indices: NDArray[np.int64], cut: Cut | None, *, resamples: bool) -> Request:
-        """Returns the request for a batch. Raises the errors of the cut."""
+        """Returns the request to read a batch; with `resamples`, also to resample it. Raises the errors of `cut`."""
         parts = self._parts
         request = Request(
             indices, parts.pixels, parts.label_row == LABEL_ROW, tuple(parts.arrays), tuple(parts.columns)
@@ -217,7 +222,7 @@ class Pipeline:
         self.meter.counts.read_ahead_batches += 1
 
     def submit(self, request: Request, cut: Cut | None, last_step: Finish | None, head_start_seconds: float) -> Pending:
-        """Starts to gather a batch into a slot of its own."""
+        """Starts to gather a batch into a slot. Returns the pending batch."""
         slot = self._ring.acquire()
         if cut is None:
             if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:
@@ -231,11 +236,11 @@ class Pipeline:
         return self._threads.submit(self._reader, request, slot, last_step, head_start_seconds)
 
     def abandon(self, pending: Pending) -> None:
-        """Returns the slot of a batch that will not be collected, once no thread writes to it."""
+        """Gives up a batch. Its slot returns to the ring once no thread writes to it. Does not wait."""
         pending.abandon(self._ring.release)
 
     def collect(self, pending: Pending) -> Slot:
-        """Waits for a batch. Returns its slot, or raises what the gathering has raised."""
+        """Waits for a batch. Returns its slot, or raises the error of gathering it."""
         meter = self.meter
         meter.begin_wait()
         try:
@@ -250,8 +255,11 @@ class Pipeline:
         return slot
 
     def lend(self, slot: Slot, size: int) -> Tensors:
-        """Returns a batch on the CPU. Its images and arrays are views of the slot, which comes back when the last view
-        dies. Columns are copies, as labels are: one who collects these does not keep slots."""
+        """Returns a batch on the CPU.
+
+        Images and arrays are views of the slot, which returns to the ring when the last view is freed. Labels and
+        columns are copies, so a caller who collects them over an epoch does not keep slots.
+        """
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = self._ring.lend(slot, size)
         more = {}
@@ -269,11 +277,11 @@ class Pipeline:
         return self._guard.damaged if self._guard else []
 
     def report(self) -> LoaderReport:
-        """Returns what limited since the pipeline was made."""
+        """Returns the report on the time since the pipeline was made."""
         return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what `shardio.loading.loader.ShardLoader.stats` does, but for the device."""
+        """Returns the counters of `ShardLoader.stats`, except for the device."""
         read = self._reader.counts()
         report = self.report()
         return {

@@ -1,7 +1,7 @@
-"""The status of a loader for other processes of the node: a nameless page of memory, which `find_loaders` finds.
+"""The status of a loader, published to other processes of the node on a page of memory that `find_loaders` finds.
 
-The page is a memfd: it takes no room on a disk, needs no folder, and is gone with its process, however that ends.
-Linux shows it among the descriptors of the process, to its user and to root.
+The page is a memfd: it takes no disk space, needs no folder, and disappears with its process, however the process ends.
+Linux shows it among the descriptors of the process, to the user of the process and to root.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class LoaderStatus:
     """The published status of a loader: its facts, and a snapshot of its counts."""
 
     job: str
-    """The number that the batch system gives the job; empty if there is none."""
+    """The job number of the batch system; "" without a batch system."""
     source: LoaderFacts
     snapshot: Snapshot
     moment: float
-    """When it told that, in seconds of time.monotonic()."""
+    """When the loader published this status, in seconds of time.monotonic()."""
 
     @property
     def waiting_seconds(self) -> float:
-        """The seconds that the consumer has waited for its batch until now; 0.0 if it did not wait then."""
+        """Seconds that the consumer has waited for its batch until now; 0.0 if it was not waiting at `moment`."""
         waited = self.snapshot.waiting_seconds
         return waited + time.monotonic() - self.moment if waited else 0.0
 
 
 @dataclass(frozen=True)
 class FoundLoader:
-    """A loader of a process on this node."""
+    """A loader on this node, with the number of its process."""
 
     pid: int
     inode: int
@@ -59,7 +59,7 @@ class FoundLoader:
 
 
 class Status:
-    """The page of one loader. Where the system has no such pages, nothing is published. To be used by one thread."""
+    """Publishes the status of one loader. Does nothing where the system has no memfd. To be used by one thread."""
 
     def __init__(self, source: LoaderFacts) -> None:
         self._what = {"job": _job(), "source": asdict(replace(source, path=source.path[-_PATH_LENGTH:]))}
@@ -69,7 +69,7 @@ class Status:
             self._page = open_memory(_NAME)
 
     def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
-        """Writes the page if that is due at `now`, of time.perf_counter(). Never raises."""
+        """Writes the page if it is due at `now` (time.perf_counter()): every TELL_SECONDS. Never raises."""
         if now >= self._due:
             self._due = now + TELL_SECONDS
             self.write(snapshot())
@@ -97,9 +97,9 @@ def _job() -> str:
 
 
 def find_loaders() -> list[FoundLoader]:
-    """Returns the loaders of all processes into which this user may look, by their processes' numbers.
+    """Returns the loaders of all processes that this user may inspect, in the order of process numbers.
 
-    A page that is being written, or is not as a loader writes it, is left out.
+    Leaves out pages that are being written or are not valid.
     """
     found: dict[int, FoundLoader] = {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):

@@ -1,7 +1,8 @@
 """The `transform` of a loader: fixed for an epoch, and called with each of its batches.
 
-A transform of shardio.augment wants to know which samples the batch holds, and how large the pictures were before they
-were squashed. If its first part can be split off, only what that sees is read: then each batch has a Cut.
+A transform of shardio.augment is also given the samples of the batch, and the sizes that pictures of a squashed split
+had before. If it begins with crops and resizes that can be split off, only the regions that they use are read: then
+each batch has a Cut.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CUT_ROWS = {"/parameters": RowType("<f4", (9,)), "/places": RowType("<i8", (2,))
 
 
 class TransformStep:
-    """Calls a function with each batch. Immutable; to be used by one thread."""
+    """Calls the loader's transform with each batch. Immutable; to be used by one thread."""
 
     def __init__(
         self,
@@ -44,17 +45,18 @@ class TransformStep:
         resamples: bool,
         whole_lines: int,
     ) -> None:
-        """With `roi`, only what the first part of a transform of shardio.augment sees is read, if it can be split; with
-        `resamples`, the reading threads do that part. Windows are whole lines as `Split.cut` says.
+        """Raises ValueError if `function` does not suit the split.
 
-        `num_classes` returns how many classes the samples have, and whether that is all: else, the labels may have
-        more. Raises ValueError for a function that does not suit the split.
+        num_classes: returns the number of classes, and whether it is exact. Otherwise, labels may need more classes.
+        roi: read only the region that the first part of a transform of shardio.augment uses, if it can be split off.
+        resamples: gather threads perform that first part.
+        whole_lines: makes windows whole lines: see `Split.cut`.
         """
         self.function = function
         self.resamples = resamples
         self._whole_lines = whole_lines
         if function is not None and not parts.pixels:
-            raise ValueError(f"{shards.path}: transform changes images, and the set has none: leave it out")
+            raise ValueError(f"{shards.path}: transform changes images, and the set has none: leave out transform=")
         self._shards = shards
         self._label_row = parts.label_row
         self._seed = seed
@@ -69,7 +71,7 @@ class TransformStep:
             check_foreign(function, (*self._masks, *self._boxes))
             self._watch = Watch(function)
         self.split = self._split_of(ours, device) if roi and ours is not None else None
-        """The function in two parts, if only what the first sees is read."""
+        """The function split into two parts, if only the region that the first part uses is read; otherwise None."""
 
     def _split_of(self, transform: Transform, device: torch.device) -> Split | None:
         split = Split.of(transform)
@@ -82,7 +84,7 @@ class TransformStep:
         return split if works else None
 
     def cut(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Cut | None:
-        """Returns the part of each picture that is read; None if pictures are read whole, or there are none."""
+        """Returns the region to read of each picture of a batch; None if pictures are read whole, or not at all."""
         if self.split is None or not len(indices):
             return None
         sizes = None if self._sizes is None else self._sizes(indices)
@@ -96,11 +98,12 @@ class TransformStep:
         epoch: int,
         cut: Cut | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
-        """Returns the images, or a tuple of views of them, and the labels that the function makes of these, if there
-        are labels; and what comes with them by name. Of this a transform of shardio.augment is given masks and boxes.
+        """Returns the transformed batch: images, labels, and arrays and columns by name.
 
-        `indices` are the samples, and `counters` their numbers for random numbers. With `cut`, the images are what it
-        has made of the pictures; or, in one dimension, the windows that it needs.
+        Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
+        transform of shardio.augment also changes masks and boxes. `indices` are the samples, and `counters` are the
+        counters of their random numbers. With `cut`, the images of `tensors` are already resampled; or, if they are
+        one-dimensional, they are the windows that `cut` resamples.
         """
         images, more = tensors.images, dict(tensors.more)
         labels = tensors.labels if self._label_row == LABEL_ROW else more.pop(LABELS_NAME, None)
@@ -136,7 +139,7 @@ class TransformStep:
             return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}
 
     def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments for masks and boxes, if there are any."""
+        """Returns the arguments `masks` and `boxes` of a transform; empty if there are neither."""
         if not self._masks and not self._boxes:
             return {}
         return {
@@ -146,7 +149,7 @@ class TransformStep:
 
 
 def _sizes_before(shards: ShardSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the heights and widths, (B, 2), that pictures of a squashed split had before."""
+    """Returns the heights and widths (B, 2) of the original images of a squashed split."""
     columns = [shards.copy_column(name, indices) for name in ("source_height", "source_width")]
     return np.stack(columns, axis=1).astype(np.int64)
 
@@ -154,7 +157,7 @@ def _sizes_before(shards: ShardSet, indices: NDArray[np.int64]) -> NDArray[np.in
 def _check_classes(
     transform: Transform, label_row: RowType | None, num_classes: Callable[[], tuple[int, bool]]
 ) -> None:
-    """Raises ValueError if it mixes other labels than the split has, or for another number of classes."""
+    """Raises ValueError if the transform mixes labels that the split does not have, or has another `num_classes`."""
     for number in transform.mixed_classes:
         if label_row is None:
             raise ValueError("transform: Mixup and CutMix mix labels; found a split without labels")
@@ -167,14 +170,14 @@ def _check_classes(
         expected, is_known = num_classes()
         if number is None or number < expected or (is_known and number != expected):
             raise ValueError(
-                f"transform: Mixup and CutMix must have num_classes={expected}, as the set; found {number}"
+                f"transform: Mixup and CutMix must have num_classes={expected}, like the set; found {number}"
             )
 
 
 def _ours(transform: object) -> Transform | None:
-    """Returns the transform of shardio.augment that this is, or that torch.compile was given; None of any other.
+    """Returns the transform if it is of shardio.augment, also from inside of torch.compile; otherwise None.
 
-    The compiler compiles nothing of such a transform, and hides that it asks for seed, epoch and samples.
+    torch.compile compiles nothing of such a transform, and hides that it needs seed, epoch and samples.
     """
     original = transform
     # Only torch's own wrappers are looked through: a user's may do more than what it wraps.

@@ -482,7 +482,7 @@ def test_length_is_that_of_the_epoch_and_of_what_is_left(loader_of: MakeLoader) 
 @pytest.mark.parametrize(
     ("device", "expected"),
     [
-        ("cuda", r"expected one that torch .* sees here, no CUDA device; found 'cuda'\. .*device=None"),
+        ("cuda", r"torch .* sees no CUDA device here; found 'cuda'\. .*device=None"),
         ("cuda:7", "no CUDA device; found 'cuda:7'"),
         ("cuda:99999", "no CUDA device; found 'cuda:99999'"),
         (torch.device("cuda", 1), "no CUDA device; found device"),
