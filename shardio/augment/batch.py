@@ -1,7 +1,7 @@
-"""Transforms of batches, and the batch that makes several of them one pass over the pixels.
+"""The batch that transforms pass on, which joins several transforms into one pass over the pixels.
 
-A batch on its way through transforms has its pixels as they were stored, and records what to make of them: a region, a
-size, a mirror image, a mean, a dtype. The pixels are computed where a transform needs them, and at the end.
+A batch keeps the stored pixels and records the changes to make: a region, a size, a flip, a mean, a dtype. The new
+pixels are computed when a transform needs them, and at the end.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from shardio.augment.targets import Targets
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]
-"""Masks and boxes by name, each a tensor, or one for each view."""
+"""Masks and boxes by name: a tensor, or a tuple with a tensor per view."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
+    """One or more stored images, (B, C, H, W), and the changes recorded for them, in this order.
 
-    There is at least one image. A new batch is what the images show, which may be squashed. The filter sees no pixel
-    outside of `within`. Images are mirrored where `flips`, (B,), is true, go through `steps`, are normalized by
-    `statistics`, mean and standard deviation of each channel, and then cast to `dtype`. None leaves them as they are.
-    `targets` belong to `images`.
+    - `boxes` are cropped and resized to `sizes`, int64 (B, 2), height and width. The filter of the resize reads no
+      pixel outside of `within`. In a new batch, `sizes` are the original sizes of images that may be squashed.
+    - Images are mirrored where `flips`, (B,), is true, and then go through `steps`.
+    - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
+
+    None means no such change. `targets` are the masks and boxes of `images`.
     """
 
     images: torch.Tensor
@@ -53,7 +55,7 @@ class Batch:
         return len(self.images)
 
     def cropped(self, boxes: Boxes) -> Batch:
-        """Takes a box of each image, in the image's own pixels."""
+        """Returns the batch cropped to a box of each image, in pixels of the image."""
         self.check_uint8()
         if self.steps:
             return self.finished().cropped(boxes)
@@ -86,16 +88,19 @@ class Batch:
         return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
 
     def stepped(self, codes: Op | NDArray[np.uint8], *values: ArrayLike) -> Batch:
-        """Adds an operation for each image, an Op or `codes`, (B,); each of its `values` is a number or (B,)."""
+        """Returns the batch with one more operation: an Op for all images, or `codes`, (B,).
+
+        Each of the operation's `values` is a number for all images, or an array (B,).
+        """
         self.check_uint8()
         step = Step.of(len(self), self.images.shape[1], codes, *values)
         self.check_channels(map(Op, np.unique(step.codes).tolist()))
         return replace(self, steps=(*self.steps, step))
 
     def check_channels(self, ops: Iterable[Op]) -> None:
-        """Raises ValueError if one of these operations is not defined for this number of channels.
+        """Raises ValueError if one of `ops` is not defined for the images' number of channels.
 
-        Transforms ask for all that they may draw: an error that only some batches bring would come late.
+        Transforms check all operations that they may draw, so the error comes with the first batch.
         """
         channels = self.images.shape[1]
         if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(ops)):
@@ -105,14 +110,18 @@ class Batch:
             )
 
     def unsquashed(self) -> Batch:
-        """Resizes squashed images to their original size, which must be the same for all, unless they are cast."""
+        """Returns the batch with squashed images resized to their original size.
+
+        Batches that were cropped, resized or cast are returned unchanged. If the original sizes differ, computing the
+        pixels raises ValueError.
+        """
         if self.boxes is not None or self.is_cast or (self.sizes == self.images.shape[2:]).all():
             return self
         return self.resized_to(self.sizes, self.interpolation, self.antialias)
 
     @property
     def is_cast(self) -> bool:
-        """True if the images are not uint8, or will not be in the end."""
+        """True if the images are not uint8, or a recorded change makes them another dtype."""
         return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
 
     def check_uint8(self) -> None:
@@ -124,17 +133,18 @@ class Batch:
 
     @property
     def region(self) -> Boxes:
-        """The boxes of `images` that the images are."""
+        """The part of each stored image that is used: `boxes`, or the whole images."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
-        """Returns a batch of other images of the same samples, with nothing noted.
+        """Returns a batch of other images of the same samples, with no recorded changes.
 
-        Masks and boxes are `targets`, or come from the finished batch, whose images must have had this size.
+        Masks and boxes are `targets`; by default, those of this batch after its changes. Raises ValueError if their
+        images have another size than `images`.
         """
         targets = targets or self._moved_targets()
         if targets is not None and targets.size != (size := tuple(images.shape[2:])):
-            raise ValueError(f"expected masks and boxes of images of (height, width) = {size}; found {targets.size}")
+            raise ValueError(f"masks and boxes must be for images of (height, width) = {size}; found {targets.size}")
         return Batch(images, self.draws, sizes_of(images), self.labels, targets)
 
     def check_no_targets(self, what: str) -> None:
@@ -142,12 +152,12 @@ class Batch:
         if self.targets is not None:
             names = ", ".join([*self.targets.masks, *self.targets.boxes]) or "none in a mapping"
             raise ValueError(
-                f"{what} combine several images, which leaves no masks and boxes; found {names}: leave them out of the "
-                "transform, or pass images and labels only"
+                f"{what} combine several images and cannot combine their masks and boxes; found {names}: remove {what} "
+                "from the transform, or pass images and labels only"
             )
 
     def finished(self) -> Batch:
-        """Computes the pixels. Raises ValueError if the images have several sizes."""
+        """Returns the batch with all recorded changes made. Raises ValueError if the images have several sizes."""
         images = self._done()
         if images is self.images:
             return self
@@ -201,7 +211,7 @@ class Batch:
 
     @property
     def resampling(self) -> Resampling:
-        """What boxes of `images` become. Raises ValueError if the images have several sizes."""
+        """The size, filter, statistics and dtype of the resize. Raises ValueError if the images have several sizes."""
         return Resampling(self.size, self.interpolation, self.antialias, self.statistics, self.dtype)
 
     @property
@@ -227,9 +237,10 @@ def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
 def fused(
     images: torch.Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None
 ) -> torch.Tensor | None:
-    """Does the steps, normalizes and casts, by kernels on CUDA; returns None where these do not work.
+    """Returns the images after steps, normalization and cast, computed by kernels on CUDA.
 
-    The images are only read. The result is in channels_last memory.
+    Returns None if the kernels cannot do it, as on the CPU. The images are only read. The result is in channels_last
+    memory.
     """
     if not images.is_cuda:
         return None

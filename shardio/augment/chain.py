@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class _NoDraws(Draws):
-    """Refuses to draw while torch.export records a program, in which random numbers would be constants."""
+    """Raises ValueError on a draw: torch.export would record random numbers as constants."""
 
     def _key(self, purpose: str) -> np.uint64:
         raise ValueError(
-            f"torch.export: expected transforms without random numbers, found {purpose}: the exported program would "
-            "draw the same numbers for every batch; export only Resize, CenterCrop, Normalize and ToDtype"
+            f"torch.export: cannot export {purpose}, which draws random numbers: the exported program would use the "
+            "same numbers for every batch; export only Resize, CenterCrop, Normalize and ToDtype"
         )
 
 
 class _Samples(TypedDict, total=False):
-    """The arguments by which a ShardLoader tells a transform about the samples of a batch."""
+    """The arguments that identify the samples of a batch. A ShardLoader passes them to its transform."""
 
     indices: ArrayLike | None
     seed: int | None
@@ -63,7 +63,7 @@ class Transform(Described, ABC):
     """Changes each image of a batch. Threads may share a transform."""
 
     mask_fill: MaskFill | None = None
-    """The default of `mask_fill` in calls."""
+    """The `mask_fill` of calls that do not pass this argument."""
 
     @overload
     def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
@@ -140,7 +140,7 @@ class Transform(Described, ABC):
     def _of_no_samples(
         self, images: torch.Tensor, labels: torch.Tensor | None, **arrays: Any
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns what is left of a batch of one blank image without it: tensors of the right sizes and types."""
+        """Returns empty tensors with the shapes and dtypes of a result, found by transforming one blank image."""
         for kind in ("masks", "boxes"):
             if arrays[kind] is not None:
                 arrays[kind] = {name: _one(tensor) for name, tensor in arrays[kind].items()}
@@ -149,13 +149,15 @@ class Transform(Described, ABC):
 
     @property
     def mixed_classes(self) -> frozenset[int | None]:
-        """The number of classes of each part that mixes labels; None of one that mixes labels as they are. Empty if no
-        part mixes."""
+        """The `num_classes` of all Mixup and CutMix in the transform. Empty if it has none.
+
+        None stands for a Mixup or CutMix that gets labels (B, K) and needs no number of classes.
+        """
         return frozenset[int | None]().union(*(part.mixed_classes for part in self._inner()))
 
     @property
     def mixes(self) -> bool:
-        """True if the transform combines several images of the batch, and their labels."""
+        """True if the transform combines images of different samples, and their labels."""
         return bool(self.mixed_classes) or any(part.mixes for part in self._inner())
 
     def _inner(self) -> list[Transform]:
@@ -167,22 +169,22 @@ class Transform(Described, ABC):
 
     @abstractmethod
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        """Returns the batch after this transform. `purpose` keys the random numbers: several transforms of one class
-        draw different numbers."""
+        """Returns the batch after this transform.
+
+        `purpose` is a key of the random numbers, so two transforms of one class draw different numbers.
+        """
 
 
 def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """Returns a tuple. Raises ValueError if one of them may not be part of another transform."""
+    """Returns the transforms as a tuple. Raises ValueError if one of them cannot be inside another transform."""
     if not isinstance(transforms, Iterable):
         raise TypeError(f"transforms must be a list of transforms; found {transforms!r}")
     parts = tuple(transforms)
     for transform in parts:
         if not isinstance(transform, Transform) or isinstance(transform, Views):
-            raise ValueError(
-                f"expected a Transform of shardio.augment, and Views only as the outermost; found {transform!r}"
-            )
+            raise ValueError(f"transforms must be transforms of shardio.augment other than Views; found {transform!r}")
         if transform.mask_fill is not None:
-            raise ValueError(f"mask_fill must be an argument of the outermost Compose or Views; found {transform!r}")
+            raise ValueError(f"only the outermost Compose or Views may have mask_fill; found {transform!r}")
     return parts
 
 
@@ -200,7 +202,7 @@ def _draws(
     epoch: int | None,
     view: int | None,
 ) -> Draws:
-    """Returns the draws of a call with these arguments: those of the batch that is `given`, where they are None."""
+    """Returns the random numbers of a call. Arguments that are None come from `given`, the loader's batch."""
     if given is not None:
         draws = given.draws
         view = given.next_view() if view is None else view
@@ -213,8 +215,8 @@ def _draws(
     if indices is None:
         if epoch is not None:
             raise ValueError(
-                "epoch needs indices, the numbers of the samples, or all batches of the epoch would draw the same; "
-                "leave out epoch, indices and seed to draw new numbers at each call"
+                "epoch needs indices, the numbers of the samples: without them, all batches of the epoch would draw "
+                "the same random numbers; leave out epoch, indices and seed to draw new numbers at each call"
             )
         return Draws(FreshSeed() if seed is None else seed, 0, np.arange(count), view or 0)
     numbers = np.asarray(_on_the_host(indices))
@@ -233,7 +235,7 @@ def _one(samples: torch.Tensor) -> torch.Tensor:
 
 
 def _none(made: Any) -> Any:
-    """Returns no rows of tensors, of all that are in a tuple or a dict."""
+    """Returns the tensor without its rows; for a tuple or a dict, does so for every tensor in it."""
     if isinstance(made, torch.Tensor):
         return made[:0]
     return {name: _none(part) for name, part in made.items()} if isinstance(made, dict) else tuple(map(_none, made))
@@ -263,7 +265,7 @@ class Compose(Transform):
         return batch
 
     def parts(self, purpose: str) -> Iterator[tuple[Transform, str]]:
-        """Yields the transforms, each with the purpose that keys its random numbers."""
+        """Yields pairs of a transform and its purpose, a key of its random numbers."""
         # A transform is numbered among those of its class, so that one without randomness may come or go before it.
         numbers = Counter[str]()
         for transform in self.transforms:
@@ -276,8 +278,8 @@ class Compose(Transform):
 class Views(Transform):
     """Augments each sample several times; returns a tuple of images.
 
-    There is an item per transform, and equal transforms give different views. Labels are returned once, unchanged.
-    `mask_fill` is the same as in Compose.
+    The tuple has an item per transform. Equal transforms draw different random numbers. Labels are returned once,
+    unchanged. `mask_fill` is the same as in Compose.
     """
 
     transforms: Sequence[Transform]
@@ -287,7 +289,7 @@ class Views(Transform):
         _check_parts(self)
         super().__post_init__()
         if not self.transforms:
-            raise ValueError("Views: expected one or more transforms; found none")
+            raise ValueError("Views needs one or more transforms; found none")
 
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         count = len(self.transforms)
@@ -302,4 +304,4 @@ class Views(Transform):
         return tuple(views), batch.labels, None if batch.targets is None else arrays
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        raise ValueError("Views must be the outermost transform; found it inside another one")
+        raise ValueError("Views must be the outermost transform; found Views inside another transform")

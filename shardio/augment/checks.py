@@ -1,6 +1,6 @@
 """Checks arguments. Errors name the argument, the expected values, and the value found.
 
-A transform has its checks where its arguments are: `p: Probability = 0.5`. `Described` calls them.
+A transform names the check of an argument in its annotation, as in `p: Probability = 0.5`; `Described` calls the check.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Annotated, Any, get_args
 
 
 def check_number(name: str, value: object) -> None:
-    """Raises TypeError unless `value` is a number. A tensor or an array of one number is one."""
+    """Raises TypeError unless `value` is a number, or a tensor or array without dimensions.
+
+    Raises ValueError for an integer that a float cannot hold.
+    """
     if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
         raise TypeError(f"{name} must be a number; found {value!r}")
     if isinstance(value, int) and value.bit_length() > 1000:
@@ -22,7 +25,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    """Raises unless `value` is a finite number of at least `least`."""
+    """Raises TypeError or ValueError unless `value` is a finite number of at least `least`."""
     check_number(name, value)
     if not least <= value < math.inf:
         raise ValueError(f"{name} must be a finite number of at least {least:g}; found {value!r}")
@@ -44,7 +47,10 @@ def check_whole(name: str, value: object, least: int, most: float = math.inf) ->
 def check_range(
     name: str, bounds: object, least: float = -math.inf, most: float = math.inf, *, above: bool = False
 ) -> tuple[float, float]:
-    """Returns (low, high). Raises ValueError unless both lie from `least`, or `above` it, to `most`, and in order."""
+    """Returns `bounds` as floats (low, high). Raises ValueError unless least <= low <= high <= most.
+
+    With `above`, low must be greater than `least`.
+    """
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise ValueError(f"{name} must be (min, max); found {bounds!r}")
     low, high = bounds
@@ -60,7 +66,10 @@ def check_range(
 def around(
     name: str, value: object, centre: float, least: float = -math.inf, most: float = math.inf
 ) -> tuple[float, float]:
-    """Returns the bounds that `value` stands for: (least, most), or a number for as much on both sides of `centre`."""
+    """Returns the bounds (low, high) that `value` stands for: a pair, or a number x for `centre` - x to `centre` + x.
+
+    Raises ValueError if a bound is above `most`. A pair below `least` raises as well; a number is limited to `least`.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return check_range(name, value, least, most)
     check_number(name, value)
@@ -72,13 +81,13 @@ def around(
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
-    """Raises ValueError unless `value` is one of a Literal's values."""
+    """Raises ValueError unless `value` is one of the values of `choices`, a Literal."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; found {value!r}")
 
 
 def check_fill(name: str, fill: float | Sequence[float] | None) -> None:
-    """Raises unless `fill` is a grey level, one for each channel, or None."""
+    """Raises TypeError or ValueError unless `fill` is a grey level, a sequence of grey levels, or None."""
     if isinstance(fill, str) or (isinstance(fill, Sequence) and not fill):
         raise ValueError(f"{name} must be a grey level, or a grey level per channel; found {fill!r}")
     for level in () if fill is None else fill if isinstance(fill, Sequence) else (fill,):
@@ -88,12 +97,15 @@ def check_fill(name: str, fill: float | Sequence[float] | None) -> None:
 
 
 def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
-    """Returns a number for each channel; NaN for None."""
+    """Returns `fill` as a tuple with a number per channel; None becomes NaN.
+
+    Raises ValueError if `fill` has another number of channels.
+    """
     if not isinstance(fill, Sequence):
         return (math.nan if fill is None else float(fill),) * channels
     if len(fill) not in (1, channels):
         raise ValueError(
-            f"{name} must be a number, or {channels} numbers, as the images have {channels} channels; found {fill!r}"
+            f"{name} must be a number, or {channels} numbers for images of {channels} channels; found {fill!r}"
         )
     return tuple(map(float, fill)) * (channels // len(fill))
 

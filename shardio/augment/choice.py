@@ -22,9 +22,10 @@ Numbers = NDArray[np.int64]
 
 
 def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
-    """Returns `base` after the alternative that `numbers`, (B,), chooses for each image.
+    """Returns a batch with each image from one of the alternatives, whose numbers are `numbers`, (B,).
 
-    If all alternatives have only noted their changes, the choice is noted, too. Otherwise all are computed.
+    The alternatives are `base` after different transforms. If they have only recorded changes, the choice is recorded
+    as well. Otherwise the pixels of all alternatives are computed.
     """
     first = alternatives[0]
     if not all(_are_alike(base, first, other) for other in alternatives):
@@ -50,7 +51,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 
 
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
-    """Returns whether both have only noted what is wanted of `base`, and differ in boxes, flips and steps alone."""
+    """Returns whether both only record changes of `base`, and differ in nothing but boxes, sizes, flips and steps."""
     same = [(b.resized, b.interpolation, b.antialias, b.statistics, b.dtype) for b in (first, other)]
     noted = (
         other.images is base.images and other.targets is base.targets and other.steps[: len(base.steps)] == base.steps
@@ -77,7 +78,7 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
 def _parts(kind: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     parts = checked(transforms)
     if not parts:
-        raise ValueError(f"{kind}: expected one or more transforms; found none")
+        raise ValueError(f"{kind} needs one or more transforms; found none")
     return parts
 
 
@@ -93,7 +94,7 @@ class RandomApply(Transform):
         super().__post_init__()
         if any(transform.mixes for transform in self.transforms):
             raise ValueError(
-                "RandomApply: expected transforms of single images; found Mixup or CutMix: use their argument p"
+                "RandomApply cannot apply Mixup or CutMix, which combine several images: use their argument p"
             )
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -105,8 +106,8 @@ class RandomApply(Transform):
 class RandomChoice(Transform):
     """Applies one of several transforms to each image.
 
-    `p` are their probabilities (default: equal). If Mixup or CutMix is among them, one transform is chosen for the
-    whole batch, by its first sample.
+    `p` is a probability per transform (default: equal). If Mixup or CutMix is among the transforms, the whole batch
+    gets the same transform, chosen by the batch's first sample.
     """
 
     transforms: Sequence[Transform]
@@ -147,10 +148,10 @@ class RandomOrder(Transform):
         super().__post_init__()
         if any(transform.mixes for transform in self.transforms):
             raise ValueError(
-                "RandomOrder: expected transforms of single images; found Mixup or CutMix, which come last"
+                "RandomOrder cannot order Mixup or CutMix, which must come last: put them after RandomOrder"
             )
         if len(self.transforms) > MOST_DRAWS:
-            raise ValueError(f"RandomOrder: expected at most {MOST_DRAWS} transforms; found {len(self.transforms)}")
+            raise ValueError(f"RandomOrder takes at most {MOST_DRAWS} transforms; found {len(self.transforms)}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         order = batch.draws.uniform(purpose, len(self.transforms)).argsort(axis=0)
