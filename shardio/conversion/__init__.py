@@ -1,4 +1,5 @@
-"""Images become a set: listed by `sources`, decoded by `images`, written by `writing`, on what `engines` offers.
+"""Converts images into a published set. The entry point is `convert`.
 
-`convert` is the way in; what comes out is a published set.
+`sources` lists the images, `images` decodes them, `writing` writes the set, and `engines` runs the tasks on threads,
+processes or a cluster.
 """

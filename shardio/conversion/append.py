@@ -88,7 +88,7 @@ def append(
 
 @contextlib.contextmanager
 def _naming_folder(added: Path, new: Path) -> Iterator[None]:
-    """Adds the folder of the converted images to an error, unless another call has made `new` from it."""
+    """Adds the path of the converted images to an error, unless another call has already made `new` from them."""
     try:
         yield
     except (ShardioError, OSError) as error:
@@ -102,8 +102,8 @@ def _naming_folder(added: Path, new: Path) -> Iterator[None]:
 
 
 def _remove(added: Path, new: Path) -> None:
-    """Removes the folder of converted images, under a name that sweeps know: if this call is killed halfway, another
-    call could not resume from the rest."""
+    """Removes the folder of converted images. It is first renamed to a temporary name, which later calls clean up: if
+    this call is killed halfway, no call must resume from the rest."""
     # OSError: another call has just removed it.
     with contextlib.suppress(OSError), temporary_folder(new) as (hidden, _):
         added.rename(hidden.path)
@@ -127,7 +127,7 @@ def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -
 
 
 def _options_of(parent: Parent) -> ConvertOptions:
-    """Returns how the set was converted."""
+    """Returns the options that the set was converted with. Raises ConvertError if they are unknown or differ."""
     told = [one["conversion"] for one in conversions_of(parent.manifest)]
     try:
         found = [read_options(one) for one in told]

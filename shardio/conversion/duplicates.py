@@ -1,7 +1,7 @@
-"""Finds sources with the same bytes, by a hash of each source that is computed when it is read.
+"""Finds sources with the same bytes, by a hash of each source that is computed when the source is read.
 
 Equal images under different labels are errors that no decoder can detect, and equal images in train and val make an
-evaluation too good. They are only reported, as the program cannot know which label is right.
+evaluation too good. Duplicates are only reported, as the program cannot know which label is right.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shardio.errors import DecodeError
 # 128 bits: among 10**10 different files, two have the same hash with a probability of 1 in 10**18.
 HASH_NBYTES = 16
 UNREAD = bytes(HASH_NBYTES)
-"""In place of the hash of a source that could not be read."""
+"""Stands in for the hash of a source that could not be read."""
 
 
 @dataclass(frozen=True, order=True)
 class Duplicate:
-    """A source in a group with the same bytes. Ordered by split and key."""
+    """One source of a group of sources with the same bytes. Ordered by split and key."""
 
     split: str
     key: bytes
@@ -36,7 +36,7 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Two or more sources with the same bytes, by split and key."""
+    """A group of two or more sources with the same bytes, sorted by split and key."""
 
     sources: tuple[Duplicate, ...]
 
@@ -49,7 +49,10 @@ class Duplicates:
         return len({source.split for source in self.sources}) > 1
 
     def to_line(self) -> bytes:
-        """ASCII JSON. Bytes of keys that are not UTF-8 become lone surrogates, as `os.fsdecode` gives them."""
+        """Returns the group as a line of ASCII JSON.
+
+        Bytes of keys that are not UTF-8 become lone surrogates, as from `os.fsdecode`.
+        """
         sources = [{"split": one.split, "key": os.fsdecode(one.key), "label": one.label} for one in self.sources]
         document = {"labels_differ": self.labels_differ, "splits_differ": self.splits_differ, "sources": sources}
         return (json.dumps(document) + "\n").encode("ascii")
@@ -60,7 +63,7 @@ def hash_source(data: bytes) -> bytes:
 
 
 def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> bytes:
-    """Returns the hashes of these sources, end to end. Each is read once more."""
+    """Returns the hashes of the sources, concatenated. Reads every source once more, with `threads` threads."""
 
     def hash_one(source: Source) -> bytes:
         try:
@@ -78,9 +81,10 @@ def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> byt
 def find_duplicates(
     sources: Sequence[tuple[str, Source]], hashes: bytes, refused: Set[tuple[str, bytes]]
 ) -> tuple[Duplicates, ...]:
-    """Returns groups of equal sources, out of all (split, source) and their hashes end to end, without refused ones.
+    """Returns the groups of sources with the same bytes, without refused sources.
 
-    Groups under different labels come first, then groups in different splits.
+    `sources` are (split, source), `hashes` their concatenated hashes, `refused` the (split, key) of refused sources.
+    Groups with different labels come first, then groups in different splits.
     """
     words = np.frombuffer(hashes, "<u8").reshape(len(sources), 2)
     taken = np.array([(split, source.key) not in refused for split, source in sources], bool)

@@ -1,4 +1,4 @@
-"""What a conversion would do, before anything is written: counts, bytes, shards, room, and time."""
+"""Estimates a conversion before anything is written: counts, bytes, shards, disk space, and time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Estimate:
     """The outcome of a conversion. Sizes assume that no source is refused."""
 
     source: str
-    """The kind of storage that SRC is."""
+    """The kind of storage in SRC."""
     num_sources: int
     num_classes: int
     splits: Mapping[str, SplitEstimate]
@@ -73,10 +73,10 @@ class Estimate:
     nbytes: int
     """Size of all shards, arrays and indexes."""
     spool_nbytes: int
-    """Approximate size of the copies of images that a conversion of parquet keeps until the set is published; 0 for
-    any other kind."""
+    """Approximate size of the copies of images that a conversion from parquet keeps until the set is published; 0 for
+    other kinds of storage."""
     free_nbytes: int | None
-    """Room on the filesystem of OUT, if there is an OUT."""
+    """Free bytes on the filesystem of OUT; None without OUT."""
     num_measured: int
     """Sources that were read, decoded and resized to measure the rate, evenly spaced."""
     refused: Mapping[str, int]
@@ -85,18 +85,19 @@ class Estimate:
     """The refused sources that the conversion would accept, as a count or a share."""
     workers: int
     images_per_second: float
-    """The rate of all workers, without writing, which happens at the same time, and without the copies of parquet."""
+    """The rate of all workers together. It leaves out writing, which happens at the same time, and copying out of
+    parquet files."""
     seconds: float
     """The duration of the conversion at this rate."""
 
     @property
     def most_bad(self) -> int:
-        """The number of all sources that may be refused."""
+        """The number of sources, out of all, that may be refused."""
         return check_max_bad(self.max_bad, self.num_sources)
 
     @property
     def expected_bad(self) -> int:
-        """The number of all sources that would be refused if the measured ones are like the others."""
+        """The number of sources, out of all, that would be refused if the measured sources are typical."""
         return round(sum(self.refused.values()) / self.num_measured * self.num_sources)
 
     @property
@@ -123,9 +124,10 @@ def estimate(
     workers: int | None = None,
     seconds: float = DEFAULT_SECONDS,
 ) -> Estimate:
-    """Returns what `convert` would do with these arguments. Nothing is written, and `out` need not exist.
+    """Returns what `convert` would do with the same arguments. Nothing is written, and `out` need not exist.
 
-    The rate is measured for about `seconds`. Raises what `convert` would, also if it could not have `out`.
+    The rate is measured for about `seconds`. Raises the same errors as `convert`, also if `convert` could not use
+    `out`.
     """
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
     options = make_options(size, fit, resample, quality, shard_size, order="source", also=also)
@@ -181,7 +183,7 @@ def _measure(
 ) -> tuple[float, int, Mapping[str, int]]:
     """Returns (images per second of all workers, sources tried, refused sources per reason).
 
-    `task` stands for all tasks: its sources do not count.
+    `task` stands for all tasks; its own sources are not used.
     """
     order = spread(len(sources))
     if task.origin.copies_nbytes():
@@ -222,7 +224,7 @@ def _measure(
 
 @dataclass(frozen=True)
 class _ReadAhead(Origin):
-    """Images in memory: a conversion reads its copies one by one, so the time to read them here does not count."""
+    """An origin of images in memory. Reading from parquet is not timed, as a conversion reads its copies instead."""
 
     images: Mapping[Source, bytes | Given | DecodeError]
 
@@ -239,7 +241,7 @@ class _ReadAhead(Origin):
 def _read_ahead(
     origin: Origin, sources: Iterable[Source], seconds: float
 ) -> Mapping[Source, bytes | Given | DecodeError]:
-    """Reads images for that time, and at least one."""
+    """Returns the images, or the errors, of as many sources as can be read in `seconds`, and at least one."""
     deadline = time.monotonic() + seconds
     found: dict[Source, bytes | Given | DecodeError] = {}
     for source in sources:
@@ -253,9 +255,9 @@ def _read_ahead(
 
 
 def spread(count: int) -> NDArray[np.int64]:
-    """Returns the numbers below `count`, each once, in an order in which the first k are evenly spaced, for any k.
+    """Returns the numbers from 0 to `count` - 1 in an order whose first k numbers are evenly spaced, for any k.
 
-    Multiples of the golden section, modulo 1, fall where there was most room; their ranks are whole numbers.
+    The order is the ranks of the multiples of the golden ratio, modulo 1: each multiple falls into the largest gap.
     """
     ranks = (np.arange(count) * ((math.sqrt(5) - 1) / 2) % 1).argsort().argsort()
     return ranks.astype(np.int64)

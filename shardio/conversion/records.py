@@ -1,7 +1,7 @@
 """The record of a shard task: written when its files are published, and read by every later run of the conversion.
 
-A task with a record is skipped as long as its sources have not changed. Until there is a record, a list of refused
-sources is all that is known of a task.
+A task with a record is skipped as long as its sources have not changed. A task without a record leaves only the list of
+the sources that it has refused so far.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STAT_THREADS = 16
 
 @dataclass(frozen=True)
 class MendedSource:
-    """A source that was taken although something had to be mended, or a library warned of it."""
+    """A source that was converted although its header had to be mended, or a library warned about it."""
 
     split: str
     key: bytes
@@ -51,7 +51,7 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The results of a task that is done. `entry` is None if every one of its sources was refused."""
+    """The results of a finished task. `entry` is None if all its sources were refused."""
 
     entry: ShardEntry | None
     rows: NDArray[np.void]
@@ -59,9 +59,9 @@ class ShardRecord:
     mended: tuple[MendedSource, ...]
     sources_sha256: str
     hashes: bytes | None = None
-    """The hashes of the task's sources, end to end and in order, if the task asked for them."""
+    """The concatenated hashes of the task's sources, in order; None unless the task asked for hashes."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
-    """The files with the values of the task's arrays, by array; empty without a shard."""
+    """The files with the values of the task's arrays, by name of the array; empty if there is no shard."""
 
     @property
     def num_sources(self) -> int:
@@ -73,7 +73,7 @@ class ShardRecord:
 
     @property
     def has_unreadable(self) -> bool:
-        """Whether a source could not be read, which may have been a passing fault of its storage."""
+        """Whether a source could not be read, which may have been a temporary failure of its storage."""
         return any(reject.reason == UNREADABLE for reject in self.rejects)
 
 
@@ -86,28 +86,31 @@ def _refused_path(task: ShardTask) -> Path:
 
 
 def check_unpublished(task: ShardTask) -> None:
-    """Raises FileNotFoundError if the set has been published meanwhile, unless the task repairs it.
+    """Raises FileNotFoundError if the set has been published meanwhile, unless the task repairs the set.
 
-    To be called once the task has a temporary file, for publishing removes the work folder first and then those.
+    Call it after the task has made its temporary file: publishing removes the work folder first, then temporary files.
     """
     if task.wanted is None:
         os.listdir(task.out / WORK_FOLDER)  # a stat may be answered from a cache of the network filesystem
 
 
 def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
-    """Returns the tasks without a record, whether or not the sources of the others are still the same.
+    """Returns the tasks without a record. Does not check whether the sources of the other tasks have changed.
 
-    Reads the folder's listing, which a network filesystem makes anew once this process has written there; it may still
-    deny a single file that was not there when it was last looked for. Raises FileNotFoundError if there is no work
-    folder any more.
+    Lists the work folder rather than looking up each file: a network filesystem refreshes the listing once this process
+    has written to the folder, but may go on reporting a single file as missing. Raises FileNotFoundError if the work
+    folder is gone.
     """
     there = set(os.listdir(tasks[0].out / WORK_FOLDER)) if tasks else set()
     return [task for task in tasks if _record_path(task).name not in there]
 
 
 def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
-    """Returns the tasks with a file that was written to after its record. The file may still be sound, as two processes
-    may have made the shard. Raises FileNotFoundError if there is no work folder any more."""
+    """Returns the tasks with a file that is newer than the task's record.
+
+    The file may still be sound, as two processes may have made the same shard. Raises FileNotFoundError if the work
+    folder is gone.
+    """
 
     def is_newer(task: ShardTask) -> bool:
         recorded = _record_path(task).stat().st_mtime_ns
@@ -119,7 +122,7 @@ def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
 
 
 def save_record(task: ShardTask, record: ShardRecord) -> None:
-    """Writes the record. It has a checksum, as a label or a crc32 in it is published as it is."""
+    """Writes the record with a checksum, because its labels and crc32s are published without another check."""
     fields = {
         "entry": record.entry and asdict(record.entry),
         "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),
@@ -141,19 +144,19 @@ def _checksum(fields: Mapping[str, Any]) -> str:
 
 
 def discard_record(task: ShardTask) -> None:
-    """Makes the task count as not done: no process may publish its shard, which is about to be replaced."""
+    """Removes the task's record, so no process publishes its shard while the shard is being replaced."""
     _record_path(task).unlink(missing_ok=True)
 
 
 def load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
-    """Returns the records of those tasks that are done, by shard."""
+    """Returns the records of the finished tasks, by name of the shard. See `load_record`."""
     with ThreadPoolExecutor(_STAT_THREADS, "shardio-records") as pool:
         found = zip(tasks, pool.map(load_record, tasks), strict=True)
         return {task.name: record for task, record in found if record is not None}
 
 
 def load_record(task: ShardTask) -> ShardRecord | None:
-    """Returns the record of a task that is done and whose sources are still the same; None if it must be done."""
+    """Returns the task's record, or None if the task must be done: no sound record, or its sources have changed."""
     try:
         fields = json.loads(read_untrusted(_record_path(task)))
         if fields.pop("sha256") != _checksum(fields):
@@ -188,7 +191,7 @@ def discard_refused(task: ShardTask) -> None:
 
 
 def note_refused(task: ShardTask, reject: Reject) -> None:
-    """Appends the source's line of rejects.jsonl to the task's list, which counts if the task is never finished."""
+    """Appends a refused source to the task's list, which is used if the task is never finished."""
     path = _refused_path(task)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path), open_untrusted(path, flags, sole_name=True) as file:
@@ -196,7 +199,7 @@ def note_refused(task: ShardTask, reject: Reject) -> None:
 
 
 def refused_so_far(task: ShardTask) -> list[bytes]:
-    """Returns the lines of rejects.jsonl for a task in any state, in the order of its sources."""
+    """Returns the lines for rejects.jsonl of a task, finished or not, in the order of its sources."""
     try:
         lines = read_untrusted(_refused_path(task)).splitlines(keepends=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The images that a conversion refused, as far as a decoder that forgives damage can still show them."""
+"""Shows the images that a conversion refused, with a decoder that tolerates damage."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from shardio.errors import DecodeError
 def read_refused_pictures(
     src: str | os.PathLike[str], rejects: Sequence[Reject], side: int
 ) -> list[NDArray[np.uint8] | None]:
-    """Returns what is left of each refused image of the collection `src`: (height, width, 3), at most `side` pixels a
-    side. None if nothing is, if it is not there, or if it was refused for its size. Raises SourceError as `convert`."""
+    """Returns a picture of each refused image of `src`: (height, width, 3), at most `side` pixels per side.
+
+    None stands for an image that is missing, shows nothing, or was refused for its size. Raises SourceError as
+    `convert` does.
+    """
     collection = scan(Path(src), accept_layout=True, empty_classes="keep")
     wanted = {(reject.split, reject.key) for reject in rejects}
     sources = {

@@ -22,31 +22,31 @@ from shardio.system.progress import Bar
 
 @dataclass(frozen=True)
 class Progress:
-    """Counts of sources, of a conversion or a part of it."""
+    """How many sources of a conversion, or of one part of a conversion, are done."""
 
     done: int
     refused: int
     total: int
     spooled: int = 0
-    """Sources copied out of parquet files, before the first source is done."""
+    """Sources copied out of parquet files. Copying ends before the first source is converted."""
     kept: int = 0
-    """Sources that earlier calls did, included in `done`. They are counted before this call does any."""
+    """Sources that earlier calls did. They are included in `done`, and counted before this call does a source."""
 
 
 @dataclass(frozen=True)
 class UnfinishedParts:
-    """The missing parts when one part of a conversion is done and others are not."""
+    """The parts that are missing when one part of a conversion has finished before others."""
 
     num_shards: int
-    """All shards of the set."""
+    """The number of shards of the whole set."""
     num_finished: int
     parts: tuple[int, ...]
-    """The parts, of the same count, that still have to finish or must be run again."""
+    """The numbers of the parts that still have to finish or must be run again, out of the same number of parts."""
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """The outcome of a conversion. Until the set is published, all numbers count this part alone."""
+    """The outcome of a conversion. Until the set is published, all numbers are those of this part alone."""
 
     out: str
     digest: str
@@ -58,20 +58,20 @@ class ConvertReport:
     """Size of the published files."""
     num_sources: int
     refused: Mapping[str, int]
-    """Refused sources per reason; rejects.jsonl names each."""
+    """Refused sources per reason; rejects.jsonl lists every refused source."""
     source: str
-    """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
+    """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" for a Python dataset."""
     mended: tuple[MendedSource, ...]
     """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
-    """Entries of SRC, and of the columns' file, that are no images to convert, per kind."""
+    """Entries of SRC, and rows of the columns file, that are not images to convert, per kind."""
     seconds: float
     num_converted: int
-    """Sources that this call worked on; the others were done by an earlier one."""
+    """Sources that this call worked on; earlier calls did the others."""
     duplicates: tuple[Duplicates, ...] | None = None
-    """Groups of sources with the same bytes; None unless asked for."""
+    """Groups of sources with the same bytes; None without `report_duplicates`."""
     warned: tuple[MendedSource, ...] = ()
-    """Sources that a library warned of while reading or decoding them, with the warning."""
+    """Sources that a library warned about while reading or decoding them, with the warning."""
     unfinished: UnfinishedParts | None = None
     """What other parts still have to do; None if the set is published."""
 
@@ -88,7 +88,8 @@ class TooManyBad(Exception):
 class Monitor:
     """Counts sources, reports progress, and stops the work when too many sources are refused.
 
-    It stops at the 100th refused source or the 10,000th source: a small collection is first converted to its end.
+    It stops no earlier than the 100th refused source or the 10,000th source, so a small collection is first converted
+    to its end.
     """
 
     def __init__(self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None) -> None:
@@ -106,7 +107,7 @@ class Monitor:
         self._tell(replace(self.progress, spooled=self.progress.spooled + count))
 
     def report_kept(self, records: Collection[ShardRecord]) -> None:
-        """Counts the sources of the shards that earlier calls have finished."""
+        """Adds the sources of the shards that earlier calls have finished."""
         kept = sum(record.num_sources for record in records)
         if kept:
             self.progress = replace(self.progress, kept=kept)
@@ -119,7 +120,7 @@ class Monitor:
             self.check()
 
     def count_others(self, records: Iterable[ShardRecord]) -> None:
-        """Counts what other parts have refused; `records` are all that they have finished."""
+        """Counts the sources that other parts have refused. `records` are the records of all their finished shards."""
         self.refused_by_others = sum(len(record.rejects) for record in records)
 
     @property
@@ -135,7 +136,7 @@ class Monitor:
 def report_work(
     plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], progress: Progress, seconds: float
 ) -> ConvertReport:
-    """Returns the report of those tasks that have records, without what only a published set has."""
+    """Returns the report of the tasks with records, before the set is published: its digest is "", for example."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
     samples: Counter[str] = Counter()
     for split, record in done:
@@ -188,13 +189,13 @@ Tell = Callable[[Progress], None]
 
 
 class ImagesBar(Bar):
-    """Counts images. Images kept from earlier calls do not count for the rate."""
+    """A progress bar that counts images. Its rate leaves out images kept from earlier calls."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(unit=" images", smoothing=0.1, **options)
 
     def show(self, progress: Progress) -> None:
-        """Takes what `convert(on_progress=)` is called with."""
+        """Shows the progress. Can be passed to `convert` as `on_progress`."""
         self.begun()
         if self.total is None:
             self.reset(progress.total)

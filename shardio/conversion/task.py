@@ -1,7 +1,7 @@
 """Makes one shard: reads, decodes, resizes and writes its images, then its arrays, and last the record of both.
 
-A task can be done any number of times, by any process, with the same bytes. It is done when its record is written; if
-it ends earlier, the shard is made again.
+A task can be done any number of times, by any process, and writes the same bytes each time. A task is finished when its
+record is written; if it ends earlier, the shard is made again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Control:
-    """How a running task talks to the engine that runs it."""
+    """How a running task reports to its engine, and learns that it must stop."""
 
     report: Report
     stopped: Callable[[], bool]
@@ -65,7 +65,7 @@ class Control:
 
 
 class PreparedSample(NamedTuple):
-    """The facts about a sample whose pixels are in a row."""
+    """A decoded sample's data other than its pixels, which are in a row of a block."""
 
     label: int
     source_size: tuple[int, int]
@@ -74,16 +74,16 @@ class PreparedSample(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A source became a sample, or was refused."""
+    """What a source became: a sample, or a refused source."""
 
     source: Source
     result: PreparedSample | Reject
     hash: bytes
-    """The hash of the source's bytes; b"" if the task does not ask for it."""
+    """The hash of the source's bytes; b"" if the task does not ask for hashes."""
 
 
 def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
-    """Reads, decodes and resizes a source into a row of pixels, which holds anything if the source is refused."""
+    """Reads, decodes and resizes a source into a row of pixels. If the source is refused, the row may hold anything."""
     source, row = item
     options, hashed = task.options, UNREAD if task.hash_sources else b""
     with KeptWarnings() as warned:
@@ -108,7 +108,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
 def _prepare_blocks(
     task: ShardTask, shard: ShardFileWriter, threads: int
 ) -> Generator[tuple[NDArray[np.uint8], Iterator[Outcome]], None, None]:
-    """Yields the shard's blocks, each with the outcomes of its sources: row i belongs to the i-th of them."""
+    """Yields (block of pixels, outcomes of its sources) for the whole shard. Row i of a block has the i-th source."""
     taken: deque[NDArray[np.uint8]] = deque()
 
     def blocks() -> Iterator[list[tuple[Source, NDArray[np.uint8]]]]:
@@ -134,10 +134,10 @@ _before = 1
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Inside the block, the calling thread and the threads that it starts compute in one torch thread each: pictures
-    are too small to be split.
+    """Sets torch to one thread inside the `with` block, for the calling thread and the threads that it starts.
 
-    Any number of threads may be inside at once; the number that was set before the first of them is set again.
+    Pictures are too small to be split. Several threads may be inside at once; when the last one leaves, torch gets back
+    the number of threads that it had before the first one entered.
     """
     global _inside, _before
     with _lock:
@@ -156,9 +156,9 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
-    """Makes the task's shard, its arrays, and their record. Raises Stopped if `control` says so.
+    """Makes the task's shard and arrays, writes their record, and returns it. Raises Stopped if `control` says so.
 
-    A task that repairs a published set replaces the damaged files alone, and writes no record.
+    A task that repairs a published set replaces only the damaged files, and writes no record.
     """
     with one_torch_thread():
         return _do_task(task, control)
