@@ -1,6 +1,6 @@
-"""Makes the arrays of a shard: for each array a file with the values for the shard's samples, in their order.
+"""Makes the arrays of a shard: for each array a file with the values for the shard's samples, in the shard's order.
 
-Arrays are made from the finished shard, one after the other, so arrays cost no additional memory.
+Arrays are made from the finished shard, one array at a time, so more arrays need no more memory.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ R = TypeVar("R")
 def make_arrays(
     task: ShardTask, record: ShardRecord, threads: int, on_block: Callable[[], None]
 ) -> dict[str, ArrayPart]:
-    """Makes the files of the task's arrays for its shard, and publishes those that the task publishes.
+    """Makes the files of the task's arrays, publishes them, and returns them by name of the array.
 
-    `on_block` is called now and then, and may raise to end the work. Raises ConvertError if a source has changed since
-    the shard was made. A repair leaves out such arrays, and arrays whose shard is still damaged.
+    A repair publishes only the files that it repairs. `on_block` is called before each block, and may raise to end the
+    work. Raises ConvertError if a source has changed since the shard was made. A repair skips such an array instead,
+    and also an array whose shard is still damaged.
     """
     parts = {}
     for spec in task.arrays if record.entry else ():
@@ -81,7 +82,7 @@ def _make_array(
 def _make_values(
     task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
 ) -> Generator[NDArray[Any], None, None]:
-    """Yields the values for these samples in blocks."""
+    """Yields the array's values for the samples in `rows`, in blocks."""
     sources = {source.key: source for source in task.sources}
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(task.options.sample_shape)))
 
@@ -105,10 +106,10 @@ def _make_values(
 def map_ahead(
     function: Callable[[T], R], blocks: Iterable[Sequence[T]], threads: int, ahead: int
 ) -> Generator[Iterator[R], None, None]:
-    """Yields, for each block, the results of `function` for its items, in order. Close it when done with it.
+    """Yields, for each block, the results of `function` for its items, in order. Close the generator after use.
 
-    Threads work on `ahead` items or more beyond the block that the caller has. With one thread, the caller computes
-    each result when it asks for it.
+    Threads work on `ahead` items or more beyond the block that the caller has. With one thread, no thread is started:
+    each result is computed in the calling thread when the caller asks for it.
     """
 
     def work(items: Sequence[T]) -> list[R]:
@@ -155,7 +156,7 @@ def _opened(task: ShardTask) -> Iterator[OpenFile]:
 
 
 def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDArray[np.void]) -> NDArray[np.uint8]:
-    """Returns the pixels of these samples, from the sample `start` of the shard on; nothing without a shard."""
+    """Returns the pixels of the shard's samples from `start` on, one for each of `rows`; (n, 0) without a shard."""
     if shard is None:
         return np.empty((len(rows), 0), np.uint8)
     shape = task.options.sample_shape
@@ -181,10 +182,10 @@ Raw = NDArray[Any]
 
 
 def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded: Decoded) -> None:
-    """Reads the source's values for the task's arrays. `found` is its image, `decoded` the picture in it.
+    """Checks the source's values for the task's arrays. `found` is the source as read, `decoded` its picture.
 
     Raises DecodeError if the source is to be refused, TypeError or ValueError if an item of a dataset does not match
-    the declaration.
+    the declaration of an array.
     """
     for spec in task.arrays:
         if spec.source != "pixels":
@@ -194,7 +195,7 @@ def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded:
 def make_value(
     task: ShardTask, spec: ArraySpec, source: Source, pixels: NDArray[np.uint8], source_size: tuple[int, int]
 ) -> NDArray[Any]:
-    """Returns the value of an array for a sample with these pixels, made from a picture of this size.
+    """Returns a sample's value for an array. `pixels` are the sample's; `source_size` is its picture's (height, width).
 
     Raises the errors of `check_values` if the source has changed.
     """
@@ -221,7 +222,7 @@ def _raw(
     orientation: int,
     source_size: tuple[int, int],
 ) -> Raw:
-    """Returns the source's own value; masks are rotated as its picture is."""
+    """Returns the source's own value for the array. Masks are rotated like the source's picture."""
     if spec.source == "file":
         assert isinstance(task.origin, MaskedOrigin)
         mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)
@@ -230,8 +231,8 @@ def _raw(
         if mask.max() > np.iinfo(spec.row.dtype).max:
             raise DecodeError(
                 "unsupported",
-                f"mask: expected numbers of 8 bits, as the first mask has, found {mask.max()}: store that one with "
-                "16 bits",
+                f"mask: expected numbers of 8 bits, as the first mask has, found {mask.max()}: store the "
+                "first mask with 16 bits",
             )
         return mask.astype(spec.dtype)
     assert isinstance(found, Given)

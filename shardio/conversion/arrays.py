@@ -30,14 +30,14 @@ NO_LABEL = -1.0
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array to make: its name, what it is, and where its values come from."""
+    """An array to make: its name, its kind, the type of its rows, and where its values come from."""
 
     name: str
     kind: ArrayKind
     row: RowType
     source: Literal["item", "file", "pixels"] = "item"
-    """Where the value comes from: the dataset's item, under the name of the array; a file next to the picture; or the
-    stored pixels."""
+    """Where values come from: the entry of a dataset's item with the array's name ("item"), the file of a mask
+    ("file"), or the stored pixels ("pixels")."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -84,14 +84,14 @@ class ArraySpec:
 def declare(
     arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape | None, taken: Iterable[str] = ()
 ) -> tuple[ArraySpec, ...]:
-    """Returns the arrays that the caller has declared. Raises ValueError or TypeError if a set of such samples cannot
-    have one, or if a name is in `taken`."""
+    """Returns the arrays that the caller has declared. Raises ValueError or TypeError for an invalid declaration, a
+    declaration that does not fit the shape of the samples, or a name in `taken`."""
     taken = set(taken)
     specs = []
     for name, declaration in arrays.items():
         check_array_name(name)
         if name in taken or name == LABELS_NAME:
-            raise ValueError(f"array {name!r}: expected another name, as this name of a sample's parts is taken")
+            raise ValueError(f"array {name!r}: expected another name, as a sample already has a part with this name")
         if not isinstance(declaration, (tuple, list)) or len(declaration) != 3:
             raise TypeError(
                 f'array {name!r}: expected (kind, dtype, shape), such as ("array", "float16", (768,)), found '

@@ -1,4 +1,4 @@
-"""The state of OUT: whether it is the folder of this plan, of another, or of none; claiming it, and leaving it.
+"""Claims the folder OUT for the plan of a conversion, and cleans it up at the end.
 
 An unfinished conversion keeps its plan in OUT/.convert. Another call of the same conversion finds it there and resumes;
 a call with other options or sources is refused.
@@ -45,10 +45,10 @@ def published(plan: Plan) -> Manifest | None:
 
 @contextlib.contextmanager
 def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
-    """Makes OUT the folder of this plan. If the block fails before `has_begun`, OUT is left as it was.
+    """Makes OUT the folder of this plan. If the block fails before `has_begun()` is true, OUT is restored.
 
-    Yields the path of this call's own file in the work folder, which shows other calls that this call relies on the
-    plan there. Yields None if another process has finished the same conversion meanwhile. Raises ConvertError if OUT
+    Yields the path of a file that this call has made in the work folder. The file tells other calls that the plan there
+    is in use. Yields None if another process has finished the same conversion meanwhile. Raises ConvertError if OUT
     belongs to anything else.
     """
     out, work = plan.out, plan.out / WORK_FOLDER
@@ -73,7 +73,7 @@ def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
 
 
 def _claim(plan: Plan, run_file: Path) -> bool:
-    """Returns whether OUT is now the folder of this plan, and not the finished set."""
+    """Claims OUT for the plan. Returns False if OUT already holds the plan's finished set. See `claimed`."""
     out, work = plan.out, plan.out / WORK_FOLDER
     try:
         check_free(out)
@@ -114,7 +114,7 @@ def _claim(plan: Plan, run_file: Path) -> bool:
 
 
 def _read_plan(path: Path) -> dict[str, object]:
-    """Returns the description of a plan; {} for anything else."""
+    """Returns the plan's description from its file; {} if the file holds anything else."""
     hint = ": remove it, or convert into a new folder"
     try:
         there = json.loads(read_untrusted(path, refusal=ConvertError, way_out=hint))
@@ -124,8 +124,8 @@ def _read_plan(path: Path) -> dict[str, object]:
 
 
 def _take_back(out: Path) -> None:
-    """Removes the plan, unless another call relies on it or anything is finished. Raises OSError if OUT is not left
-    empty."""
+    """Removes the plan from OUT, unless another call uses it or a shard is finished. Raises OSError if OUT is not empty
+    afterwards."""
     work = out / WORK_FOLDER
     if not work.exists() or not all(name == PLAN_NAME or is_temporary(name) for name in os.listdir(work)):
         return
@@ -142,7 +142,7 @@ def _take_back(out: Path) -> None:
 
 
 def copy_again(plan: Plan) -> None:
-    """Makes the copies that are read instead of SRC, if any, next to a published set."""
+    """Makes the copies of images that tasks read instead of SRC, if the origin has any, next to a published set."""
     origin = plan.collection.origin
     if origin.copies_nbytes():
         (plan.out / WORK_FOLDER).mkdir(exist_ok=True)
@@ -150,10 +150,10 @@ def copy_again(plan: Plan) -> None:
 
 
 def leave(out: Path, *, all_done: bool) -> None:
-    """Removes the work folder and the temporary files next to the published set, also those left by killed processes.
+    """Removes the work folder and the temporary files next to the published set, including files of killed processes.
 
-    A process that is still at work, such as a lost machine that is not lost, must not replace a published file. Without
-    the work folder it can begin no task, and without its temporary file it can end none. `all_done` says that this call
+    A process that is still at work, such as a machine believed lost, must not replace a published file. Without the
+    work folder it can begin no task, and without its temporary file it can finish none. `all_done` says that this call
     has the records of all tasks: then the temporary files of other machines are removed, too.
     """
     # A worker whose parent was killed may still put a file in while we remove the others.

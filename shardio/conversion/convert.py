@@ -1,9 +1,9 @@
-"""`convert`: an image tree becomes a published shard set, or nothing does and finished shards are kept.
+"""Converts images into a shard set. If a conversion fails, nothing is published and finished shards are kept.
 
     scan -> plan -> claim OUT -> shard tasks -> publish -> leave OUT
 
-An unfinished conversion keeps its plan and a record of each finished shard in OUT/.convert. The same call makes the
-other shards.
+An unfinished conversion keeps its plan and a record of each finished shard in OUT/.convert. The same call, made again,
+makes the remaining shards.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def convert(
     - `on_progress` is called in this thread; `progress` shows a bar, also in a notebook
 
     Raises SourceError, ConvertError, SpaceError or OSError if nothing is published. However the call ends, finished
-    shards are kept, and the same call makes the others.
+    shards are kept, and the same call, made again, makes the remaining shards.
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
@@ -134,7 +134,7 @@ def convert(
 def _plan(
     src: Src, out: Path, sources: SourceOptions, options: ConvertOptions, engine: Engine, hash_sources: bool
 ) -> Plan:
-    """Scans SRC, which may take minutes, once everything else is checked."""
+    """Returns the plan. Checks all arguments first, and then scans SRC, which may take minutes."""
     if hash_sources and engine.serial:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
     sources.check(src, out, options)
@@ -152,7 +152,7 @@ _MOST_NAMED = 20
 
 
 class Conversion:
-    """One call of `convert` after its plan: shards are found or made, and the set is published. Not thread safe."""
+    """The work of one call of `convert` after planning: finds or makes shards, and publishes. Not thread safe."""
 
     def __init__(
         self, plan: Plan, part: Part, engine: Engine, most_bad: int, on_progress: Callable[[Progress], None] | None
@@ -165,12 +165,12 @@ class Conversion:
         self._others = [task for task in plan.tasks if task.name not in mine]
         self._monitor = Monitor(sum(len(task.sources) for task in self._mine), most_bad, on_progress)
         self._records: dict[str, ShardRecord] = {}
-        """The records of the finished tasks, by shard. All are known when the set is published by this call."""
+        """The records of the finished tasks, by name of the shard. Complete when this call publishes the set."""
         self._missing: list[ShardTask] = []
-        """The others' tasks that are not finished."""
+        """The tasks of other parts that are not finished."""
 
     def run(self, start: float) -> ConvertReport:
-        """Returns the report. `start` is when the call began, by `time.monotonic`."""
+        """Runs the conversion and returns its report. `start` is the `time.monotonic()` at which the call began."""
         plan, monitor = self._plan, self._monitor
         manifest = published(plan) or self._make_set()
         if manifest is None:
@@ -211,7 +211,7 @@ class Conversion:
     # --- shards -------------------------------------------------------------------------------------------------------
 
     def _make_shards(self, run_file: Path) -> None:
-        """Finds or makes all shards of this part, and finds what the others have finished."""
+        """Finds or makes all shards of this part, and finds the finished shards of other parts."""
         records = self._find_done()
         todo = [task for task in self._mine if task.name not in records]
         self._check_space(todo)
@@ -310,7 +310,10 @@ class Conversion:
         return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
 
     def _find_duplicates(self) -> tuple[Duplicates, ...]:
-        """Reads sources again if no record has their hashes: a finished set has no records, older records no hashes."""
+        """Returns the groups of sources with the same bytes.
+
+        Reads sources again if no record has their hashes: a finished set has no records, older records have no hashes.
+        """
         plan, workers = self._plan, self._engine.workers or usable_cores()
         known = {name: record.hashes for name, record in self._records.items()}
         if not all(known.get(task.name) for task in plan.tasks):
@@ -328,7 +331,7 @@ class Conversion:
         return UnfinishedParts(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
 
     def _describe_kept(self) -> str:
-        """Returns how many images of this part are in finished shards."""
+        """Returns in words how many images of this part are in finished shards."""
         out, total = self._plan.out, self._monitor.progress.total
         try:
             undone = {task.name for task in without_record(self._mine)}
@@ -356,5 +359,5 @@ class Conversion:
 
 
 def _numbers(splits: Iterable[SplitContent]) -> tuple[str, ...]:
-    """Returns the classes of a collection that has no names for them."""
+    """Returns numbers as the classes of a collection without class names, up to the largest label in `splits`."""
     return tuple(map(str, range(1 + max(int(content.rows["label"].max()) for content in splits))))

@@ -1,4 +1,4 @@
-"""What a caller chooses: how to read SRC, and everything that decides the bytes of the set.
+"""The options of a conversion: how to read SRC, and everything that decides the bytes of the set.
 
 `convert`, `estimate` and `repair` share these arguments, which are described and checked here.
 """
@@ -34,10 +34,10 @@ Size = int | tuple[int, int]
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 
 DEFAULT_MAX_BAD = 0.01
-"""The share of the images of a conversion that may be refused."""
+"""The share of a conversion's images that may be refused, by default."""
 
 MASK = "mask"
-"""The name of the array that the files of a folder of masks become."""
+"""The name of the array with the masks from a folder of masks."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,22 @@ class SourceOptions:
     file, "webdataset" tars (a file, a folder or a pattern), or "parquet" files (a file or a folder). "auto" detects the
     kind, and the report names it."""
     accept_layout: bool = False
-    """Accept a layout that looks like a mistake, such as a single class. It is accepted in any case if the same call
-    has made or begun the set in OUT."""
+    """Accept a layout that looks like a mistake, such as a single class. Such a layout is accepted anyway if an earlier
+    call with the same arguments has made or begun the set in OUT."""
     empty_classes: EmptyClasses = "refuse"
     """Class folders without images: "refuse" raises an error, "omit" leaves the class out and numbers the others,
-    "keep" gives it a label that no sample has."""
+    "keep" gives the class a label that no sample has."""
     columns: str | os.PathLike[str] | None = None
     """A CSV or parquet file with numbers for each source, which go into the index. `read_columns` describes it."""
     masks: str | os.PathLike[str] | None = None
     """A folder with a mask for each picture, at the same relative path: a PNG (grey of 8 or 16 bits, or a palette) or a
     lossless WebP. Masks become the array "mask"; a picture without a mask is refused."""
     arrays: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
-    """Entries of a dataset's items that become arrays: for each name (kind, dtype, shape of the stored value). Items
-    must be dicts."""
+    """Entries of a dataset's items that become arrays: a dict from the name of an entry to (kind, dtype, shape of the
+    stored value). Items must be dicts."""
 
     def check(self, src: Src, out: Path | None, options: ConvertOptions | None = None) -> None:
-        """Raises every error that needs no scan."""
+        """Checks everything that can be checked before SRC is scanned, and raises the error if a check fails."""
         if isinstance(src, (str, os.PathLike)):
             check_local(src, SourceError, "images are read from files, so copy or mount them here first")
             if out is not None:
@@ -99,14 +99,14 @@ class SourceOptions:
         return declare(self.arrays, sample_shape, ("image", "label"))
 
     def collect(self, src: Src, out: Path | None, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
-        """Returns the sources in SRC, and the arrays that they have."""
+        """Scans SRC. Returns its sources and the arrays of its samples."""
         if not isinstance(src, (str, os.PathLike)):
             specs = self.declared(options.sample_shape)
             return collect_datasets(src, specs), specs
         return self.add_masks(self._collect(src, out), options)
 
     def add_masks(self, collection: Collection, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
-        """Returns the collection with its masks, and their array, if there are any."""
+        """Returns the collection with its masks and the array of masks. Without `masks`, there is no array."""
         if self.masks is None:
             return collection, ()
         collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
@@ -115,7 +115,8 @@ class SourceOptions:
     def _collect(self, src: str | os.PathLike[str], out: Path | None) -> Collection:
         """Returns the sources in SRC.
 
-        If a conversion into `out` has begun, its layout was accepted then, and the sources are compared with its plan.
+        If a conversion into `out` has begun, the layout of SRC was accepted then, and the plan in `out` is compared
+        with the sources.
         """
         accept_layout, empty_classes = self.accept_layout, self.empty_classes
         begun = (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")
@@ -135,7 +136,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Everything but the sources that decides the bytes of the set."""
+    """Everything that decides the bytes of the set, other than the sources."""
 
     fit: Fit = field(default_factory=Fit)
     """`size` is the height and width of a sample in pixels. `fit` is "crop" (short side to size, then the center),
@@ -143,8 +144,8 @@ class ConvertOptions:
     shard_nbytes: int = DEFAULT_SHARD_NBYTES
     """The maximum size of a shard in bytes."""
     order: StoredOrder = "shuffled"
-    """"shuffled" stores samples in an order that depends on `seed` and the names of the sources, "source" in the order
-    in which they are listed."""
+    """The order of the samples in the set: "shuffled" depends on `seed` and the names of the sources, "source" is the
+    order in which the sources are listed."""
     seed: int = 0
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     """`exif_rotate` applies the Exif orientation, except to pictures that a dataset has decoded. `background` is the
@@ -176,7 +177,7 @@ class ConvertOptions:
         return (*self.fit.size, 3)
 
     def also_arrays(self) -> tuple[ArraySpec, ...]:
-        """Returns the arrays of the other sizes: "image128" for 128 x 128 pixels, "image96x128" for others."""
+        """Returns the arrays of the sizes in `also`: "image128" for 128 x 128 pixels, "image96x128" if not square."""
         return tuple(
             ArraySpec(
                 f"image{height}" if height == width else f"image{height}x{width}",
@@ -189,7 +190,8 @@ class ConvertOptions:
 
     @cached_property
     def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
-        """The minimum size at which a picture of (height, width) may be decoded; None for its full size."""
+        """A function from a picture's (height, width) to the minimum size to decode it at; None to decode at full
+        size."""
         return self.fit.least_size if self.quality == "fast" else None
 
     def describe(self) -> dict[str, Any]:
@@ -220,9 +222,9 @@ def make_options(
     background: Colour | str = "white",
     also: Sequence[Size] = (),
 ) -> ConvertOptions:
-    """Returns the options that a caller of `convert` gives. Raises ValueError if one is wrong."""
+    """Returns the options for these arguments of `convert`. Raises ValueError if an argument is invalid."""
     if isinstance(also, (str, int)):
-        raise ValueError(f"also must be several sizes, such as (128,); found {also!r}")
+        raise ValueError(f"also must be a sequence of sizes, such as (128,); found {also!r}")
     return ConvertOptions(
         Fit(_sides(size), fit, resample),
         shard_size,
@@ -239,7 +241,7 @@ def _sides(size: Size) -> tuple[int, int]:
 
 
 def check_max_bad(max_bad: int | float, num_sources: int = 0) -> int:
-    """Returns how many of the sources may be refused. Raises ValueError unless `max_bad` is a count or a share."""
+    """Returns how many of `num_sources` may be refused. Raises ValueError unless `max_bad` is a count or a share."""
     if isinstance(max_bad, bool) or not isinstance(max_bad, Real):
         raise ValueError(f"max_bad must be a count such as 10, or a share such as 0.01; found {max_bad!r}")
     if isinstance(max_bad, Integral):
@@ -252,7 +254,7 @@ def check_max_bad(max_bad: int | float, num_sources: int = 0) -> int:
 
 
 def count_workers(workers: int | None) -> int:
-    """Returns the number of workers, by default one for each core. Raises ValueError if it is none."""
+    """Returns the number of workers, one per core if None. Raises ValueError if it is not a positive integer."""
     if workers is None:
         return usable_cores()
     if not isinstance(workers, Integral):
@@ -263,7 +265,7 @@ def count_workers(workers: int | None) -> int:
 
 
 def read_options(values: Mapping[str, Any]) -> ConvertOptions:
-    """Returns the options that `describe` has described. Raises ValueError if these are none."""
+    """Returns the options from the JSON values that `describe` has returned. Raises ValueError for other values."""
     try:
         return ConvertOptions(
             Fit(tuple(values["size"]), values["fit"], values["resample"]),

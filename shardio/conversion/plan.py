@@ -1,6 +1,6 @@
-"""Plans a conversion before any of it is done: the order of the samples, the shards, and what each task needs.
+"""Plans a conversion before it begins: the order of the samples, the shards, and the task that makes each shard.
 
-A plan depends on the options and on the list of sources alone, never on workers or machines, and so do the bytes.
+A plan, and so every byte of the set, depends only on the options and the list of sources, never on workers or machines.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from shardio.format.parse import first_repeated
 from shardio.version import __version__
 
 MAX_SAMPLES = 16_384
-"""The maximum number of samples in a shard. A kill costs the shard that is being made, which must be seconds of work
-with small images, too."""
+"""The maximum number of samples in a shard. If a process is killed, the shard that it was making is lost. The limit
+keeps that loss to seconds of work, with small images too."""
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to make: the unit of work. Picklable, and complete in itself."""
+    """One shard to make: the unit of work. Picklable, and has everything that a worker needs."""
 
     origin: Origin
     out: Path
@@ -49,11 +49,11 @@ class ShardTask:
     key_nbytes: int
     options: ConvertOptions
     hash_sources: bool = False
-    """Record a hash of each source, to find sources with the same bytes."""
+    """Whether to record a hash of each source, which shows sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays of the set, other than the pixels."""
     wanted: Mapping[str, str] | None = None
-    """The damaged files of a published set that the task repairs, with their sha256: it publishes nothing else."""
+    """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes no other file."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class ShardTask:
         return [self.name, *map(self.array_name, self.arrays)]
 
     def publishes(self, entry: FileEntry) -> bool:
-        """Whether the task gives the file its name: unless it repairs a set, or the file is what the set lacks."""
+        """Whether the task publishes the file: always in a conversion; in a repair if it is a wanted file, intact."""
         return self.wanted is None or self.wanted.get(entry.file) == entry.sha256
 
     def array_name(self, spec: ArraySpec) -> str:
@@ -83,10 +83,10 @@ class ShardTask:
 class Part:
     """Part `number` of `count` of a conversion, from 1 to count. Part 1 of 1 is everything.
 
-    `count` calls, on any machines and in any order, make the set. Parts share nothing but OUT: the part that finds
-    records of all shards publishes the set. If two parts end at the same moment and both find them, both publish the
-    same bytes. `max_bad` counts for the whole set: a part counts the images that it refuses itself, and the refused
-    images of shards that were finished before it began.
+    `count` calls, one per part, on any machines and in any order, make the set. Parts share only OUT: the part that
+    finds records of all shards publishes the set. If two parts end at the same moment and both find all records, both
+    publish the same bytes. `max_bad` applies to the whole set: a part counts the images that it refuses itself, and the
+    refused images of shards that were finished before it began.
     """
 
     number: int
@@ -97,7 +97,7 @@ class Part:
             raise ValueError(f"part must be (K, N) with K from 1 to N; found ({self.number!r}, {self.count!r})")
 
     def of(self, tasks: Sequence[ShardTask]) -> Sequence[ShardTask]:
-        """Returns the part's tasks: every `count`-th, so parts are about equal in size."""
+        """Returns the part's tasks: every `count`-th task, so parts are about equal in size."""
         return tasks[self.number - 1 :: self.count]
 
 
@@ -111,7 +111,7 @@ class Plan:
     tasks: tuple[ShardTask, ...]
     columns: ColumnTable | None = None
     hash_sources: bool = False
-    """Find sources with the same bytes."""
+    """Whether to find sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
 
     @property
@@ -138,14 +138,14 @@ class Plan:
 
 
 def _describe_arrays(arrays: Iterable[ArraySpec]) -> dict[str, Any]:
-    """Returns what the options do not say of the arrays; {} if there are none."""
+    """Returns the declared arrays and the dtype of masks as JSON values, which the options do not include."""
     given = {spec.name: spec.describe() for spec in arrays if spec.source == "item"}
     masks = [spec.dtype.name for spec in arrays if spec.source == "file"]
     return {**({"arrays": given} if given else {}), **({"masks": masks[0]} if masks else {})}
 
 
 def library_versions() -> dict[str, str]:
-    """Returns the versions of the libraries whose decoders and kernels decide about pixels."""
+    """Returns the versions of the libraries whose decoders and kernels decide the pixels, by name of the library."""
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
@@ -158,9 +158,10 @@ def make_plan(
     hash_sources: bool = False,
     arrays: Sequence[ArraySpec] = (),
 ) -> Plan:
-    """Returns the plan of a conversion into `out`, with these arrays and those that the options ask for.
+    """Returns the plan of a conversion into `out`, with `arrays` and the arrays of `options.also`.
 
-    Raises ConvertError if no manifest could describe its set, and ValueError if names of arrays clash.
+    Raises ConvertError if a manifest could not describe the set, and ValueError if two arrays or columns have the same
+    name.
     """
     specs = (*arrays, *options.also_arrays())
     _check_arrays(specs, collection, columns)
@@ -201,7 +202,8 @@ def _check_arrays(specs: Sequence[ArraySpec], collection: Collection, columns: C
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
-    """Returns the sources in their order. Shuffled, they are sorted by a keyed hash that no library can change."""
+    """Returns the sources in the order of the set. The shuffled order sorts by a keyed hash of the key, which stays the
+    same in all versions of libraries."""
     if options.order == "source":
         return list(sources)
     secret = options.seed.to_bytes(8, "little")
@@ -229,7 +231,7 @@ _HASHED = {
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Returns in words what distinguishes two descriptions; "" if nothing does."""
+    """Returns the differences between two descriptions in words; "" if they are equal."""
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

@@ -64,7 +64,7 @@ def test_the_pixels_and_the_index_are_those_of_a_set_without_arrays(image_tree: 
         ((16,), r"also must be smaller than size \(16, 16\); found \(16, 16\)"),
         (((8, 17),), "also must be smaller"),
         ((8, (8, 8)), "each size once"),
-        ("8", "also must be several sizes"),
+        ("8", "also must be a sequence of sizes"),
         ((0,), "size must be"),
         (("8x8",), "size must be"),
     ],
