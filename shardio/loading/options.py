@@ -181,7 +181,8 @@ def _checked(device: str | torch.device) -> torch.device:
         if not 0 <= (chosen.index or 0) < count or (isinstance(device, str) and str(chosen) != device):
             seen = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
             raise ValueError(
-                f"device: torch {torch.__version__} sees {seen} here; found {device!r}. Check CUDA_VISIBLE_DEVICES, "
-                "the driver and the build of torch; device=None chooses a GPU if there is one, otherwise the CPU"
+                f"device must be one that torch {torch.__version__} sees here: {seen}; found {device!r}. Check "
+                "CUDA_VISIBLE_DEVICES, the driver and the build of torch; "
+                "device=None chooses a GPU if there is one, otherwise the CPU"
             )
     return chosen

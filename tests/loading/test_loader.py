@@ -482,13 +482,13 @@ def test_length_is_that_of_the_epoch_and_of_what_is_left(loader_of: MakeLoader) 
 @pytest.mark.parametrize(
     ("device", "expected"),
     [
-        ("cuda", r"torch .* sees no CUDA device here; found 'cuda'\. .*device=None"),
+        ("cuda", r"device must be one that torch .* sees here: no CUDA device; found 'cuda'\. .*device=None"),
         ("cuda:7", "no CUDA device; found 'cuda:7'"),
         ("cuda:99999", "no CUDA device; found 'cuda:99999'"),
         (torch.device("cuda", 1), "no CUDA device; found device"),
         ("gpu", 'device must be "cpu", "cuda" or "cuda:N"; found .gpu.'),
         (3.5, 'device must be "cpu", "cuda" or "cuda:N"; found 3.5'),
-        ("mps", 'device must be a CPU or a CUDA device; found mps: with device="cpu"'),
+        ("mps", 'device must be a CPU or a CUDA device; found mps: use device="cpu"'),
     ],
 )
 def test_a_device_that_cannot_be_is_refused_in_words(
@@ -509,7 +509,7 @@ def test_a_gpu_that_is_not_here_is_refused_with_those_that_are(
 
 @pytest.mark.parametrize("state", [None, 3, []])
 def test_what_is_no_state_is_refused_in_words(state: Any, loader_of: MakeLoader) -> None:
-    with loader_of(5) as loader, pytest.raises(TypeError, match=r"expected a dict that state_dict\(\) has given"):
+    with loader_of(5) as loader, pytest.raises(TypeError, match=r"state must be a dict that state_dict\(\) returned"):
         loader.load_state_dict(state)
 
 
