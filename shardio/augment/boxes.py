@@ -1,6 +1,6 @@
-"""The part of each image that a crop takes: for whole batches at once, from stateless random numbers.
+"""Random crop boxes for all images of a batch at once, and the stateless random numbers that they are drawn from.
 
-All formulas are torchvision's, whose classes of the same names take one image at a time.
+The formulas match torchvision's RandomResizedCrop, which takes one image at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ MOST_DRAWS = 32
 
 
 class FreshSeed:
-    """A seed from torch's generator, taken when the first number is drawn: what draws nothing leaves the generator as
-    it was."""
+    """A seed that is drawn from torch's generator when first used.
+
+    A transform without random numbers thus leaves the generator's state unchanged.
+    """
 
     @cached_property
     def number(self) -> int:
@@ -35,8 +37,11 @@ class FreshSeed:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for the samples `indices`, int64 (B,). A sample's numbers do not depend on when, where and with
-    which samples they are drawn. Another `view` is another independent augmentation of the sample in one epoch."""
+    """Random numbers for the samples `indices`, int64 (B,).
+
+    The numbers of a sample depend only on `seed`, `epoch`, `view` and the sample's index, not on the batch. Each `view`
+    is an independent augmentation of the sample within an epoch.
+    """
 
     seed: int | FreshSeed
     epoch: int
@@ -44,7 +49,7 @@ class Draws:
     view: int = 0
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Returns (count, B) numbers from [0, 1). Another purpose has other numbers."""
+        """Returns (count, B) random numbers from [0, 1). Each purpose has its own numbers."""
         if not 0 < count <= MOST_DRAWS:
             raise ValueError(f"count must be from 1 to {MOST_DRAWS}; found {count}")
         first = self.indices.astype(np.uint64) * np.uint64(MOST_DRAWS)
@@ -62,11 +67,11 @@ class Draws:
         return random_bits(self._key(purpose), self.indices.astype(np.uint64)).view(np.int64)
 
     def of_the_batch(self) -> Draws:
-        """Returns what draws one number for the whole batch, by its first sample."""
+        """Returns Draws of the batch's first sample alone, for numbers that the whole batch shares."""
         return replace(self, indices=self.indices[:1])
 
     def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Returns (count, B) numbers of mean 0 and standard deviation 1: quantiles of what `uniform` returns."""
+        """Returns (count, B) random numbers from a standard normal distribution."""
         shares = torch.from_numpy(self.uniform(purpose, count) + 2.0**-54)
         quantiles: NDArray[np.float64] = torch.special.ndtri(shares).numpy()
         return quantiles
@@ -74,20 +79,21 @@ class Draws:
 
 @dataclass
 class Loaded:
-    """A batch that a loader gives to a function. Transforms that the function calls draw for the samples of the batch.
+    """The batch that a loader passes to a function given as its transform.
 
-    Each of these calls has another view, since two calls of one transform must not draw the same.
+    Transforms that the function calls draw random numbers by the samples of the batch. Each call counts as another
+    view, so two calls of one transform draw different numbers.
     """
 
     images: torch.Tensor
     draws: Draws
     sizes: Callable[[], NDArray[np.int64]] | None = None
-    """The sizes that the images had before they were squashed."""
+    """Returns the images' sizes before they were squashed, (B, 2)."""
     num_calls: int = 0
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Makes this what `loaded()` returns, in this thread."""
+        """A context manager, inside of which `loaded()` returns this batch in the same thread."""
         token = _LOADED.set(self)
         try:
             yield
@@ -103,15 +109,17 @@ _LOADED: ContextVar[Loaded | None] = ContextVar("shardio_loaded", default=None)
 
 
 def loaded(count: int) -> Loaded | None:
-    """Returns the batch of the loader that this thread works for; None without a loader, or if the batch has fewer
-    than `count` samples."""
+    """Returns the batch whose function the loader is calling in this thread.
+
+    Returns None outside of such a call, or if the batch has fewer than `count` samples.
+    """
     found = _LOADED.get()
     return found if found is not None and count <= len(found.draws.indices) else None
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """One box of each image of a batch, in its pixels: four float64 arrays (B,)."""
+    """A box for each image of a batch, in pixels of the image: four float64 arrays (B,)."""
 
     tops: NDArray[np.float64]
     lefts: NDArray[np.float64]
@@ -120,18 +128,21 @@ class Boxes:
 
     @classmethod
     def whole(cls, count: int, height: int, width: int) -> Boxes:
-        """Returns boxes that are all of `count` images."""
+        """Returns boxes that cover `count` whole images of this size."""
         return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
 
     @classmethod
     def picked(cls, several: Sequence[Boxes], numbers: NDArray[np.int64]) -> Boxes:
-        """Returns for each image its box among those whose number is in `numbers`, (B,)."""
+        """Returns boxes of which box i is box i of `several[numbers[i]]`. `numbers` is (B,)."""
         columns = np.arange(len(numbers))
         sides = np.stack([[b.tops, b.lefts, b.heights, b.widths] for b in several])
         return cls(*sides.transpose(1, 0, 2)[:, numbers, columns])
 
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
-        """Returns these boxes, of images of `sizes`, (B, 2), as parts of `outer`, which the images show."""
+        """Returns these boxes in the coordinates of `outer`.
+
+        The boxes are in pixels of images of `sizes`, (B, 2), which show the contents of `outer`.
+        """
         by_height, by_width = outer.heights / sizes[:, 0], outer.widths / sizes[:, 1]
         return Boxes(
             outer.tops + self.tops * by_height,
@@ -149,11 +160,11 @@ def random_resized_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Boxes:
-    """Draws boxes as torchvision's RandomResizedCrop.get_params, for images of these sizes in pixels, each (B,).
+    """Returns random boxes, drawn as by torchvision's RandomResizedCrop.get_params.
 
-    The area is a share of the image's, uniform in `scale`; the aspect ratio, width to height, is uniform in `ratio`
-    on a logarithmic scale; and the place is uniform among whole pixels. If none of ten such boxes fits, the box is the
-    largest in the centre whose ratio is allowed.
+    `heights` and `widths` are those of the images, in pixels, (B,). The share of the image's area is uniform in
+    `scale`. The aspect ratio, width / height, is uniform in `ratio` on a logarithmic scale. The position is uniform
+    among whole pixels. If none of ten such boxes fits, the box is the largest centered box whose ratio is allowed.
     """
     numbers = draws.uniform(purpose, 2 * _TRIES + 2)
     area = (heights * widths) * (scale[0] + (scale[1] - scale[0]) * numbers[:_TRIES])

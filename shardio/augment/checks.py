@@ -105,7 +105,7 @@ def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fi
         return (math.nan if fill is None else float(fill),) * channels
     if len(fill) not in (1, channels):
         raise ValueError(
-            f"{name} must be a number, or {channels} numbers for images of {channels} channels; found {fill!r}"
+            f"{name} must be a number, or a number per channel, and the images have {channels} channels; found {fill!r}"
         )
     return tuple(map(float, fill)) * (channels // len(fill))
 

@@ -21,8 +21,9 @@ Range = float | tuple[float, float]
 class ColorJitter(Transform):
     """Changes brightness, contrast, saturation and hue, in random order.
 
-    The amounts are random. A number x means factors from max(0, 1 - x) to 1 + x; for `hue`, at most 0.5, shares of the
-    color circle from -x to x. A pair gives both bounds.
+    Each argument bounds a random amount, drawn for each image. `brightness`, `contrast` and `saturation` are factors: a
+    number x means from max(0, 1 - x) to 1 + x. `hue` is a share of the color circle: x, at most 0.5, means from -x to
+    x. A pair gives both bounds.
     """
 
     brightness: Range = 0.0
@@ -65,7 +66,7 @@ class ColorJitter(Transform):
 
 
 class _Sometimes(Transform):
-    """One operation with the same values, with probability `p` for each image."""
+    """Applies one operation, with fixed values, to each image with probability `p`."""
 
     op: ClassVar[Op]
     p: Probability

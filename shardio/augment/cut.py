@@ -1,8 +1,8 @@
-"""What a transform sees of stored images, known before they are read: boxes depend on random numbers alone.
+"""Finds the windows of stored images that a transform needs, before the images are read.
 
-A transform that begins with crops, resizes and flips is split after them. A Cut describes the first part: which
-window of each image has to be read, and what the pixels become. Threads that read images compute them, a few at a
-time, from the windows alone. The rest of the transform continues with the results.
+This works because crop boxes depend on random numbers, not on pixels. A transform that begins with crops, resizes and
+flips is split after them. A Cut describes this first part: the window of each image to read, and how to resample it.
+The threads that read images also resample the windows, a few at a time. The rest of the transform gets the results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shardio.kernels.pixels import in_slices
 from shardio.kernels.rowcopy import Windows
 
 Part = tuple[Transform, str]
-"""A transform, and the purpose that keys its random numbers."""
+"""A transform, and its purpose, a key of its random numbers."""
 
 _FLIPS = (HorizontalFlip, AlternatingFlip)
 _CASTS = (Normalize, ToDtype)
@@ -48,7 +48,10 @@ _OF_PIXELS = {f"shardio.augment.{module}" for module in ("colour", "erasing", "g
 
 @dataclass(frozen=True)
 class Split:
-    """`transform` in two parts. Any thread may use one."""
+    """A transform split into `head`, its first crops, resizes and flips, and `rest`.
+
+    `head` includes a Normalize and a ToDtype directly after them. Threads may share a Split.
+    """
 
     transform: Transform
     head: tuple[Part, ...]
@@ -56,7 +59,7 @@ class Split:
 
     @classmethod
     def of(cls, transform: Transform) -> Split | None:
-        """Returns None for a transform that needs whole images, or if there is no kernel to compute them."""
+        """Returns the split of a transform; None if it needs whole images, or the kernel in C is missing."""
         name = type(transform).__name__
         parts = [*transform.parts(name)] if type(transform) is Compose else [(transform, name)]
         resizes = [type(part) in (RandomResizedCrop, Resize) for part, _ in parts]
@@ -79,10 +82,11 @@ class Split:
         sizes: NDArray[np.int64] | None = None,
         whole_lines: int = 0,
     ) -> Cut:
-        """Returns the cut of the samples of `draws`, whose images are stored in `shape`, height, width and channels.
+        """Returns the Cut of the samples of `draws`.
 
-        `sizes` are as in `Transform.__call__`. With `whole_lines`, its windows are whole lines, which begin and end
-        at multiples of that number. Raises what the transform raises.
+        `shape` is the height, width and channels of stored images; for `sizes` see `Transform.__call__`. With
+        `whole_lines`, windows have whole lines, and begin and end at multiples of this number or at the image's end.
+        Raises the errors of the transform.
         """
         height, width, channels = shape
         # Nothing of the head looks at pixels.
@@ -95,9 +99,9 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """What the head of a split makes of some images: `batch`, whose images are not there. Any thread may use one.
+    """The head of a split, applied to some images before they are read. Threads may share a Cut.
 
-    `whole_lines` is as in `Split.cut`.
+    `batch` has the recorded changes; its images have a shape but no pixels. For `whole_lines` see `Split.cut`.
     """
 
     split: Split
@@ -106,12 +110,12 @@ class Cut:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of all results. Raises ValueError if they would have several sizes."""
+        """Height and width of all results. Raises ValueError if the results would have several sizes."""
         return self.how.size
 
     @cached_property
     def how(self) -> Resampling:
-        """What the windows become. Raises ValueError if they would have several sizes."""
+        """How windows are resampled. Raises ValueError if the results would have several sizes."""
         return self.batch.resampling
 
     @property
@@ -120,12 +124,12 @@ class Cut:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """The type of the results: float32 if they are normalized."""
+        """The dtype of the results before a cast: float32 if they are normalized, else uint8."""
         return np.uint8 if self.batch.statistics is None else np.float32
 
     @cached_property
     def windows(self) -> Windows:
-        """The part of each stored image that the filter sees, or the whole lines of this part."""
+        """The part of each stored image that the filter reads; with `whole_lines`, whole lines around it."""
         (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
         if self.whole_lines:
             height, width = self.batch.images.shape[2:]
@@ -136,7 +140,7 @@ class Cut:
 
     @cached_property
     def _spans(self) -> NDArray[np.float64]:
-        """Those of `make_spans`, with the limits of what the filter does see."""
+        """The spans of `make_spans`, with limits narrowed to the pixels that the filter reads."""
         batch = self.batch
         region = batch.region
         spans = make_spans(region, batch.within or region, *batch.images.shape[2:])
@@ -149,31 +153,36 @@ class Cut:
         return spans
 
     def resample(self, pixels: NDArray[np.uint8], some: slice, out: NDArray[Any]) -> None:
-        """Computes the results of some of the images, (B, *size, C) of `dtype`, of their `windows`, uint8 (n,)."""
+        """Writes the results of the images `some` into `out`, (B, *size, C) of `dtype`.
+
+        `pixels`, uint8 (n,), holds the windows of these images, one after the other.
+        """
         resample_windows(pixels, self.windows[some], self._spans[:, some], self._flips[some], out, self.how)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """Where the windows end that lie one after the other, in bytes, (B + 1,), with a 0 before the first."""
+        """The byte where each window ends if all are packed one after the other: (B + 1,), beginning with 0."""
         return np.concatenate([[0], (self.windows.num_pixels * self.num_channels).cumsum()])
 
     @cached_property
     def parameters(self) -> NDArray[np.float32]:
-        """The parameters of the kernel for CUDA, (B, 9)."""
+        """The parameters of the CUDA kernel for each image, (B, 9); see `parameters_of`."""
         from shardio.augment.resample_cuda import parameters_of  # Triton takes its time to import
 
         return parameters_of(self._spans, self._flips)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """For the kernel on CUDA, of each image: the byte of the packed windows where its pixel (0, 0) would lie, and
-        the bytes of a line, int64 (B, 2)."""
+        """Where the CUDA kernel finds each image in the packed windows, int64 (B, 2).
+
+        The first number is the byte where pixel (0, 0) of the image would lie, the second the bytes of a line.
+        """
         lines = self.windows.widths * self.num_channels
         firsts = self.ends[:-1] - self.windows.tops * lines - self.windows.lefts * self.num_channels
         return np.stack([firsts, lines], axis=1)
 
     def works_on(self, device: torch.device) -> bool:
-        """Returns whether a CUDA device can resample such windows. The first time, this compiles a kernel."""
+        """Returns whether a CUDA device can resample these windows. The first call compiles a kernel."""
         from shardio.augment.resample_cuda import can_resample_packed
 
         return can_resample_packed(device, self._shape, self.how)
@@ -188,14 +197,19 @@ class Cut:
         return np.zeros(len(self.batch), bool) if self.batch.flips is None else self.batch.flips
 
     def resampled_on_cuda(self, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Does what `resampled` does, and casts the results, with `parameters` and `places` that are on the device."""
+        """Returns the results of `resampled`, cast, computed on CUDA. All three tensors are on the device.
+
+        `parameters` and `places` are copies of the attributes of these names.
+        """
         from shardio.augment.resample_cuda import resample_packed
 
         return resample_packed(pixels, parameters, places, self._shape, self.how)
 
     def resampled(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Returns all results, (B, C, *size) in channels_last memory, of all windows, uint8 (n,) on the CPU: by as many
-        threads as torch has."""
+        """Returns the results of all images, (B, C, *size) in channels_last memory.
+
+        `pixels`, uint8 (n,) on the CPU, holds all windows. The work is shared by as many threads as torch has.
+        """
         packed = pixels.numpy()
         out = np.empty((len(self.batch), *self.size, self.num_channels), self.dtype)
 
@@ -213,8 +227,11 @@ class Cut:
         masks: Mapping[str, torch.Tensor] | None = None,
         boxes: Mapping[str, torch.Tensor] | None = None,
     ) -> tuple[Images, torch.Tensor | None, Arrays]:
-        """Does the rest of the transform. `images` are the results, (B, C, *size) in channels_last memory, which may be
-        changed in place; `labels`, `masks` and `boxes` are as in `Transform.__call__`."""
+        """Applies the rest of the transform; returns images, labels, and masks and boxes by name.
+
+        `images` are the results, (B, C, *size) in channels_last memory, and may be changed in place. For `labels`,
+        `masks` and `boxes` see `Transform.__call__`.
+        """
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
         head, targets = self.batch, Targets.of(stand_in, masks, boxes, self.split.transform.mask_fill)
         made = images if head.dtype is None else images.to(head.dtype)
@@ -226,8 +243,10 @@ class Cut:
 
 
 def margin_of(width: int, channels: int) -> int:
-    """Returns how many bytes must be there before and after windows of images of this width: the kernel for
-    CUDA also reads what has no weight."""
+    """Returns the number of bytes that must be readable before and after the windows of images of this width.
+
+    The CUDA kernel also reads pixels outside of a window, and gives them no weight.
+    """
     return -(-2 * width * channels // 256) * 256
 
 
@@ -236,8 +255,10 @@ def _is_crop(transform: Transform) -> bool:
 
 
 def _keep_places(transforms: Iterable[Transform]) -> bool:
-    """Returns whether these change images as they are, without a crop or a resize that could be one with those
-    before."""
+    """Returns whether the transforms neither crop nor resize.
+
+    A crop or a resize could be joined with the crops and resizes before it.
+    """
     for transform in transforms:
         if type(transform) in _CHOICES:
             if not _keep_places(transform.transforms):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A transform as text, as a dictionary that JSON can store, and as the digest of this dictionary."""
+"""Describes a transform: as text, as a dictionary that JSON can store, and by the digest of this dictionary."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import torch
 from shardio.augment.checks import check_choice
 
 KIND = "transform"
-"""The key of a dictionary under which the name of the class stands."""
+"""The dictionary key of the class name."""
 
 LATER = {"later": True}
-"""Metadata of an argument that came later: `to_dict` leaves it out if it is None, so digests stay what they were."""
+"""Metadata of an argument that a later version added. `to_dict` omits it if it is None, so old digests stay valid."""
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 class Described:
-    """A dataclass whose arguments are numbers, names, dtypes, sequences of them, or others of this kind."""
+    """A dataclass whose arguments are numbers, names, dtypes, other `Described`, or lists of them."""
 
     _classes: dict[str, type[Described]] = {}  # noqa: RUF012 - all classes share it
 
@@ -34,9 +34,9 @@ class Described:
         Described._classes[_name_of(cls)] = cls
 
     def __post_init__(self) -> None:
-        """Makes tuples of lists and arrays and sorted pairs of mappings, so equal arguments are equal values.
+        """Normalizes the arguments, then checks them as their annotations say.
 
-        Then checks the arguments as their annotations say.
+        Lists and arrays become tuples, and mappings become sorted pairs, so equal arguments compare equal.
         """
         for field in _arguments_of(self):
             object.__setattr__(self, field.name, _kept(getattr(self, field.name)))
@@ -44,7 +44,7 @@ class Described:
             check(name, getattr(self, name))
 
     def __repr__(self) -> str:
-        """Returns the call that makes this, without arguments that are as by default. Each part has a line."""
+        """Returns the Python call that creates this, without default arguments. Each inner transform has a line."""
         if not is_dataclass(self):
             return object.__repr__(self)
         arguments = []
@@ -64,7 +64,7 @@ class Described:
         is not a dataclass, or JSON cannot store an argument.
         """
         if not is_dataclass(self):
-            raise TypeError(f"expected a dataclass, whose arguments are known; found {self!r}")
+            raise TypeError(f"cannot describe a transform that is not a dataclass; found {self!r}")
         values = {}
         for field in _arguments_of(self):
             value = getattr(self, field.name)
@@ -80,9 +80,9 @@ class Described:
 
 
 def from_dict(values: Mapping[str, Any]) -> Described:
-    """Returns the transform that `to_dict` returned these values for.
+    """Returns the transform that a dictionary from `to_dict` describes.
 
-    Raises ValueError if they are not a transform.
+    Raises ValueError if the values do not describe a transform.
     """
     kind = values.get(KIND) if isinstance(values, Mapping) else None
     known = Described._classes.get(kind) if isinstance(kind, str) else None
@@ -97,7 +97,10 @@ def from_dict(values: Mapping[str, Any]) -> Described:
 
 @cache
 def _checks_of(kind: type) -> list[tuple[str, Any]]:
-    """Returns the checks that a class of shardio, or the one that another class is derived from, has in annotations."""
+    """Returns pairs of an argument and its check, from the annotations of a class.
+
+    For a class from outside of shardio, the annotations are of its nearest base class in shardio.
+    """
     base = next(base for base in kind.__mro__ if base.__module__.startswith("shardio."))
     hints = get_type_hints(base, include_extras=True).items()
     checks = [(name, check) for name, hint in hints for check in getattr(hint, "__metadata__", ())]
@@ -109,11 +112,11 @@ def _shown(value: object) -> str:
     try:
         return f"{value!r:.200}"
     except RecursionError:
-        return "lists or dictionaries in each other without end"
+        return "lists or dictionaries inside each other without end"
 
 
 def _name_of(kind: type) -> str:
-    """Returns the name of one of shardio's classes; another's has its module before it."""
+    """Returns the name of a class; for a class from outside of shardio, "module:name"."""
     return kind.__name__ if kind.__module__.startswith("shardio.") else f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -140,11 +143,11 @@ def _plain(value: object) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, Real):
         return float(value)
-    raise TypeError(f"expected numbers, names, dtypes and lists of them as arguments; found {value!r}")
+    raise TypeError(f"arguments of a transform must be numbers, names, dtypes or lists of them; found {value!r}")
 
 
 def _whole(value: Any) -> Any:
-    """Makes integers of floats that are whole: 1 and 1.0 are equal as arguments, and must be so in a digest."""
+    """Returns the value with whole floats as integers, so 1 and 1.0 have the same digest."""
     if isinstance(value, dict):
         return {name: _whole(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -90,7 +90,7 @@ class RandomErasing(Transform):
         return replace(done, images=images)
 
     def _boxes(self, draws: Draws, purpose: str, size: Sequence[int], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns first row, first column, height and width, (4, B); the height is 0 where none of the tries fits."""
+        """Returns random boxes: top, left, height and width, (4, B). The height is 0 where no try fits the image."""
         numbers = draws.uniform(purpose, 2 * _TRIES + 2)
         height, width = size
         areas = (self.scale[0] + (self.scale[1] - self.scale[0]) * numbers[:_TRIES]) * height * width / counts
@@ -104,7 +104,7 @@ class RandomErasing(Transform):
         return np.stack([rows, columns, tall, wide]).astype(np.int64)
 
     def _colours(self, draws: Draws, purpose: str, images: Tensor) -> Tensor | NDArray[np.int64]:
-        """Returns (B, C, 1, 1); or keys of each image's noise, (B,)."""
+        """Returns the color of each image, (B, C, 1, 1); for "random", the key of each image's noise, (B,)."""
         count, channels = images.shape[:2]
         if self.value == "random":
             return draws.keys(f"{purpose} noise")
@@ -118,7 +118,7 @@ class RandomErasing(Transform):
 
 
 def _erased(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[np.int64]) -> Tensor:
-    """Returns the images, changed in place on the CPU."""
+    """Returns the images with the boxes erased. On the CPU, it changes the images in place."""
     if images.device.type == "cpu":
         for number in np.flatnonzero(boxes[2]):
             top, left, height, width = boxes[:, number].tolist()
@@ -133,7 +133,10 @@ def _erased(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[
 
 
 def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[np.int64]) -> Tensor:
-    """Returns new images, by as many operations as there would be for one image: launches cost more than pixels."""
+    """Returns new images with the boxes erased.
+
+    The number of operations does not depend on the number of images, as launches cost more than pixels.
+    """
     if not isinstance(colours, Tensor):
         keys = to_device(torch.from_numpy(colours), images.device)
         colours = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
@@ -150,9 +153,9 @@ def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | 
 def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:
     """Returns normal noise for a box of each image, float32 (n, C, height, width).
 
-    `box` is (top, left, height, width) in images of `shape`, (B, C, H, W). The noise of a pixel does not depend on it.
-    Each number depends on the image's key and on the pixel alone, and is one of 65,536 quantiles of the normal
-    distribution. The numbers are the same on all devices.
+    `keys`, (n,), is a key per image. `box` is (top, left, height, width) in images of `shape`, (B, C, H, W). Each
+    number is one of 65,536 quantiles of the normal distribution. It depends only on the key, the pixel's position and
+    the channel, not on the box, and is the same on all devices.
     """
     top, left, height, width = box
     rows = torch.arange(top, top + height, device=keys.device)[:, None]

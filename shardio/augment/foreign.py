@@ -1,6 +1,6 @@
-"""Functions of other libraries: which generators they draw from, and whether they draw once for a whole batch.
+"""Finds out which generators a function of another library draws from, and whether it draws once for a whole batch.
 
-Libraries for single images draw once per call. Called with a batch they would give all its images the same crop.
+Libraries for single images draw once per call. Called with a batch, they would crop all its images alike.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _seeding = threading.RLock()
 
 
 def of_library(function: object, *names: str) -> bool:
-    """Returns whether a function, or one that it is made of, is an object of a class in these modules."""
+    """Returns whether the class of a function, or of a function inside it, is defined in the modules `names`."""
     kinds = [f"{kind.__module__}." for kind in type(function).__mro__]
     if any(kind.startswith(f"{name}.") for kind in kinds for name in names):
         return True
@@ -48,7 +48,7 @@ _DEPTH, _MOST_PARTS = 4, 1000
 
 
 def generators_of(function: object) -> list[Generator]:
-    """Returns the generators that a function holds, as far as its attributes, closure and globals show."""
+    """Returns the random generators found in the attributes, the closure and the globals of a function."""
     found: list[Generator] = []
     seen: dict[int, object] = {}
     level = [function]
@@ -76,7 +76,10 @@ def generators_of(function: object) -> list[Generator]:
 
 
 class Generators:
-    """Generators that libraries share, torch's for the CPU and a device, Python's and NumPy's, and a function's own."""
+    """The random generators that a function may draw from.
+
+    These are the global generators of torch (for the CPU and for `device`), Python and NumPy, and the function's `own`.
+    """
 
     def __init__(self, device: torch.device, own: list[Generator]) -> None:
         shared = [torch.default_generator, random.getstate.__self__, np.random.get_state.__self__]  # type: ignore[attr-defined]
@@ -98,7 +101,7 @@ class Generators:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Restores the generators in the end."""
+        """A context manager that restores the state of the generators at its end."""
         with _seeding:
             before = self.state()
             try:
@@ -124,7 +127,7 @@ def _state_of(one: Generator) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Returns whether two states are equal."""
+    """Returns whether two states of a generator are equal."""
     if isinstance(one, dict):
         return all(_same(part, other[name]) for name, part in one.items())
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
@@ -133,9 +136,9 @@ def _same(one: Any, other: Any) -> bool:
 class Watch:
     """Calls a function with the batches of a loader. Raises ValueError if it draws once for all images of a batch.
 
-    A call after which a generator has moved is looked into: the function gets a batch of equal images, several
-    times. It draws for each image if their results differ, and once if only the results of another call differ. The
-    generator's state alone proves nothing: another thread may have drawn meanwhile.
+    If a call changes the state of a generator, the function is tested: it is called several times with a batch of equal
+    images. If results differ within a batch, it draws for each image. If they differ only between calls, it draws once
+    per batch. A changed state alone proves nothing, since another thread may have drawn.
     """
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
@@ -185,14 +188,16 @@ class Watch:
     def _drawn_once(self) -> ValueError:
         return ValueError(
             f"transform: {name_of(self.function)} draws random numbers once for all images of a batch; use the "
-            "transforms of these names in shardio.augment, or shardio.augment.PerSample(transform), which calls it for "
-            "each image"
+            "transforms of the same names in shardio.augment, or shardio.augment.PerSample(transform), which calls "
+            "the function for each image"
         )
 
 
 def _alike(made: Tensor, count: int) -> bool:
-    """Returns whether `count` samples have the same results. Those of several views may follow each other, or be
-    stacked, and a sample may have several rows. Without rows for each sample, nothing can be said against it."""
+    """Returns whether all `count` samples have the same results, or the samples' results cannot be told apart.
+
+    The results of several views may follow each other or be stacked, and a sample may have several rows.
+    """
     rows = []
     if made.ndim and not len(made) % count:
         rows = [made.reshape(-1, count, *made.shape[1:]).movedim(1, 0), made.reshape(count, -1)]
@@ -202,11 +207,14 @@ def _alike(made: Tensor, count: int) -> bool:
 
 
 def check_foreign(function: object, arrays: tuple[str, ...]) -> None:
-    """Raises ValueError for what a loader cannot call with batches that have `arrays`, masks and boxes."""
+    """Raises ValueError if a loader cannot use the function as its transform.
+
+    This is so if batches have masks or boxes, whose names are `arrays`, or if the function is from Albumentations.
+    """
     if arrays:
         raise ValueError(
-            f"transform: {name_of(function)} gets the images alone, and {', '.join(arrays)} would not move with them; "
-            "expected a transform of shardio.augment itself, without a function around it, or PerSample(transform); or "
+            f"transform: {name_of(function)} gets only the images, so {', '.join(arrays)} would not move with them; "
+            "pass a transform of shardio.augment itself, without a function around it, or PerSample(transform), or "
             "call the function in the loop"
         )
     if of_library(function, "albumentations"):

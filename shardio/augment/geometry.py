@@ -1,7 +1,7 @@
 """Rotations, affine maps and perspectives with the names, arguments and distributions of torchvision.
 
-They come after the crop and the resize, and read the image that these make, as torchvision's do. One map composed of
-both would read the stored image once; but its result differs visibly: nearest neighbors are other pixels.
+They read the cropped and resized image, as torchvision's do. Joining the resize and the warp into one map would read
+the stored image only once, but the result would differ visibly: the nearest neighbors are different pixels.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ SAMPLINGS = {"nearest": Sampling.NEAREST, "bilinear": Sampling.BILINEAR}
 
 @dataclass(frozen=True)
 class Affine:
-    """Where each pixel of the result is read: (x, y) at (a x + b y + c, d x + e y + f), six numbers or arrays (B,).
+    """An affine map: pixel (x, y) of the result is read at (a x + b y + c, d x + e y + f) of the image.
 
-    Coordinates are pixels from the left upper corner of the image; the middle of its first pixel is (1/2, 1/2).
+    The six values are numbers, or arrays (B,). Coordinates are in pixels from the upper left corner of the image; the
+    center of its first pixel is (1/2, 1/2).
     """
 
     a: ArrayLike = 1.0
@@ -60,8 +61,8 @@ class Affine:
     ) -> Affine:
         """Returns the map that shears, scales and rotates an image about `centre`, (x, y), and then translates it.
 
-        Angles are degrees, clockwise; they and their order are those of torchvision's `affine`: the image moves by
-        R(angle) scale Y(shear_y) X(shear_x), where X is [[1, -tan], [0, 1]], and Y [[1, 0], [-tan, 1]].
+        Angles are in degrees, clockwise. As in torchvision's `affine`, the image moves by the product
+        R(angle) scale Y(shear_y) X(shear_x), where X is [[1, -tan], [0, 1]] and Y is [[1, 0], [-tan, 1]].
         """
         turn, shear_x, shear_y = (np.radians(np.asarray(value, np.float64)) for value in (angle, *shear))
         # The inverse of the image's movement, as the result's pixels are looked for in the image.
@@ -81,7 +82,7 @@ class Affine:
 def warped(
     batch: Batch, codes: Op | NDArray[np.uint8], numbers: Sequence[ArrayLike], reading: ArrayLike, fill: Fill
 ) -> Batch:
-    """Adds AFFINE or PERSPECTIVE with these six or eight numbers to a batch."""
+    """Returns the batch with an AFFINE or PERSPECTIVE operation added, which has six or eight `numbers`."""
     padded = [*numbers, *[0.0] * (8 - len(numbers))]
     return batch.stepped(codes, *padded, reading, *fill_of(fill, batch.images.shape[1]))
 
@@ -225,7 +226,10 @@ class RandomPerspective(Transform):
 
 
 def perspective(seen: Floats, corners: Floats) -> list[Floats]:
-    """Returns the eight numbers, (B,) each, of maps that read `corners`, (4, 2), at the places `seen`, (4, 2, B)."""
+    """Returns the eight numbers of perspective maps, (B,) each.
+
+    The maps move the points `seen`, (4, 2, B), of the result to `corners`, (4, 2), of the image.
+    """
     count = seen.shape[2]
     equations = np.zeros((count, 8, 8))
     for number, (x, y) in enumerate(corners):
@@ -243,7 +247,7 @@ def perspective(seen: Floats, corners: Floats) -> list[Floats]:
 
 
 def _nearly_solved(equations: Floats, wanted: Floats) -> Floats:
-    """Solves as well as can be what has no solution, as where corners have met. Each image has its own solution."""
+    """Returns the solution of one image's equations, by least squares if there is none, as when two corners meet."""
     try:
         solved = np.linalg.solve(equations, wanted)
     except np.linalg.LinAlgError:

@@ -1,8 +1,8 @@
 """Mixup and CutMix: mix each image of a batch with another image, and their labels.
 
 Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond empirical risk minimization", ICLR 2018; Yun, Han, Oh, Chun, Choe, Yoo,
-"CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019. By default they do
-what torchvision's classes of these names do, and with `per_sample` and partner="flip" what timm calls mode "elem".
+"CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019. By default they
+match torchvision's classes of the same names; with `per_sample` and partner="flip" they match timm's mode "elem".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
 def _beta_table(alpha: float) -> tuple[Floats, Floats]:
     """Tabulates the distribution function of log(x / (1 - x)), of density proportional to (x (1 - x)) ** alpha.
 
-    The density is smooth and falls exponentially on both sides, so that sums over equal steps are as good as exact.
+    The density is smooth and falls exponentially on both sides, so sums over equal steps are almost exact.
     """
     # Beyond that, shares are 0 or 1 to all digits.
     most = min(40 / alpha + 5, 700.0)
@@ -57,7 +57,7 @@ def _check_classes(name: str, value: int | None) -> int | None:
 
 @dataclass(frozen=True, repr=False)
 class _Mix(Transform):
-    """Mixes each image with its partner. Mixup and CutMix differ in how."""
+    """Mixes each image with its partner: the base class of Mixup and CutMix."""
 
     num_classes: Annotated[int | None, _check_classes] = None
     alpha: Annotated[float, check_number] = 1.0
@@ -92,35 +92,36 @@ class _Mix(Transform):
 
     @abstractmethod
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
-        """Returns what `_mix` is told of each image, (B, n), and each one's share of itself.
+        """Returns the parameters of `_mix` for each image, (B, n), and the share that each image keeps, (B,).
 
-        `size` is height and width; `places` are from [0, 1), (2, B) or (2, 1).
+        `size` is height and width. `shares`, (B,), are the drawn shares. `places`, (2, B) or (2, 1), are random numbers
+        from [0, 1).
         """
 
     @abstractmethod
     def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
-        """Returns the mixed images."""
+        """Returns the images mixed with `others`, their partners, by the `numbers` of `_numbers`."""
 
     def _partners(self, tensor: Tensor) -> Tensor:
         # roll() would give up channels_last memory on CUDA.
         return torch.cat([tensor[-1:], tensor[:-1]]) if self.partner == "roll" else tensor.flip(0)
 
     def _targets_of(self, labels: Tensor | None) -> Tensor:
-        """Returns what is mixed: float labels as they are, and of class numbers the share of each class."""
+        """Returns the labels to mix: float labels unchanged, class numbers as a share per class."""
         if labels is None:
-            raise ValueError("Mixup and CutMix: expected labels, found none: pass labels to the call")
+            raise ValueError("Mixup and CutMix need labels; found none: pass labels to the call")
         if labels.dtype == torch.int64:
             return self._smooth(labels)
         if self.label_smoothing or self.num_classes is not None:
             raise ValueError(
-                f"Mixup and CutMix: expected int64 labels (B,) for num_classes and label_smoothing, found "
-                f"{labels.dtype} of shape {tuple(labels.shape)}: leave both out for such labels, and mix once"
+                f"Mixup and CutMix: num_classes and label_smoothing need int64 labels (B,); found {labels.dtype} "
+                f"{tuple(labels.shape)}: leave both arguments out for float labels, and mix once"
             )
         return labels
 
     def _smooth(self, labels: Tensor) -> Tensor:
         if self.num_classes is None:
-            raise ValueError("Mixup and CutMix: expected num_classes=, as labels are class numbers; found None")
+            raise ValueError("Mixup and CutMix: labels that are class numbers need num_classes; found None")
         shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
         targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
         own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
@@ -131,12 +132,13 @@ class _Mix(Transform):
 class Mixup(_Mix):
     """Adds two weighted images, and their labels, with probability `p`.
 
-    - Images have a floating point type.
-    - The weight is drawn from Beta(alpha, alpha), once per batch, by the batch's first sample, or `per_sample`.
+    - Images must have a floating point type: put Mixup after Normalize.
+    - The weight is drawn from Beta(alpha, alpha), once per batch by the batch's first sample, or for each sample with
+      `per_sample`.
     - `partner`: "roll" mixes with the previous image of the batch, "flip" with the image at the same distance from the
       other end.
     - Labels that are class numbers, int64 (B,), become float32 (B, num_classes). `label_smoothing` is the share spread
-      over all classes. Other labels, float32 (B,) or (B, K), are mixed as they are, without `num_classes`.
+      over all classes. Other labels, float32 (B,) or (B, K), are mixed unchanged and must not have `num_classes`.
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
@@ -145,7 +147,7 @@ class Mixup(_Mix):
     def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
         if not images.dtype.is_floating_point:
             raise ValueError(
-                f"Mixup: expected images of a floating point type, found {images.dtype}: put it after Normalize"
+                f"Mixup needs images of a floating point type; found {images.dtype}: put Mixup after Normalize"
             )
         # All of it is float32: shares of 8 bits would not be those of the labels.
         mixed = torch.lerp(others.float(), images.float(), _column(numbers[:, 0], images))
@@ -161,7 +163,7 @@ class CutMix(_Mix):
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
-        """Windows: the first line and the one after the last, and columns likewise."""
+        """Returns windows, (B, 4): top, bottom, left and right, the ends exclusive; and the share outside of them."""
         half = 0.5 * np.sqrt(1 - shares)
         edges, covered = [], np.ones(len(shares))
         for side, place in zip(size, places, strict=True):
@@ -181,6 +183,6 @@ class CutMix(_Mix):
 
 
 def _column(shares: Floats, like: Tensor) -> Tensor:
-    """Shapes one number for each sample so that it multiplies a tensor with samples along its first axis."""
+    """Returns `shares`, (B,), as a tensor (B, 1, ...) that multiplies the samples of `like`."""
     values = to_device(torch.from_numpy(np.array(shares, np.float32)), like.device)
     return values.view(-1, *[1] * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""PerSample: transforms of other libraries, and functions of one image, called with each image of a batch."""
+"""PerSample: calls transforms of other libraries, and functions of one image, with each image of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardio.augment.targets import Targets
 
 @dataclass
 class _Sample:
-    """One image (C, H, W), its masks, and the boxes that there are: (R, 4), with a number for each, (R,)."""
+    """An image (C, H, W), its masks, and its boxes, (R, 4), without empty rows. `rows`, (R,), numbers their rows."""
 
     image: Tensor
     masks: dict[str, Tensor]
@@ -32,12 +32,12 @@ class _Sample:
 class PerSample(Transform):
     """Calls a function of one image with each image of a batch.
 
-    - It may be a transform of torchvision or Albumentations. The function gets a tensor (C, H, W), or NumPy arrays if
-      it is from Albumentations. All results must have one size.
+    - The function may be a transform of torchvision or Albumentations. It gets a tensor (C, H, W), or NumPy arrays if
+      it is from Albumentations. All results must have one size and one dtype.
     - torchvision's v2 and an Albumentations Compose (bbox_params of format "pascal_voc") also get masks and boxes. A
-      box that they remove gets the label -1. Other functions are an error if there are masks or boxes.
-    - Each call is seeded by (seed, epoch, sample, view): the generators of torch, Python, NumPy and the function. They
-      are restored afterwards. No other thread should draw from them at the same time.
+      box that they remove gets the label -1. Other functions raise ValueError if there are masks or boxes.
+    - Before each call, the generators of torch, Python, NumPy and the function are seeded by (seed, epoch, sample,
+      view). They are restored afterwards. No other thread should draw from these generators at the same time.
     """
 
     transform: Callable[..., Any]
@@ -46,7 +46,8 @@ class PerSample(Transform):
         super().__post_init__()
         if not callable(self.transform) or isinstance(self.transform, Transform):
             raise TypeError(
-                f"transform must be a function of one image, not from shardio.augment; found {self.transform!r}"
+                f"transform must be a function of one image, not a transform of shardio.augment; found "
+                f"{self.transform!r}"
             )
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -86,8 +87,8 @@ class PerSample(Transform):
             return _by_torchvision
         names = ", ".join([*targets.masks, *targets.boxes])
         raise ValueError(
-            f"PerSample: {name_of(self.transform)} gets the images alone, and {names} would stay where they are; "
-            "expected transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
+            f"PerSample: {name_of(self.transform)} gets only the images, so {names} would not move with them; use "
+            "transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
         )
 
     def _stacked(self, what: str, parts: list[Tensor], indices: NDArray[np.int64]) -> Tensor:
@@ -95,8 +96,8 @@ class PerSample(Transform):
             if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
                 first, found = (f"{some.dtype} {tuple(some.shape)}" for some in (parts[0], part))
                 raise ValueError(
-                    f"PerSample: expected {what} of {first} for each sample, as for {indices[0]}; found {found} for "
-                    f"sample {index}: crop or resize to one size"
+                    f"PerSample: all samples must get {what} of one shape and dtype; found {first} for sample "
+                    f"{indices[0]} and {found} for sample {index}: crop or resize to one size"
                 )
         return torch.stack(parts)
 
@@ -110,7 +111,7 @@ def _sample_of(images: Tensor, targets: Targets | None, number: int) -> _Sample:
 
 
 def _boxes_of(targets: Targets, made: list[_Sample]) -> dict[str, Tensor]:
-    """Returns the boxes by name, each in its old row."""
+    """Returns the changed boxes by name, each in the row that it had before. Removed boxes get the label -1."""
     if not targets.boxes:
         return {}
     labels = torch.cat([boxes[:, :, 4] for boxes in targets.boxes.values()], dim=1).float()
@@ -119,7 +120,8 @@ def _boxes_of(targets: Targets, made: list[_Sample]) -> dict[str, Tensor]:
     for number, done in enumerate(made):
         if len(done.boxes) != len(done.rows):
             raise ValueError(
-                f"PerSample: expected as many labels as boxes; found {len(done.rows)} and {len(done.boxes)}"
+                f"PerSample: the transform must return a label per box; found {len(done.rows)} labels and "
+                f"{len(done.boxes)} boxes"
             )
         everything[number, done.rows, :4] = done.boxes.as_subclass(Tensor).to(everything)
         everything[number, done.rows, 4] = labels[number, done.rows]

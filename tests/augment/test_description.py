@@ -166,7 +166,7 @@ def test_values_in_each_other_without_end_are_refused() -> None:
     for _ in range(5000):
         chain = {"transform": "Compose", "transforms": [chain]}
     for values in ({"transform": "CenterCrop", "size": deep}, chain, deep):
-        with pytest.raises(ValueError, match="in each other without end"):
+        with pytest.raises(ValueError, match="inside each other without end"):
             from_dict(values)
 
 
@@ -203,7 +203,7 @@ def test_a_transform_that_is_no_dataclass_can_be_used_and_printed_but_not_stored
     transform = Compose([plain, CenterCrop(2)])
     assert "Plain object at" in repr(transform)
     assert transform == Compose([plain, CenterCrop(2)])
-    with pytest.raises(TypeError, match=r"expected a dataclass, whose arguments are known; found .*Plain object"):
+    with pytest.raises(TypeError, match=r"cannot describe a transform that is not a dataclass; found .*Plain object"):
         _ = transform.digest
     with pytest.raises(ValueError, match="expected a dictionary with the name of a transform"):
         from_dict({"transform": f"{__name__}:Plain"})
@@ -211,5 +211,5 @@ def test_a_transform_that_is_no_dataclass_can_be_used_and_printed_but_not_stored
 
 def test_arguments_that_json_cannot_hold_are_refused() -> None:
     for value in ({1, 2}, b"ab", 1j, object()):
-        with pytest.raises(TypeError, match="expected numbers, names, dtypes and lists of them as arguments; found"):
+        with pytest.raises(TypeError, match="arguments of a transform must be numbers"):
             Brighter(value).to_dict()  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ VALUES: dict[str, list[str]] = {
     "label_smoothing": ["CutMix(9, label_smoothing=1.0)"],
     "partner must be one of": ["Mixup(9, partner='next')"],
     "name must be one of": ["recipe('resnet')", "recipe(['dino'])", "recipe(None)"],
-    "expected a Transform": [
+    "must be transforms": [
         *("Compose([abs])", "Views([abs])", "RandomChoice([abs])", "Compose([Views([CenterCrop(3)])])"),
         *("RandomApply([Views([CenterCrop(3)])])", "RandomChoice([Views([CenterCrop(3)])])"),
     ],
