@@ -1,4 +1,4 @@
 """Pictures for people: side by side with captions, as thumbnails for pages, or in a terminal.
 
-Pictures come in as uint8 arrays, and captions as text; images and text come out. Nothing here knows a set.
+Functions take pictures as uint8 arrays and captions as text, and return images or text. They know nothing of sets.
 """

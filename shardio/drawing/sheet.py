@@ -1,4 +1,4 @@
-"""A contact sheet: pictures in rows and columns with captions, as one picture. And thumbnails for pages."""
+"""Contact sheets, which show pictures with captions in rows and columns, and thumbnails for HTML pages."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def sheet(
     columns: int | None = None,
     side: int | None = None,
 ) -> Image.Image:
-    """Returns the pictures, uint8 (height, width, channels) of any sizes, side by side in rows of `columns`.
+    """Returns a contact sheet of the pictures, uint8 (height, width, channels) of any sizes, in rows of `columns`.
 
-    `captions` has lines of text for each, separated by newlines; a line that is too long ends in "...". `side` is the
-    longer side of each picture on the sheet, in pixels. By default, pictures of 96 to 224 pixels keep their size, and
-    smaller ones are enlarged in whole multiples, which keeps their pixels visible. Raises ValueError if there is no
-    picture, or a picture has no pixels.
+    `captions` has a text for each picture, with lines separated by newlines; a line that is too long ends in "...".
+    `side` is the longer side of each picture on the sheet, in pixels. By default, pictures of 96 to 224 pixels keep
+    their size, and smaller pictures are enlarged by whole multiples, which keeps their pixels visible. Raises
+    ValueError if there is no picture, or a picture has no pixels.
     """
     if not len(pictures):
         raise ValueError("expected at least one picture, found none")
@@ -64,7 +64,7 @@ def sheet(
 
 
 def as_image(picture: NDArray[np.uint8]) -> Image.Image:
-    """Returns a picture (height, width, channels) in color if it has 3 or 4 channels; otherwise channel 0 in grey."""
+    """Returns a picture (height, width, channels) as an image: color if it has 3 or 4 channels, else grey channel 0."""
     pixels = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(pixels))
 
@@ -94,7 +94,7 @@ def _shown(picture: NDArray[np.uint8], side: int | None) -> Image.Image:
 
 
 def _fitting(line: str, width: int, font: Any) -> str:
-    """Returns a line of text, cut to the width."""
+    """Returns a line of text, truncated to the width in pixels."""
     # The font has only these characters, and draws a box for any other.
     line = line.encode("ascii", "replace").decode()
     if font.getlength(line) <= width:

@@ -51,12 +51,12 @@ def _beside(parts: Sequence[Sequence[str]], empty: str) -> Iterator[str]:
 
 
 def _cells(text: str) -> int:
-    """Returns the number of terminal cells that a text takes."""
+    """Returns the width of a text in terminal cells."""
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _folded(text: str, cells: int) -> Iterator[str]:
-    """Yields a text in at most four lines of at most `cells` cells."""
+    """Yields the lines of a text wrapped to `cells` cells, at most four."""
     for number in range(_MAX_LINES):
         end = len(text)
         while end > 1 and _cells(text[:end]) > cells:

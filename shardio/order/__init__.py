@@ -1,4 +1,4 @@
-"""The samples of each step and rank: pure arithmetic on (seed, epoch, rank, position). No file, no thread, no torch.
+"""The samples of each step and rank, computed from (seed, epoch, rank, position).
 
-It takes seeds and numbers, and returns arrays of sample indices.
+Functions take integers and return arrays of sample indices. No files, no threads, no torch.
 """

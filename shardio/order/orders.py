@@ -20,7 +20,7 @@ from shardio.order.rng import make_keys, random_bits, uniform
 
 
 def as_integer(name: str, value: SupportsIndex) -> int:
-    """Returns an integer of any type as a Python int, as JSON wants it. Raises TypeError if `value` is none."""
+    """Returns an integer of any type as an int, which JSON can store. Raises TypeError if `value` is not an integer."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -29,11 +29,11 @@ def as_integer(name: str, value: SupportsIndex) -> int:
 
 @dataclass(frozen=True)
 class BlockShuffle:
-    """Shuffles blocks of `size` consecutive samples, and the samples of every `window` blocks among each other.
+    """Shuffles blocks of `size` consecutive samples, then the samples within each window of `window` blocks.
 
-    Right for sets larger than memory on storage where random reads are slow. The defaults are blocks of 6 MB and
-    windows of 1.6 GB at 256 x 256 x 3: a read is long enough for the streaming rate of disks and of the servers of a
-    parallel filesystem, and the page cache of a training node can hold a window.
+    For sets larger than memory on storage where random reads are slow. By default, blocks have 6 MB and windows 1.6 GB
+    at 256 x 256 x 3: reads are long enough for disks and parallel filesystems to stream, and a window fits in the page
+    cache of a training node.
     """
 
     size: int = 32
@@ -50,11 +50,11 @@ Shuffle = Literal["block"] | BlockShuffle | bool
 
 
 class Order(Protocol):
-    """Immutable; any number of threads may use one."""
+    """An order of samples. Immutable; any number of threads may use an order."""
 
     @property
     def num_samples(self) -> int:
-        """Positions of one epoch."""
+        """The number of positions of an epoch."""
         ...
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -62,7 +62,10 @@ class Order(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Returns all that the order depends on besides the epoch, as JSON. Equal descriptions are equal orders."""
+        """Returns everything except the epoch that the order depends on, as JSON values.
+
+        Orders with equal descriptions are equal.
+        """
         ...
 
 
@@ -97,9 +100,9 @@ class GlobalShuffle:
 class BlockOrder:
     """Each epoch is a permutation of all samples that reads a window of blocks at a time.
 
-    The blocks, of consecutive samples, come in permuted order; they are cut into windows of about as many blocks each,
-    at most `sizes.window`; and the samples of a window are permuted. So a window's samples are all read before the
-    next window's, and come from few places. The last block may be short, and may come anywhere.
+    Blocks of consecutive samples are permuted, and divided into windows of about the same number of blocks, at most
+    `sizes.window`. Then the samples of each window are permuted. So all samples of a window are read before the next
+    window, and from few places in the shards. The last block of the split may be short, and may be in any window.
     """
 
     num_samples: int
@@ -122,7 +125,7 @@ class BlockOrder:
             return positions + lacking * (positions >= end)
 
         def to_positions(slots: NDArray[np.int64]) -> NDArray[np.int64]:
-            """Takes slots at the edge of a block only."""
+            """Returns the positions of slots, which must be at the edge of a block."""
             return slots - lacking * (slots > end)
 
         # `longer` windows of `length` + 1 blocks, then windows of `length`.
@@ -157,7 +160,7 @@ class BlockOrder:
 
 @dataclass(frozen=True, eq=False)
 class WeightedDraws:
-    """Each position is a draw of its own: sample i with probability weights[i] / sum(weights), with replacement."""
+    """Each position is an independent draw, with replacement: sample i with probability weights[i] / sum(weights)."""
 
     weights: NDArray[np.float64]
     seed: int
@@ -203,7 +206,7 @@ class WeightedDraws:
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """An order of the places in `indices`, turned into an order of the samples that stand there."""
+    """An order of a subset: `order` returns positions in `indices`, and the subset the samples at these positions."""
 
     order: Order
     indices: NDArray[np.int64]
@@ -233,9 +236,9 @@ def make_order(
     weights: ArrayLike | None = None,
     num_draws: int | None = None,
 ) -> Order:
-    """Returns the order of a split of `set_size` samples. ShardLoader explains the options.
+    """Returns the order of a split of `set_size` samples. See ShardLoader for the options.
 
-    Raises ValueError if options contradict each other. Without `num_draws`, an epoch has as many draws as `weights`.
+    Raises ValueError if options contradict each other. By default, `num_draws` is the number of weights.
     """
     if isinstance(shuffle, np.bool_):
         shuffle = bool(shuffle)
@@ -246,7 +249,7 @@ def make_order(
     if weights is not None and shuffle is not True:
         raise ValueError(f"weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}")
     if weights is None and num_draws is not None:
-        raise ValueError(f"num_draws needs weights: without them each sample is read once; found {num_draws}")
+        raise ValueError(f"num_draws needs weights: without weights, each sample is read once; found {num_draws}")
     if not 1 <= set_size <= MAX_N:
         raise ValueError(f"expected from 1 to 2**62 samples; found {set_size}")
     seed = as_integer("seed", seed)
@@ -282,7 +285,10 @@ def _checked_indices(indices: ArrayLike, set_size: int) -> NDArray[np.int64]:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Returns (values, which) with values[which] == numbers. Values are few if the numbers lie close together."""
+    """Returns (values, which) with values[which] == numbers.
+
+    If the numbers are close together, `values` is shorter than `numbers`.
+    """
     low, high = int(numbers.min()), int(numbers.max())
     if high - low < len(numbers):
         return np.arange(low, high + 1), numbers - low
@@ -290,5 +296,5 @@ def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _digest_of(array: NDArray[Any]) -> str:
-    """Returns a hash of the numbers that is the same on every machine."""
+    """Returns a hash of the array's numbers that is the same on every machine."""
     return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()

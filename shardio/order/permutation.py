@@ -1,11 +1,11 @@
-"""One exact permutation of [0, n) per (seed, epoch), without an array of n: any position costs the same.
+"""An exact permutation of [0, n) per (seed, epoch), computed for any position without an array of size n.
 
 A Feistel network on mixed radices (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, the
 generalised Feistel cipher): a number is written as two digits of radix a and b with a * b >= n, each round adds a
 hash of one digit to the other, and results outside of [0, n) are sent through again ("cycle walking"). a and b are
-about sqrt(n): fewer than 2 * sqrt(n) of the a * b numbers lie outside, and walking is rare.
+about sqrt(n): fewer than 2 * sqrt(n) of the a * b numbers are outside, so walking is rare.
 
-The order is part of the contract: a change of one number here needs a new VERSION.
+Users rely on the order: a change of a single number here needs a new VERSION.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shardio.order.rng import make_keys, scramble
 
 VERSION = 1
-"""The version of what (seed, epoch) stand for, here and in shardio.order.orders."""
+"""The version of the orders that (seed, epoch) give, here and in shardio.order.orders."""
 
 # 4 rounds pass every test that was tried, 3 fail in the low bits; 6 leave a margin at little cost.
 ROUNDS = 6
@@ -31,11 +31,11 @@ _SHIFT_HIGH = np.uint64(32)
 
 Integer = TypeVar("Integer", np.int64, np.uint64)
 Key = np.uint64 | NDArray[np.uint64]
-"""The key of one round: one for all numbers, or one for each."""
+"""The key of one round: a single key for all numbers, or an array with a key for each number."""
 
 
 def round_keys(seed: int, epoch: int, purpose: str = "permutation") -> tuple[np.uint64, ...]:
-    """Returns ROUNDS independent 64-bit keys. Any change of purpose, seed or epoch changes all of them."""
+    """Returns ROUNDS independent 64-bit keys. Any change of purpose, seed or epoch changes all keys."""
     return make_keys(b"shardio %s %d" % (purpose.encode(), VERSION), seed, epoch, ROUNDS)
 
 
@@ -58,7 +58,7 @@ class Permutation:
         return permute(check_below(self.n, positions), self.n, self._keys)
 
     def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions of these numbers, as `__call__` returns the numbers at positions."""
+        """Returns the positions (int64) of these numbers: the inverse of `__call__`."""
         return _walk(_decrypt, check_below(self.n, numbers), self.n, self._keys)
 
 
@@ -71,15 +71,15 @@ def check_below(n: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def permute(positions: NDArray[np.int64], n: int, keys: Sequence[Key]) -> NDArray[np.int64]:
-    """Returns the numbers at these positions, unchecked, of the permutation of [0, n) that `keys` stand for.
+    """Returns the numbers at these positions in the permutation of [0, n) with these keys. Does not check positions.
 
-    Where `keys` are arrays, each position has keys of its own, and so a permutation of its own.
+    If keys are arrays, each position has its own keys, and so its own permutation.
     """
     return _walk(_encrypt, positions, n, keys)
 
 
 def divide(numbers: NDArray[Integer], divisor: Integer) -> tuple[NDArray[Integer], NDArray[Integer]]:
-    """Does np.divmod of numbers >= 0, four times as fast: numpy has a vectorised path for // by a scalar only."""
+    """Returns np.divmod of numbers >= 0, four times as fast: numpy vectorises // by a scalar, but not divmod."""
     quotients = numbers // divisor
     return quotients, numbers - quotients * divisor
 

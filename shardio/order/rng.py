@@ -1,7 +1,7 @@
-"""Random numbers without a state: each is a hash of keys and a counter, and can be computed alone.
+"""Random numbers without a state: each number is a hash of keys and a counter, and can be computed alone.
 
-The keys stand for (purpose, seed, epoch), the counter for a position or a sample (Salmon, Moraes, Dror, Shaw, "Parallel
-random numbers: as easy as 1, 2, 3", SC 2011). No number depends on earlier draws, or on the process.
+Keys are derived from (purpose, seed, epoch), and the counter is a position or a sample (Salmon, Moraes, Dror, Shaw,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011). No number depends on earlier draws, or on the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHIFT_TO_53_BITS = np.uint64(11)
 
 
 def make_keys(purpose: bytes, seed: int, epoch: int, count: int) -> tuple[np.uint64, ...]:
-    """Returns `count` (at most 8) independent 64-bit keys. Another purpose, seed or epoch changes all of them."""
+    """Returns `count` (at most 8) independent 64-bit keys. Another purpose, seed or epoch changes all keys."""
     if not 0 <= seed < 1 << 64 or not 0 <= epoch < 1 << 64:
         raise ValueError(f"seed and epoch must be from 0 to 2**64 - 1; found seed {seed}, epoch {epoch}")
     digest = hashlib.blake2b(purpose + struct.pack("<QQ", seed, epoch), digest_size=8 * count).digest()

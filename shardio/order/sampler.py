@@ -1,8 +1,8 @@
 """The samples of each batch: (order, epoch, rank, world_size, batch_size) -> index batches.
 
-Pure arithmetic; no data is touched. Step s of an epoch is the positions [s * G, (s + 1) * G) of the epoch's order, with
-G = batch_size * world_size, and each rank takes its fixed part of them. So the samples of a step are the same for every
-way of splitting one G over ranks.
+Pure arithmetic; no data is read. Step s of an epoch has the positions [s * G, (s + 1) * G) of the epoch's order, with
+G = batch_size * world_size, and each rank reads a fixed part of these positions. So the samples of a step do not depend
+on the number of ranks, as long as G is the same.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _CHUNK = 1 << 15
 
 @dataclass(frozen=True)
 class Sampler:
-    """One rank's part of each batch of an order. Immutable; any number of threads may use one.
+    """The batches of one rank. Immutable; any number of threads may use a sampler.
 
-    `tail` decides about a last global batch of fewer than batch_size * world_size samples. Every rank has the same
-    number of batches in each case: "drop" leaves it out, "pad" fills it from the beginning of the epoch's order, and
-    "short" splits it as evenly as possible, and each sample comes exactly once; a rank's last batch may then be
-    smaller, even empty.
+    `tail` says what happens to a last global batch of fewer than batch_size * world_size samples. "drop" leaves it out.
+    "pad" fills it from the beginning of the epoch's order. "short" splits it as evenly as possible, so each sample
+    comes exactly once, and a rank's last batch may be smaller or even empty. In each case, every rank has the same
+    number of batches.
 
-    With `start` the epoch continues: the first `start` positions of its order were read before, by any number of ranks
-    with any batch size. Steps count from `start`.
+    With `start`, the sampler continues an epoch: the first `start` positions of its order were read before, by any
+    number of ranks with any batch size. Steps count from `start`.
     """
 
     order: Order
@@ -54,7 +54,7 @@ class Sampler:
 
     @property
     def num_samples(self) -> int:
-        """Positions of a whole epoch, for all ranks together."""
+        """The number of positions of a whole epoch, for all ranks together."""
         return self.order.num_samples
 
     @property
@@ -63,12 +63,12 @@ class Sampler:
 
     @property
     def num_batches(self) -> int:
-        """Batches from `start` to the end of the epoch, the same on every rank."""
+        """The number of batches from `start` to the end of the epoch, the same on every rank."""
         full, rest = divmod(self.num_samples - self.start, self.global_batch_size)
         return full if self.tail == "drop" or not rest else full + 1
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Returns the positions [start, stop) of this rank at `step`; with "pad", those from num_samples on wrap."""
+        """Returns the positions [start, stop) of this rank at `step`. With "pad", they count modulo num_samples."""
         if not 0 <= step < self.num_batches:
             raise IndexError(f"step must be from 0 to {self.num_batches - 1}; found {step}")
         first = self.start + step * self.global_batch_size
@@ -85,7 +85,7 @@ class Sampler:
 
     @property
     def num_read(self) -> int:
-        """Samples in all batches of this rank, from `start` to the end of the epoch."""
+        """The number of samples in this rank's batches, from `start` to the end of the epoch."""
         if not self.num_batches:
             return 0
         start, stop = self.bounds(self.num_batches - 1)  # those before it are full

@@ -1,4 +1,4 @@
-"""What people see of a set: the page of a report, and samples as files.
+"""A set for people to look at: the HTML page of a report, and samples as PNGs and tables.
 
-An opened set comes in; HTML, PNGs and tables come out. Commands call it.
+Commands call these functions with an opened set.
 """

@@ -41,10 +41,10 @@ def extract(
     damaged sample.
     """
     if os.path.lexists(folder / LABELS_NAME):
-        raise ValueError(f"{folder}: expected a folder without {LABELS_NAME}, found one: choose another folder")
+        raise ValueError(f"{folder}: there is a {LABELS_NAME} already: choose another folder")
     own = Path(os.path.realpath(shards.folder))
     if own in (real := Path(os.path.realpath(folder)), *real.parents):
-        raise ValueError(f"{folder}: expected a folder outside of the set {shards.folder}")
+        raise ValueError(f"{folder}: the folder must be outside of the set {shards.folder}")
     make_folder(folder)
     sweep_temporaries(folder, lambda name: not _OWN.fullmatch(target_of(name)))
     arrays = list(shards.arrays)
@@ -79,7 +79,7 @@ def extract(
 
 
 def _row(shards: ShardSet, index: int) -> dict[str, Any]:
-    """Returns a sample's row of the index, copied, because failing storage must not end the process."""
+    """Returns a copy of a sample's row of the index. Reading it in place would end the process if storage fails."""
     one = np.array([index])
     names = ("label", "key", "crc32") if shards.content.index.has_label else ("key", "crc32")
     return {name: shards.column_of(name, one)[0] for name in names}
@@ -104,7 +104,7 @@ def _value(shards: ShardSet, name: str, index: int) -> NDArray[Any]:
 
 
 def _stem(key: bytes) -> str:
-    """Returns the last part of a key without its extension, safe in a file name anywhere."""
+    """Returns the last part of a key without its extension, with only characters that are safe in file names."""
     name = os.fsdecode(key).rpartition("/")[2]
     return _UNSAFE.sub("_", name.rpartition(".")[0] or name)[:_MAX_STEM]
 

@@ -1,6 +1,6 @@
-"""The numbers of a report: classes and sizes of all samples, and levels of some of their pictures.
+"""The numbers of a report: classes and sizes of all samples, and the brightness and levels of some pictures.
 
-The index is read whole. Pictures are many bytes, so only a fixed choice of them is read.
+The whole index is read. Pictures are large, so only a fixed selection is read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shardio.viewing.pictures import read_pictures
 from shardio.viewing.repeats import HashedSamples, Repeats, find_repeats, hash_picture
 
 OnProgress = Callable[[int, int], None]
-"""Is called with the number of pictures that were read, and the number of all that will be."""
+"""Called with the number of pictures read so far, and the number of pictures to read."""
 
 _MAX_BINS = 40
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Numbers in bins: `counts` between `edges`. `ticks` are the places in `edges` to label."""
+    """A histogram: `counts` of the bins between `edges`. `ticks` are the indices of the edges to label."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -46,12 +46,12 @@ class Histogram:
 
 
 def histogram_of_shares(values: NDArray[Any]) -> Histogram | None:
-    """Returns a histogram of numbers from 0 to 1; None if there are none."""
+    """Returns a histogram of numbers from 0 to 1; None if there are no numbers."""
     return _histogram(values, np.linspace(0, 1, 21), range(0, 21, 5)) if len(values) else None
 
 
 def histogram_of_counts(values: NDArray[Any]) -> Histogram | None:
-    """Returns a histogram of whole numbers; None if there are none."""
+    """Returns a histogram of whole numbers; None if there are no numbers."""
     if not len(values):
         return None
     low, high = int(values.min()), int(values.max())
@@ -64,7 +64,7 @@ def histogram_of_counts(values: NDArray[Any]) -> Histogram | None:
 
 
 def histogram_of_sizes(values: NDArray[Any], per_octave: int = 4) -> Histogram | None:
-    """Returns a histogram of numbers above 0, with bins on a logarithmic axis; None if there are none."""
+    """Returns a histogram of numbers above 0, with bins on a logarithmic axis; None if there are no numbers."""
     if not len(values):
         return None
     first, last = (math.floor(math.log2(value) * per_octave) for value in (values.min(), values.max()))
@@ -83,14 +83,14 @@ def _histogram(values: NDArray[Any], edges: NDArray[Any], ticks: Sequence[int]) 
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How many samples with this label each split has, in the order of the splits."""
+    """The number of samples with a label in each split, in the order of the splits."""
 
     label: int
     counts: tuple[int, ...]
 
 
 def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> list[LabelCounts]:
-    """Returns the counts of all classes and of any other labels, ascending. `labels` has an array for each split."""
+    """Returns the counts of all classes and any other labels, by ascending label. `labels` has an array per split."""
     found = [np.unique(some, return_counts=True) for some in labels]
     known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
     table = np.zeros((len(known), len(labels)), np.int64)
@@ -101,18 +101,18 @@ def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> list[
 
 @dataclass(frozen=True)
 class ResizeLoss:
-    """What resizing did to the pictures of a split."""
+    """How much cropping and resizing changed the pictures of a split."""
 
     fit: str
     share: Histogram | None
-    """The share of each picture that was cropped; for `pad`, the share of each sample that is margin."""
+    """The share of each picture that was cropped away; for `pad`, the share of each sample that is margin."""
     reduction: Histogram
-    """Pixels along a side that became one pixel: below 1, the picture was enlarged."""
+    """The factor by which each picture was reduced, along a side. Below 1, the picture was enlarged."""
     num_enlarged: int
 
 
 def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, int], fit: str) -> ResizeLoss | None:
-    """Returns the loss of pictures of these sizes in samples of `size` (height, width); None if there are none."""
+    """Returns the loss of pictures of these sizes in samples of `size` (height, width); None without pictures."""
     across, down = size[1] / widths, size[0] / heights
     if fit == "squash":
         scale, share = np.sqrt(across * down), None
@@ -127,7 +127,7 @@ def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, i
 
 @dataclass(frozen=True)
 class SplitOverview:
-    """A split in numbers. `widths`, `heights` and `aspects` are of the original images; None if they are unknown."""
+    """A split in numbers. `widths`, `heights` and `aspects` are of the original images; None if sizes are unknown."""
 
     name: str
     num_samples: int
@@ -152,7 +152,7 @@ class SetOverview:
     levels_are_stored: bool
     repeats: Repeats
     num_read: int
-    """Pictures that were read for brightness and for those that look alike."""
+    """The number of pictures that were read, to measure brightness and to find pictures that look alike."""
 
     @property
     def num_samples(self) -> int:
@@ -162,7 +162,7 @@ class SetOverview:
 def make_overview(
     splits: Mapping[str, ShardSet], num_pictures: int, on_progress: OnProgress | None = None
 ) -> SetOverview:
-    """Reads the index and at most `num_pictures` pictures of the opened splits, and at least one of each split."""
+    """Returns the numbers of a set. Reads the index and at most `num_pictures` pictures, but at least one per split."""
     manifest = next(iter(splits.values())).manifest
     labels = {name: labels_for_page(shards) for name, shards in splits.items()}
     total = sum(map(len, splits.values()))
@@ -202,12 +202,12 @@ def _all(shards: ShardSet) -> NDArray[np.int64]:
 
 
 def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
-    """Returns the label of each sample; where labels are no integers, or there are none, all samples are of label 0."""
+    """Returns the label of each sample; all 0 if there are no labels, or they are not integers."""
     return shards.labels_of(_all(shards)) if shards.content.index.has_label else np.zeros(len(shards), np.int64)
 
 
 def _choose(num_samples: int, most: int) -> NDArray[np.int64]:
-    """Returns the samples of a split that are read: always the same ones, ascending."""
+    """Returns at most `most` samples of a split to read: always the same samples, ascending."""
     return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(most, num_samples))))
 
 
@@ -223,7 +223,7 @@ def _measure(splits: Mapping[str, ShardSet]) -> Levels:
 
 
 def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
-    """Returns how all conversions kept aspect ratios in samples of this shape; "" if that is unknown or differs."""
+    """Returns the `fit` of the conversions that made samples of this shape; "" if it is unknown or differs."""
     conversions = [one["conversion"] for one in conversions_of(manifest)]
     size = list(sample_shape[:2])
     for fit in ("crop", "pad"):

@@ -1,4 +1,4 @@
-"""The pictures of a set: all its splits opened, samples of one split read in a row, and thumbnails of its classes."""
+"""Opens all splits of a set, reads pictures of a split one by one, and makes thumbnails of classes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A sample with its small picture, a data URL."""
+    """A sample and its thumbnail, a data URL."""
 
     index: int
     key: str
@@ -63,9 +63,9 @@ class Thumbnail:
 
 
 def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
-    """Returns thumbnails by label, spread over the split; `labels` has the label of each of its samples.
+    """Returns thumbnails of samples from all over the split, by label. `labels` has the label of each sample.
 
-    If there is not room for all `wanted` labels, the labels with thumbnails are spread evenly among them.
+    If there is not room for all `wanted` labels, evenly spaced ones among them get thumbnails.
     """
     order = np.argsort(labels, kind="stable")
     order = order[np.isin(labels[order], np.array(wanted, np.int64))]
@@ -87,5 +87,5 @@ def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[i
 
 
 def _evenly(count: int, most: int) -> NDArray[np.int64]:
-    """Returns at most `most` of the numbers below `count`, ascending and evenly spaced."""
+    """Returns at most `most` evenly spaced integers from 0 to count - 1, ascending."""
     return np.arange(min(count, most)) * count // max(1, min(count, most))

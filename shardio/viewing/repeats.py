@@ -1,6 +1,7 @@
-"""Samples that a set has more than once: equal ones among all, and pictures that look alike among those read.
+"""Finds samples that a set has more than once: equal samples, and pictures that look alike.
 
-A repeat with another label, or in another split, is probably an error of the collection.
+Equal samples are found among all samples, pictures that look alike among the pictures that were read. A repeat with
+another label, or in another split, is probably an error in the data.
 
 Pictures that look alike are found by dHash (Neal Krawetz, "Kind of Like That", hackerfactor.com, 2013): 64 bits that
 mark where a small grey picture becomes brighter to the right. Hashes are close if they differ in few bits. To find
@@ -26,7 +27,7 @@ from shardio.reading.shardset import ShardSet
 from shardio.viewing.pictures import read_pictures
 
 MAX_BITS = 3
-"""Close hashes differ in at most this many bits. With more bits than quarters - 1, no quarter need agree."""
+"""Hashes are close if they differ in at most this many bits: with 3 differences, one of 4 quarters still agrees."""
 
 _QUARTERS = 4
 _QUARTER_BITS = 16
@@ -47,7 +48,7 @@ _BITS_OF = np.array([bin(number).count("1") for number in range(1 << 16)], np.ui
 
 @dataclass(frozen=True)
 class HashedSamples:
-    """The samples of a split that were read, ascending, and the dHash of each picture."""
+    """The samples of a split that were read, ascending, and the dHash of each sample's picture."""
 
     indices: NDArray[np.int64]
     hashes: NDArray[np.uint64]
@@ -64,7 +65,7 @@ class RepeatedSample:
 
 @dataclass(frozen=True)
 class RepeatGroup:
-    """Two or more samples with the same pixels (`equal`), or that look alike."""
+    """Two or more samples whose pictures are equal (`equal`) or look alike."""
 
     equal: bool
     samples: tuple[RepeatedSample, ...]
@@ -80,13 +81,14 @@ class RepeatGroup:
 
 @dataclass(frozen=True)
 class Repeats:
-    """All groups of a set: first those with different labels, then those in different splits."""
+    """All groups of a set: groups with different labels first, then groups over several splits, then the others."""
 
     groups: tuple[RepeatGroup, ...]
     keys: tuple[RepeatGroup, ...]
     """Samples of one split that have the same key and different labels."""
     num_not_compared: int
-    """Samples with equal checksums and pairs with close hashes beyond the number that is compared."""
+    """Candidates that were not compared because there were too many: samples with equal checksums, and pairs with
+    close hashes."""
 
 
 def hash_picture(image: Image.Image) -> int:
@@ -98,7 +100,10 @@ def hash_picture(image: Image.Image) -> int:
 def find_repeats(
     splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], hashed: Mapping[str, HashedSamples]
 ) -> Repeats:
-    """Finds the repeats in these splits, whose labels are `labels`. Only `hashed` samples can look alike."""
+    """Returns the repeats in these splits. `labels` has the labels of each split.
+
+    Pictures that look alike are found among the `hashed` samples only.
+    """
     samples = _AllSamples(splits, labels)
     equal, left_equal = _find_equal(samples)
     duplicates = {number for group in equal for number in group[1:]}
@@ -110,7 +115,7 @@ def find_repeats(
 
 
 class _AllSamples:
-    """The samples of all splits, numbered through."""
+    """The samples of all splits, numbered consecutively from 0."""
 
     def __init__(self, splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]]) -> None:
         self.names = list(splits)
@@ -130,7 +135,7 @@ class _AllSamples:
         return np.concatenate([shards.column_of("crc32", np.arange(len(shards))) for shards in self.splits.values()])
 
     def read(self, numbers: list[int]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the pictures of ascending numbers."""
+        """Yields the pictures of the samples with these numbers, which must ascend."""
         located = [self._locate(number) for number in numbers]
         for place, name in enumerate(self.names):
             indices = [index for at, index in located if at == place]
@@ -138,9 +143,9 @@ class _AllSamples:
 
 
 def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields all groups, and whether all pictures of the group are equal.
+    """Yields (whether all pictures of the group are equal, the group) for all groups.
 
-    Equal pictures join the group that their first picture looks alike with.
+    A group of equal pictures joins the group of pictures that look like its first picture.
     """
     others = {group[0]: group for group in equal}
     for group in alike:
@@ -174,7 +179,7 @@ def _find_equal(samples: _AllSamples) -> tuple[list[list[int]], int]:
 def _find_alike(
     samples: _AllSamples, hashed: Mapping[str, HashedSamples], duplicates: set[int]
 ) -> tuple[list[list[int]], int]:
-    """Returns groups of pictures that look alike, without `duplicates`, and how many pairs were not compared."""
+    """Returns groups of pictures that look alike, without `duplicates`, and the number of pairs not compared."""
     starts = samples.starts[: len(hashed)]
     numbers = np.concatenate([some.indices + start for some, start in zip(hashed.values(), starts, strict=True)])
     hashes = np.concatenate([some.hashes for some in hashed.values()])
@@ -203,14 +208,14 @@ def _count_bits(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _fields(picture: NDArray[np.uint8]) -> NDArray[np.int16]:
-    """Returns the mean colors of a picture in 16 x 16 fields."""
+    """Returns the mean colors of a picture in a grid of 16 x 16 fields."""
     return np.asarray(as_image(picture).resize((_FIELDS, _FIELDS), Image.Resampling.BOX)).astype(np.int16)
 
 
 def close_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Returns the pairs (n, 2) of indices whose hashes differ in at most MAX_BITS bits, each once, ascending.
+    """Returns the pairs (n, 2) of indices whose hashes differ in at most MAX_BITS bits. Pairs ascend, without repeats.
 
-    Of indices with equal hashes, each is paired only with the first.
+    Among indices with equal hashes, the others are paired with the first only.
     """
     values, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     repeated = np.flatnonzero(first[inverse] != np.arange(len(hashes)))
@@ -236,7 +241,7 @@ def close_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def join(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Returns the groups that the pairs connect, each ascending."""
+    """Returns the groups of numbers that the pairs connect. The numbers of a group ascend."""
     parents: dict[int, int] = {}
 
     def root(number: int) -> int:

@@ -1,7 +1,7 @@
-"""`shardio report`: one HTML page about a set, with everything it needs inside.
+"""`shardio report`: one self-contained HTML page about a set.
 
-Names, keys and the provenance come from others. The template escapes all text, the script only ever makes text of it,
-and the page's policy names the hashes of its style and its script, so a browser runs nothing else.
+Names, keys and the provenance are not trusted. The template escapes all text, the script inserts it as text only, and
+the Content-Security-Policy has the hashes of the page's style and script, so a browser runs nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class RefusedImage:
-    """An image that a conversion refused. `picture` is a data URL, or None."""
+    """An image that a conversion refused. `picture` is its thumbnail, a data URL, or None."""
 
     split: str
     key: str
@@ -66,9 +66,10 @@ def make_report(
     source_given: bool,
     on_progress: OnProgress | None = None,
 ) -> tuple[bytes, SetOverview]:
-    """Returns the page about a set, whose splits `open_splits` has opened, and the numbers on it.
+    """Returns the HTML page about a set, and the numbers that the page shows.
 
-    `refused` are the images of its rejects.jsonl. Raises the errors of `ShardSet.gather`.
+    `splits` comes from `open_splits`. `refused` are the images in the set's rejects.jsonl. Raises the errors of
+    `ShardSet.gather`.
     """
     overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
@@ -109,7 +110,7 @@ def make_report(
 
 
 def normalize_lines(overview: SetOverview) -> str:
-    """Returns the lines to paste into a training script."""
+    """Returns the lines of Python that normalize images of the set, to paste into a training script."""
     mean, std = (", ".join(f"{n:.4f}" for n in numbers) for numbers in (overview.levels.mean, overview.levels.std))
     comma = "," if len(overview.levels.mean) == 1 else ""
     return f"from shardio.augment import Normalize\nNormalize(mean=({mean}{comma}), std=({std}{comma}))"
@@ -138,7 +139,7 @@ def _environment() -> Environment:
 
 
 def _foreign(text: str, most: int = 120) -> Markup:
-    """Returns text that others wrote, which has a direction of writing of its own."""
+    """Returns untrusted text as HTML that isolates its writing direction. Shortens it to about `most` characters."""
     return Markup("<bdi>{}</bdi>").format(shortened(text, most))
 
 
@@ -168,7 +169,7 @@ def _listed(classes: Sequence[LabelCounts]) -> Sequence[LabelCounts]:
 def _rows(
     manifest: Manifest, listed: Sequence[LabelCounts], gallery: Mapping[int, Sequence[Thumbnail]]
 ) -> Iterator[list[Any]]:
-    """Yields for each class [label, name, name for people, counts of each split, [[index, key, picture], ...]]."""
+    """Yields [label, name, display name, counts by split, [[index, key, picture], ...]] for each class."""
     for one in listed:
         label = one.label
         names = [
@@ -193,7 +194,7 @@ def _cards(
 
 
 def _changes(provenance: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the operations that made the set from others, in the order in which they were done."""
+    """Yields the operations that made the set from other sets, oldest first."""
     earlier = provenance.get("earlier")
     for step in [*(earlier if isinstance(earlier, list) else []), provenance.get("change")]:
         if isinstance(step, dict):
