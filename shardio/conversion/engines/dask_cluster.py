@@ -1,4 +1,4 @@
-"""Shard tasks on a Dask cluster, through dask.distributed, which does the task of a lost worker again on another."""
+"""Runs shard tasks on a Dask cluster. If a worker is lost, dask.distributed runs its task again on another worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _NAMED_WORKERS = 3
 
 
 def connect(address: str) -> Client:
-    """Raises ConvertError if dask.distributed is missing or no scheduler answers, and ValueError for no address."""
+    """Returns a client of the scheduler at `address`.
+
+    Raises ValueError if `address` is invalid, ConvertError if dask.distributed is missing or no scheduler answers.
+    """
     try:
         from distributed import Client
         from distributed.comm.addressing import resolve_address
@@ -43,7 +46,7 @@ def connect(address: str) -> Client:
 
 @contextlib.contextmanager
 def open_cluster(address: str) -> Iterator[Pool]:
-    """Yields the cluster of the scheduler at `address`. Workers may come and go; without any, tasks wait."""
+    """Yields a pool of the workers of the scheduler at `address`. Workers may come and go; without any, tasks wait."""
     client = connect(address)
     import dask.config
     from distributed.comm.core import CommClosedError

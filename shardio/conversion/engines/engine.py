@@ -1,4 +1,4 @@
-"""Which engine does the tasks of a conversion: this process, processes of its own, an executor, or a Dask cluster."""
+"""Chooses where the tasks of a conversion run: this process, worker processes, an executor, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ THREADS_PER_PROCESS = 4
 
 @dataclass(frozen=True)
 class Engine:
-    """Where the tasks are done. Raises ValueError for arguments that contradict each other."""
+    """Runs tasks in this process, in worker processes, on an executor, or on a Dask cluster.
+
+    Raises ValueError for arguments that contradict each other.
+    """
 
     workers: int | None = None
-    """Cores to use, by default all. With an executor or a scheduler: cores that make each shard, by default one."""
+    """Cores to use, by default all. With an executor or a scheduler: cores per shard, by default one."""
     executor: Executor | None = None
-    """Any concurrent.futures.Executor, on machines with the same libraries, and with SRC and OUT under the same names.
-    It is not shut down."""
+    """Any concurrent.futures.Executor whose machines have the same libraries, and SRC and OUT under the same paths. The
+    executor is not shut down."""
     scheduler: str | None = None
     """The address of a Dask scheduler, whose workers do the tasks under the same conditions."""
     serial: bool = False
-    """One thread per worker; a single worker is the calling thread. For datasets of Python."""
+    """One thread per worker; a single worker runs in the calling thread. For Python datasets."""
 
     def __post_init__(self) -> None:
         count_workers(self.workers)  # which checks it
@@ -59,16 +62,16 @@ class Engine:
         return self._is_elsewhere or (self.workers or 1) > 1
 
     def check(self) -> None:
-        """Raises ConvertError or ValueError if there is no such scheduler."""
+        """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers."""
         if self.scheduler is not None:
             with contextlib.closing(connect(self.scheduler)):
                 pass
 
     def run(self, tasks: Sequence[ShardTask], report: Report, run_file: Path) -> list[ShardRecord]:
-        """Does all tasks, and returns their records in their order. `report` is called in the calling thread.
+        """Does all tasks, and returns their records in the order of the tasks.
 
-        If `report` raises, a task fails, or on Ctrl-C, the work stops. `run_file` is a path for the progress of tasks
-        in other processes: see `run_on_pool`.
+        `report` is called in the calling thread. The work stops if `report` raises, if a task fails, or on Ctrl-C.
+        `run_file` is the path of a file to create, for the progress of tasks in other processes: see `run_on_pool`.
         """
         if not tasks:
             return []
@@ -106,7 +109,7 @@ class _OwnProcesses(Pool):
 
 @contextlib.contextmanager
 def _own_processes(count: int) -> Iterator[Pool]:
-    """Spawned worker processes: they inherit no lock or thread. If the block fails, they are killed."""
+    """Yields a pool of spawned worker processes, which inherit no locks or threads. If the block fails, kills them."""
     executor = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         yield _OwnProcesses(executor)
@@ -119,7 +122,7 @@ def _own_processes(count: int) -> Iterator[Pool]:
 
 
 def _end_with_parent() -> None:
-    """Begins a worker process, which ends when the process that started it is gone, however it went."""
+    """Initializes a worker process, so it exits when its parent process ends, even if the parent is killed."""
     # The parent would wait while the interpreter takes torch apart.
     atexit.register(os._exit, 0)
     parent = multiprocessing.parent_process()

@@ -1,8 +1,8 @@
-"""Shard tasks in a pool: worker processes, an executor's threads, processes or MPI ranks, or a Dask cluster.
+"""Runs shard tasks in a pool: worker processes, an executor's threads, processes or MPI ranks, or a Dask cluster.
 
-Other machines must have the same folders under the same names, and the same libraries: each task checks that first.
-A task returns its record. While it works, a file in OUT, which all machines see, ties it to the process that started
-it: the task writes its counts to a place of its own there, about once a second, and stops when the file is gone.
+Other machines must have the same folders under the same paths, and the same libraries: each task checks that first.
+A task returns its record. While it works, it shares a file in OUT, the run file, with the process that started it: the
+task writes its counts to its own place in the file, about once a second, and stops when the file is gone.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ RESUME = "Run the same command again: finished shards are kept"
 
 @dataclass(frozen=True)
 class Terms:
-    """Conditions under which a machine can take part. Picklable."""
+    """Conditions that a machine must meet to work on a conversion: same libraries, same sources, OUT under the same
+    path. Picklable."""
 
     run_file: Path
     libraries: Mapping[str, str]
     origin: Origin
     source: Source
-    """One source that stands for all."""
+    """The source that `check` compares."""
     fingerprint: str
-    """The fingerprint that its origin gives where the conversion was started."""
+    """The fingerprint of that source on the machine where the conversion was started."""
 
     def check(self) -> None:
-        """Raises ConvertError, with this machine's name, if it sees anything else."""
+        """Raises ConvertError, with this machine's name, if this machine does not meet the conditions."""
         host = socket.gethostname()
         if unlike := difference(library_versions(), self.libraries):
             raise ConvertError(
-                f"{host} has {unlike}, where the conversion was started. These decide about pixels: install the same "
-                "versions everywhere"
+                f"{host} has {unlike}, where the conversion was started. Their versions decide the pixels: install "
+                "the same versions everywhere"
             )
         try:
             open_untrusted(self.run_file, os.O_RDWR).close()
@@ -72,23 +73,23 @@ class Terms:
 
 
 class Pool:
-    """An executor to which tasks are submitted. It is never shut down here."""
+    """Submits tasks to an executor. Never shuts the executor down."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def check(self, terms: Terms) -> None:
-        """Checks the terms on all machines at once, if the pool knows them. Each task checks them again."""
+        """Checks the terms on all machines at once, if the pool knows its machines. Each task checks again."""
 
     def most_in_flight(self) -> int:
-        """Returns how many tasks to submit at a time: all, as executors keep waiting tasks in this process."""
+        """Returns how many tasks may be submitted at once: no limit, as executors queue tasks in this process."""
         return sys.maxsize
 
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
         return self._executor.submit(call, *arguments)
 
     def cancel(self, futures: Iterable[Future[ShardRecord]]) -> None:
-        """Cancels the futures whose tasks are not begun."""
+        """Cancels the futures whose tasks have not begun."""
         for future in futures:
             future.cancel()
 
@@ -98,8 +99,8 @@ def run_on_pool(
 ) -> list[ShardRecord]:
     """Does all tasks, each with `threads` threads, and returns their records in the order of the tasks.
 
-    If `report` raises, a task fails, or on Ctrl-C, the work stops: tasks that were not begun are cancelled, and
-    `run_file`, the file that ties the others, is removed. Raises ConvertError if the pool fails.
+    The work stops if `report` raises, if a task fails, or on Ctrl-C: tasks that have not begun are cancelled, and
+    `run_file` is removed, which stops running tasks. Raises ConvertError if the pool fails.
     """
     counts = told = np.zeros((len(tasks), 2), np.int64)
     run_file.write_bytes(bytes(len(tasks) * _COUNTS.itemsize))
@@ -135,7 +136,7 @@ def run_on_pool(
         return [records[number] for number in range(len(tasks))]
     except BrokenExecutor as error:
         raise ConvertError(
-            f"a worker process died, perhaps killed for want of memory (see `dmesg`): {error} {RESUME}, with fewer "
+            f"a worker process died, perhaps killed for lack of memory (see `dmesg`): {error} {RESUME}, with fewer "
             "workers if memory is short. (A script that calls shardio.convert must do so under `if __name__ == "
             '"__main__":`)'
         ) from None
@@ -145,7 +146,7 @@ def run_on_pool(
 
 
 def _read_counts(run_file: Path) -> NDArray[np.int64]:
-    """Returns (sources done, of these refused) of each task. Raises FileNotFoundError if the file was removed."""
+    """Returns one row (sources done, sources refused) per task. Raises FileNotFoundError if the file was removed."""
     return np.frombuffer(read_untrusted(run_file), _COUNTS.base).astype(np.int64).reshape(-1, 2)
 
 
@@ -167,9 +168,10 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
 
 
 def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
-    """Does a task. An executor may run a task again that a lost worker has finished: then its record is enough.
+    """Does a task and returns its record. Runs in a worker.
 
-    Not so for a repair. A conversion that was killed right after it published has left records of damaged files.
+    If the task has a record, because an executor runs it again after losing the worker that finished it, that record is
+    returned. A repair ignores the record: a conversion killed right after publishing leaves records of damaged files.
     """
     terms.check()
     line = TaskLine(terms.run_file, number)
@@ -178,7 +180,7 @@ def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardReco
 
 
 class TaskLine:
-    """A task's side of the file that ties it to the process that started it. Not thread safe."""
+    """A task's access to the run file that it shares with the process that started it. Not thread safe."""
 
     def __init__(self, path: Path, number: int) -> None:
         self._path = path
@@ -192,7 +194,7 @@ class TaskLine:
         self._counts += np.array((done, refused), _COUNTS.base)
 
     def stopped(self) -> bool:
-        """Whether the file was gone at the last look, a second ago at most. Stays True."""
+        """Whether the run file is gone. Writes the counts to the file, and checks, at most about once a second."""
         now = time.monotonic()
         if now >= self._next_look and not self._stopped:
             self._next_look = now + _LOOK_SECONDS

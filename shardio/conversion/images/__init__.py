@@ -1,1 +1,1 @@
-"""From the bytes of an image to its pixels: checked, decoded, and fitted to one size."""
+"""Turns the bytes of an image into pixels: checks the header, decodes, and resizes to the size of the set."""

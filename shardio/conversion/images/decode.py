@@ -1,8 +1,8 @@
-"""Encoded bytes -> (height, width, 3) uint8, strictly: either the picture that was stored or a DecodeError.
+"""Decodes images strictly to (height, width, 3) uint8: returns the picture that was stored, or raises DecodeError.
 
-Content decides what a file is, never its name. JPEG goes through strict simplejpeg and never falls back to Pillow,
-which silently decodes most damaged JPEGs. PNG and WebP go through Pillow; a PNG's checksums are verified first.
-The claims of a header are checked before anything is allocated for them.
+The content decides the format of a file, never the name. JPEG goes through strict simplejpeg and never falls back to
+Pillow, which silently decodes most damaged JPEGs. PNG and WebP go through Pillow; a PNG's checksums are verified first.
+The claims of a header are checked before memory is allocated for the picture.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shardio.conversion.images.headers import (
 from shardio.errors import DecodeError, Reason
 
 JUNK = "junk in the header left out"
-"""How the warning of a JPEG begins that had to be mended."""
+"""The beginning of the warning about a JPEG whose header had to be mended."""
 
 # Pillow's pictures are converted so many pixels at a time: a whole one would be there in several forms at once.
 _STRIP_PIXELS = 1 << 18
@@ -82,7 +82,7 @@ class DecodeOptions:
 
 
 def parse_colour(text: str) -> Colour:
-    """Returns the colour that `R,G,B`, `#rrggbb` or a CSS name stands for. Raises ValueError otherwise."""
+    """Returns the colour of a text: `R,G,B`, `#rrggbb` or a CSS name. Raises ValueError for any other text."""
     text = text.strip().lower()
     if match := re.fullmatch(r"(\d{1,3}), *(\d{1,3}), *(\d{1,3})", text, re.ASCII):
         red, green, blue = map(int, match.groups())
@@ -96,12 +96,12 @@ def parse_colour(text: str) -> Colour:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded image: `pixels` is (height, width, 3) uint8, RGB. `warning` says what had to be mended, if anything."""
+    """A decoded image: `pixels` is (height, width, 3) uint8, RGB. `warning` says what was mended, or is ""."""
 
     pixels: NDArray[np.uint8]
     warning: str = ""
     reduction: int = 1
-    """1, 2, 4 or 8: the rows and columns of the image per pixel. The last pixels may stand for fewer."""
+    """1, 2, 4 or 8: the rows and columns of the image that a pixel stands for; the last pixels may stand for fewer."""
     reduced_from: tuple[int, int] | None = None
     orientation: int = UPRIGHT
     """The Exif orientation that was applied after decoding."""
@@ -116,15 +116,16 @@ _DEFAULTS = DecodeOptions()
 
 
 def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Decodes one image: the bytes of a JPEG, PNG or WebP, or what `check_object` takes. Pixels are a copy.
+    """Decodes one image: the bytes of a JPEG, PNG or WebP, a PIL image, or an array. The pixels are a copy.
 
-    Arrays of one channel are grey, and the last of four channels is alpha, laid over the background. PIL images are
-    converted like those that Pillow decodes here. Neither is turned: a decoded picture does not say whether it was.
+    Arrays with one channel are grey. The last of four channels is alpha, and the background shows through. PIL images
+    are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not say
+    whether their Exif orientation was applied already.
 
-    With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, by leaving out the finest of
-    its frequencies, which takes a fraction of the time.
+    With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, without its finest
+    frequencies, which takes a fraction of the time.
 
-    Raises only DecodeError, if the image cannot be decoded, and TypeError as `check_object` does.
+    Raises DecodeError if the image cannot be decoded, and TypeError for an object that `check_object` refuses.
     """
     image = check_object(image)
     try:
@@ -138,9 +139,9 @@ def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_siz
 
 
 def as_decode_error(error: Exception) -> DecodeError:
-    """Returns the DecodeError for what a decoder raised.
+    """Returns a DecodeError for the error of a decoder.
 
-    Decoders raise a dozen types on damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
+    Decoders raise a dozen types for damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
     """
     if isinstance(error, DecodeError):
         return error
@@ -152,7 +153,10 @@ def as_decode_error(error: Exception) -> DecodeError:
 
 
 def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
-    """Returns an image for `decode_image`: bytes, PIL, or uint8 (height, width[, 1 | 3 | 4]). Else raises TypeError."""
+    """Returns the object if `decode_image` takes it, otherwise raises TypeError.
+
+    It takes encoded bytes, PIL images, and uint8 arrays (height, width) or (height, width, 1 | 3 | 4).
+    """
     if isinstance(image, (bytes, Image.Image)):
         return image
     found = type(image).__name__
@@ -167,9 +171,9 @@ def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
 
 
 def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
-    """Returns what a damaged image still shows, at most `side` pixels per side; None if it shows nothing.
+    """Returns as much of a damaged image as Pillow can decode, at most `side` pixels per side; None if nothing.
 
-    Pillow forgives more than a conversion does. Not thread safe: its switch for that applies to the whole process.
+    Not thread safe: Pillow's switch for truncated images applies to the whole process.
     """
     strict, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
     try:
@@ -239,7 +243,7 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
 
 
 def _choose_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
-    """Returns the largest reduction that leaves a picture of this size its minimum size."""
+    """Returns the largest reduction at which a picture of this size is still at least its minimum size."""
     reduction = 1
     while reduction < _MAX_REDUCTION and all(
         _reduced(side, 2 * reduction) >= max(enough, _MIN_SIDE) for side, enough in zip(size, least, strict=True)
@@ -280,7 +284,7 @@ def _decode_png(data: bytes, background: Colour) -> NDArray[np.uint8]:
 
 
 def load_png(data: bytes) -> Image.Image:
-    """Returns the loaded image, after the checksums of all its chunks were compared."""
+    """Returns the decoded PNG as a PIL image. First verifies the checksums of all its chunks."""
     # The plugin's own class and not Image.open: that would warn of large images on stderr before we can refuse them.
     with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
         # Walks all chunks and their checksums; load() alone does not look at those of the pixels. It uses up the file.
@@ -291,7 +295,7 @@ def load_png(data: bytes) -> Image.Image:
 
 
 def _check_palette(image: Image.Image, colours: bytes) -> None:
-    """Raises DecodeError if there are pixels without a colour, which Pillow shows as black."""
+    """Raises DecodeError if a pixel's index is outside the palette. Pillow would show such a pixel as black."""
     largest = int(np.asarray(image.getextrema()).max())
     if largest >= len(colours) // 3:
         raise DecodeError("damaged", f"expected palette indices below {len(colours) // 3}, found {largest}")
@@ -354,7 +358,7 @@ def read_turn(image: object, options: DecodeOptions) -> int:
 
 
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:
-    """Returns (height, width, ...) pixels stored in this orientation the right way up, contiguous."""
+    """Returns pixels (height, width, ...) turned upright from their Exif orientation, contiguous."""
     if orientation in _SIDES_SWAPPED:
         pixels = pixels.swapaxes(0, 1)
     if orientation in _ROWS_REVERSED:

@@ -1,8 +1,8 @@
-"""Pictures of any size -> samples of one size: the box arithmetic, and torch's antialiased resizing of bytes.
+"""Fits pictures of any size into samples of one size: computes where the picture goes, and resizes it, antialiased.
 
-The boxes and their rounding are torchvision's: `crop` with a square size is Resize(size) followed by CenterCrop(size).
-torch resizes in fixed point and gives the same bytes with AVX-512, AVX2 and without either. So does the kernel in C,
-which resizes only what the sample shows.
+Placement and rounding are torchvision's: `crop` with a square size is Resize(size) followed by CenterCrop(size).
+torch resizes in fixed point and gives the same bytes with AVX-512, with AVX2 and without either. The kernel in C gives
+the same bytes as torch, and resizes only the part of the picture that the sample shows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Resample = Literal["bicubic", "bilinear", "lanczos"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Resize to `resized`, then the sample's row r, column c is the resized picture's row r + top, column c + left.
+    """Where a picture goes in its sample. The picture is first resized to `resized`, a (height, width).
 
-    Sizes are (height, width). Rows and columns outside the resized picture (negative `top` or `left`) are black.
+    Row r, column c of the sample is row r + top, column c + left of the resized picture. Rows and columns outside the
+    resized picture (if `top` or `left` is negative) are black.
     """
 
     resized: tuple[int, int]
@@ -61,10 +62,10 @@ class Fit:
                 raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
 
     def placement(self, height: int, width: int) -> Placement:
-        """Returns where a picture of this size goes. Pure arithmetic.
+        """Returns where a picture of this height and width goes in its sample.
 
-        The side that decides becomes exactly the target, the other is rounded down, as torchvision's
-        `_compute_resized_output_size` does; a margin is split with Python's round(), as its `center_crop` does.
+        One side is resized to exactly the sample's side. The other side is rounded down, as in torchvision's
+        `_compute_resized_output_size`. A margin is split with Python's round(), as in torchvision's `center_crop`.
         """
         target_height, target_width = self.size
         if self.mode == "squash":
@@ -78,9 +79,9 @@ class Fit:
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
     def least_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the minimum size of a reduced picture for `apply`: twice the size of the resized picture.
+        """Returns the minimum (height, width) to decode a picture of this size at: twice the size after resizing.
 
-        So the resampling filter makes the finest detail of the sample, and not the decoder.
+        At that size, the resampling filter decides the finest detail of the sample, not the decoder.
         """
         resized = self.placement(height, width).resized
         return 2 * resized[0], 2 * resized[1]
@@ -92,12 +93,13 @@ class Fit:
         reduction: int = 1,
         out: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.uint8]:
-        """Returns a (height, width, 3) uint8 picture as a sample of `size`: `out`, contiguous, or a new array.
+        """Returns a (height, width, 3) uint8 picture as a sample of `size`, in `out` (contiguous) or in a new array.
 
-        If the picture was reduced while it was decoded, `source_size` is the (height, width) before, and each pixel
-        stands for `reduction` rows and columns. It is placed as the whole picture would be.
+        If the picture was reduced while it was decoded, `source_size` is its (height, width) before, and each pixel
+        stands for `reduction` rows and columns. The picture is placed as it would be without the reduction.
 
-        Raises DecodeError if the picture is so long and thin that its resized or half-resized form would be too large.
+        Raises DecodeError if the picture is so long and thin that it would be too large when resized, or when resized
+        along one side.
         """
         height, width = pixels.shape[:2] if source_size is None else source_size
         placement = self.placement(height, width)
@@ -128,10 +130,10 @@ class Fit:
         return sample
 
     def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
-        """Returns a mask (height, width, ...) of a picture as the mask of its sample: a new array of the same type.
+        """Returns the mask of a sample from the mask (height, width, ...) of its picture: a new array, same dtype.
 
-        Each pixel of the sample is the mask's pixel at its centre, with the picture placed as by `apply`. Margins that
-        `apply` makes black are 0.
+        Takes the nearest pixel: each pixel of the result is the mask's pixel at its centre, with the mask placed as
+        `apply` places the picture. Margins that `apply` makes black are 0.
         """
         height, width = mask.shape[:2]
         placement = self.placement(height, width)
@@ -144,9 +146,10 @@ class Fit:
         return sample
 
     def apply_boxes(self, boxes: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
-        """Returns boxes in a picture of this size, rows of (left, top, right, bottom, label), as boxes in its sample.
+        """Returns the boxes of a sample, float32, from the boxes of its picture of this height and width.
 
-        Boxes are clipped to the sample. An empty box gets the label -1, which means no box.
+        Rows are (left, top, right, bottom, label). Boxes are clipped to the sample. An empty box becomes zeros with the
+        label -1, which means no box.
         """
         placement = self.placement(height, width)
         moved = boxes.astype(np.float64)
@@ -166,9 +169,9 @@ def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int
 
 
 def _factors(size: tuple[int, int], extent: tuple[float, float]) -> tuple[float, float]:
-    """Returns the rows and columns of the size per row and column of the extent.
+    """Returns the scale factors (rows, columns) that torch needs to resize from `extent` to `size`.
 
-    torch rounds sides times factors down to the new size, so the factors are a little more than the quotients.
+    torch rounds side times factor down to the new side, so the factors are slightly larger than the exact quotients.
     """
     return size[0] / extent[0] * (1 + 2**-40), size[1] / extent[1] * (1 + 2**-40)
 
@@ -179,9 +182,9 @@ def resize_pixels(
     resample: Resample,
     factors: tuple[float, float] | None = None,
 ) -> NDArray[np.uint8]:
-    """Returns pixels, (height, width, channels), in another (height, width).
+    """Returns the pixels, (height, width, channels), resized to `size`, a (height, width).
 
-    `factors` are `_factors`, where they are not the quotients of the sizes.
+    `factors` are the scale factors from `_factors`; by default they are the quotients of the sizes.
     """
     if pixels.shape[:2] == size:
         return pixels

@@ -1,7 +1,7 @@
-"""What an image claims about itself, read before it is decoded: kind, size, scans, orientation; and the limits on it.
+"""Reads an image's header before the image is decoded: kind, size, scans, orientation. Checks limits on them.
 
-A decoder allocates and works by what the header claims, so the claims are checked first: the size in pixels, the sample
-precision, and the number of scans (a progressive JPEG costs scans x pixels, however few bytes it has).
+A decoder allocates memory and spends time by the claims of the header, so the claims are checked first: the size in
+pixels, the sample precision, and the number of scans (a progressive JPEG costs scans x pixels, however small its file).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SCANS = 100
 MAX_SOURCE_NBYTES = 288 << 20
 
 UPRIGHT = 1
-"""The Exif orientation of a picture that is shown as it is stored."""
+"""The Exif orientation of a picture that needs no rotation or mirroring."""
 
 _OTHER_KINDS = {
     b"GIF8": "a GIF",
@@ -40,7 +40,7 @@ _OTHER_KINDS = {
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Raises DecodeError if a picture must not have this size."""
+    """Raises DecodeError if a picture of this size is empty or over the limits."""
     if width <= 0 or height <= 0:
         raise DecodeError("damaged", f"the header claims {width} x {height} pixels")
     if width * height > MAX_PIXELS:
@@ -50,7 +50,7 @@ def check_pixels(width: int, height: int) -> None:
 
 
 def describe_unsupported(data: bytes) -> tuple[Reason, str]:
-    """Returns the reason and the detail of a DecodeError for bytes that are no JPEG, PNG or WebP."""
+    """Returns the reason and the detail of a DecodeError for bytes that are not a JPEG, PNG or WebP."""
     if not data:
         return "empty", "the file has no bytes"
     found = next((kind for magic, kind in _OTHER_KINDS.items() if data.startswith(magic)), "")
@@ -93,7 +93,7 @@ _ADOBE_NBYTES = 12
 
 
 class Segment(NamedTuple):
-    """A marker segment at data[start:end], its two marker bytes included."""
+    """A marker segment of a JPEG at data[start:end], including its two marker bytes."""
 
     marker: int
     start: int
@@ -111,7 +111,7 @@ class JpegHeader:
 
     @property
     def is_supported(self) -> bool:
-        """Whether libjpeg-turbo decodes it to bytes: 8-bit baseline, extended or progressive, Huffman or arithmetic."""
+        """Whether libjpeg-turbo decodes the image to 8 bits: 8-bit baseline, extended or progressive, any coding."""
         return self.precision == 8 and self.frame not in _LOSSLESS_OR_HIERARCHICAL
 
 
@@ -120,7 +120,7 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader:
-    """Reads the segments up to the first scan. Raises DecodeError if there is no complete header."""
+    """Returns the header: all segments up to the first scan. Raises DecodeError if the header is incomplete."""
     segments: list[Segment] = []
     frame: Segment | None = None
     position = len(_SOI)
@@ -157,7 +157,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 
 def _next_marker(data: bytes, start: int) -> int:
-    """Returns where the next marker begins at or after `start`. Skips junk before it, as decoders do."""
+    """Returns the offset of the first marker at or after `start`. Skips junk before the marker, as decoders do."""
     position = data.find(b"\xff", start)
     while 0 <= position < len(data) - 1:
         if data[position + 1] not in (0x00, 0xFF):
@@ -167,7 +167,10 @@ def _next_marker(data: bytes, start: int) -> int:
 
 
 def _count_scans(data: bytes, first: int) -> int:
-    """Counts the scans of the picture whose first scan begins there, up to its end: not those of MPO or gain maps."""
+    """Returns the number of scans of the picture whose first scan begins at `first`.
+
+    Stops at the end of the picture, so the scans of further pictures (MPO, gain maps) do not count.
+    """
     scans = 0
     position = first
     while (match := _IN_SCAN_MARKER.search(data, position)) and (marker := match[0][1]) not in _EOI:
@@ -179,9 +182,9 @@ def _count_scans(data: bytes, first: int) -> int:
 
 
 def without_junk(data: bytes, header: JpegHeader) -> bytes:
-    """Returns the JPEG with only what decoding needs in its header: no junk between segments, no metadata.
+    """Returns the JPEG with only the header segments that decoding needs: no junk between segments, no metadata.
 
-    From the first scan on, `data` is kept byte for byte: damage there must stay visible to a strict decoder.
+    From the first scan on, `data` is kept byte for byte, so a strict decoder still detects damage there.
     """
     kept: list[bytes | memoryview] = [_SOI]
     for segment in header.segments:
@@ -226,14 +229,14 @@ def is_png(data: bytes) -> bool:
 
 
 def read_png_header(data: bytes) -> PngHeader:
-    """Raises DecodeError if the first chunk is no complete IHDR. Checks nothing that a decoder will check."""
+    """Returns the header. Raises DecodeError if the first chunk is not a complete IHDR. The decoder checks the rest."""
     if data[8:16] != _IHDR_NBYTES.to_bytes(4, "big") + b"IHDR" or len(data) < 16 + _IHDR_NBYTES:
         raise DecodeError("damaged", f"expected an IHDR chunk at the beginning of the PNG, found {data[8:16].hex(' ')}")
     return PngHeader(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), data[24], data[25])
 
 
 def find_png_chunk(data: bytes, name: bytes) -> bytes | None:
-    """Returns the content of the first chunk with this name, or as much as there is of it; None without one."""
+    """Returns the content of the first chunk with this name, perhaps truncated; None if there is no such chunk."""
     position = len(_PNG_MAGIC)
     while position + 8 <= len(data):
         start = position + 8
@@ -276,7 +279,7 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
 
 
 def is_lossless_webp(data: bytes) -> bool:
-    """Whether the file holds a single picture, and stores its pixels exactly."""
+    """Whether the WebP is lossless and holds a single picture."""
     return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and _find_webp_chunk(data, b"VP8L") is not None)
 
 

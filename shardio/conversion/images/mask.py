@@ -1,7 +1,7 @@
-"""Encoded bytes -> a mask (height, width), strictly: the numbers that were stored, never colours.
+"""Decodes the bytes of a mask strictly into an array (height, width) of the stored numbers, never of colours.
 
-A PNG stores them as grey values of 8 or 16 bits, as 0 and 1 of one bit, or as palette indices; a lossless WebP, which
-has no grey, as three equal channels. Everything else is refused, because it may have been changed on the way.
+A PNG stores the numbers as grey values of 8 or 16 bits, as bits (0 and 1), or as palette indices. A lossless WebP,
+which has no grey, stores them as three equal channels. Other files are refused, because their numbers may have changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def decode_mask(data: bytes) -> Mask:
 
 
 def read_dtype(data: bytes) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
-    """Returns the type of the mask that `decode_mask` would return, from the header alone. Raises DecodeError."""
+    """Returns the dtype of the mask that `decode_mask` would return, from the header alone. Raises DecodeError."""
     if is_png(data) and read_png_header(data).depth == 16:
         return np.dtype(np.uint16)
     return np.dtype(np.uint8)

@@ -1,8 +1,8 @@
-"""Keeps the warnings that libraries raise about an image with that image, and off the terminal.
+"""Collects the warnings that libraries raise about an image, so they go into the report and not to the terminal.
 
-`warnings.catch_warnings` changes the filters of all threads. The filter here applies to a thread only while it is
-inside `KeptWarnings`. It stands before all others, so neither `-W error` nor a caller's filter decides whether an image
-is refused.
+`warnings.catch_warnings` changes the filters of all threads. The filter of this module applies to a thread only while
+the thread is inside `KeptWarnings`. It comes before all other filters, so neither `-W error` nor a caller's filter
+decides whether an image is refused.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FILTER: Any = ("ignore", _keeper, _keeper, None, 0)
 
 
 class KeptWarnings:
-    """Collects the texts of this thread's warnings inside the block. They go nowhere else.
+    """Collects the texts of this thread's warnings inside the `with` block. The warnings are not shown or raised.
 
-    A class: entering and leaving a generator takes three times as long, and this is done for every image.
+    It is a class because a generator takes three times as long to enter and leave, which happens for every image.
     """
 
     def __enter__(self) -> list[str]:
