@@ -1,8 +1,8 @@
-"""The steps of a batch: the definition of what each Op does to the pixels, by operations of torch on any device.
+"""Runs the steps of a batch by operations of torch, on any device. This code defines the result of each Op.
 
-On the CPU the kernel in C does the same, and on CUDA `shardio.augment.pixels_cuda`, within one grey level. Each
-operation of torch is applied at once to all images that have it. The host knows these, and never waits for the device.
-Arithmetic is float32, as torchvision's is for uint8 images.
+The kernel in C (on the CPU) and `shardio.augment.pixels_cuda` (on CUDA) give the same results within one grey level.
+All images with the same Op are changed at once. The host knows which images have it, and never waits for the device.
+Arithmetic is float32, as in torchvision for uint8 images.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _Table = Callable[[NDArray[np.float32], NDArray[np.float64]], NDArray[np.floatin
 
 
 def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) -> Tensor:
-    """Does each image's steps, and returns uint8 (B, C, H, W) in channels_last memory.
+    """Returns the images after their steps, uint8 (B, C, H, W) in channels_last memory.
 
-    The caller gives `images` up: they may be changed in place, and returned themselves. They are a fresh result of
-    `resample`, or a clone. With `native`, the kernel in C does it on the CPU, in as many threads as torch has. It
-    raises ValueError, and changes nothing in its part of the batch, for values that an operation cannot take.
+    `images` may be changed in place and returned, so pass a fresh result of `resample`, or a clone. With `native`, the
+    kernel in C does the work on the CPU, in as many threads as torch has. A thread that finds values which an operation
+    cannot take raises ValueError, and leaves its part of the batch unchanged.
     """
     steps = tuple(step for step in steps if not step.does_nothing)
     if not steps or not images.numel():
@@ -50,7 +50,10 @@ def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) 
 
 
 def run_steps_by_torch(images: Tensor, steps: Steps) -> Tensor:
-    """Returns uint8 (B, C, H, W), in the memory format of `images`, which are only read."""
+    """Returns the images after their steps, uint8 (B, C, H, W), in the memory format of `images`.
+
+    `images` are only read.
+    """
     images = images.clone()
     for step in steps:
         for code in np.unique(step.codes[step.codes != Op.NOTHING]):
@@ -61,17 +64,17 @@ def run_steps_by_torch(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _numbers(values: NDArray[np.float64], device: torch.device) -> Tensor:
-    """Returns float32 (n, 1, 1, 1) of (n,)."""
+    """Returns the values, (n,), as a float32 tensor (n, 1, 1, 1)."""
     return to_device(torch.from_numpy(values.astype(np.float32)), device)[:, None, None, None]
 
 
 def _to_bytes(x: Tensor) -> Tensor:
-    """Cuts down to whole grey levels."""
+    """Returns x as uint8, rounded down."""
     return x.clamp_(0, 255).to(torch.uint8)
 
 
 def _grey(x: Tensor) -> Tensor:
-    """Returns float32 (n, 1, H, W), whole grey levels. One channel is grey."""
+    """Returns grey images, float32 (n, 1, H, W), rounded down. Images of one channel are grey already."""
     if x.shape[1] == 1:
         return x.float()
     red, green, blue = x.float().unbind(1)
@@ -94,8 +97,10 @@ def _saturation(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _hue(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Turns the hue, with the formulas of a cone of hue, saturation and value (Smith, "Color gamut transform pairs",
-    SIGGRAPH 1978)."""
+    """Returns the images with their hue shifted, in the HSV cone.
+
+    Smith, "Color gamut transform pairs", SIGGRAPH 1978.
+    """
     if x.shape[1] == 1:
         return x
     red, green, blue = (x.float() / 255.0).unbind(1)
@@ -132,7 +137,7 @@ def _sharpness(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _looked_up(x: Tensor, levels: Tensor) -> Tensor:
-    """Replaces grey levels by those of `levels`, (n, C, 256)."""
+    """Returns x with each grey level g replaced by `levels[:, :, g]`. `levels` is (n, C, 256)."""
     return levels.gather(2, x.flatten(2).long()).reshape(x.shape)
 
 
@@ -161,7 +166,7 @@ def _grayscale(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def gaussian(sigmas: NDArray[np.float64], size: int) -> NDArray[np.float32]:
-    """Returns weights (n, size) whose sums are 1."""
+    """Returns the weights of Gaussian filters, (n, size). Each filter sums to 1."""
     squares = (np.arange(size) - size // 2) ** 2
     weights = np.exp(-squares / (2.0 * sigmas[:, None] ** 2))
     shares: NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -189,8 +194,11 @@ def _blur(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def fixed_affine(values: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """Returns (n, 2, 3): for column and row of the place that is read, how far it moves with each column and with each
-    row of the result, and where the first pixel reads."""
+    """Returns affine maps in fixed point, (n, 2, 3), from pixels of the result to the pixels they read.
+
+    There is a line for the column and a line for the row of the pixel to read. Its three numbers are the change per
+    column of the result, the change per row of the result, and the position that the first pixel reads.
+    """
     matrix = values[:, :6].reshape(-1, 2, 3)
     limit = _FAR * np.array([1 / max(height, width), 1 / max(height, width), 1])
     matrix = np.clip(matrix, -limit, limit)
@@ -200,7 +208,10 @@ def fixed_affine(values: NDArray[np.float64], height: int, width: int) -> NDArra
 
 
 def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Reads the pixel (x, y) at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f)."""
+    """Returns the images after an affine map.
+
+    Pixel (x, y) is read at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f).
+    """
     fixed = to_device(torch.from_numpy(fixed_affine(values, *x.shape[2:])), x.device)
     height, width = x.shape[2:]
     across = torch.arange(width, device=x.device)
@@ -211,7 +222,10 @@ def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _perspective(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Divides an affine map by g (x + 1/2) + h (y + 1/2) + 1, as Pillow's perspective transform."""
+    """Returns the images warped as by Pillow's perspective transform.
+
+    Pixels are read where an affine map, divided by g (x + 1/2) + h (y + 1/2) + 1, leads.
+    """
     exact = torch.float32 if x.device.type == "mps" else torch.float64
     numbers = to_device(torch.from_numpy(values[:, :8].copy()).to(exact), x.device)[:, :, None, None].unbind(1)
     a, b, c, d, e, f, g, h = numbers
@@ -226,7 +240,7 @@ def _perspective(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _sampled(x: Tensor, columns: Tensor, rows: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Returns the images read at these places, int64 (n, H, W) each."""
+    """Returns the images read at fixed-point positions `columns` and `rows`, int64 (n, H, W) each."""
     result = torch.empty_like(x)
     kinds = values[:, SAMPLING_AT]
     for kind in np.unique(kinds):
@@ -239,7 +253,7 @@ def _sampled(x: Tensor, columns: Tensor, rows: Tensor, values: NDArray[np.float6
 
 
 def _pixels_at(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
-    """Returns float32 (n, C, H, W): the pixels in these columns and rows, of which those at the edge go on outside."""
+    """Returns the pixels at these columns and rows, float32 (n, C, H, W). Outside, the edge is repeated."""
     height, width = x.shape[2:]
     flat = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
     index = flat.flatten(1)[:, None].expand(-1, x.shape[1], -1)
@@ -252,7 +266,7 @@ def _are_inside(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fraction(places: Tensor) -> Tensor:
-    """Returns how far behind the pixel before them these places lie, float32 (n, 1, H, W), exactly."""
+    """Returns the fractional part of fixed-point positions, float32 (n, 1, H, W), exactly."""
     return ((places & (_ONE - 1)) >> (_BITS - 24)).float()[:, None] * 2.0**-24
 
 
@@ -323,7 +337,7 @@ TABLES = frozenset(_TABLES)
 
 
 def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
-    """Returns the new grey level for each of the 256, by image and channel: uint8 (n, C, 256)."""
+    """Returns the table of an operation: the new level of each of 256 grey levels, uint8 (n, C, 256)."""
     made = np.clip(_TABLES[op](np.arange(256, dtype=np.float32), values), 0, 255).astype(np.uint8)
     return np.broadcast_to(made[:, None], (len(values), channels, 256)).copy()
 

@@ -1,11 +1,11 @@
-"""The steps of a batch on CUDA, by kernels written in Triton: one launch for each step of the whole batch.
+"""Runs the steps of a batch on CUDA by Triton kernels, with one launch for each step of the whole batch.
 
-Each program makes some pixels of one image, by the operation that this image has. So all threads of a program take
-the same branch, and images with other operations cost no launch. An image whose steps are few goes through the last
-launches unchanged. Operations that replace grey levels are tables. The host makes those that do not depend on the
-image, and joins tables that follow each other; a kernel that counts grey levels makes the others, in one launch
-before the step. `shardio.augment.pixels` is the definition: places are the same, grey levels within one. The last
-launch normalizes and casts as well.
+Each program computes some pixels of one image by the operation of this image. So all threads of a program take the
+same branch, and a launch serves images with different operations. Images with fewer steps pass the last launches
+unchanged. An operation that replaces grey levels is a table. The host makes the tables that do not depend on the
+image, and joins consecutive tables; for the other tables a kernel counts grey levels, in a launch before the step.
+The last launch also normalizes and casts. `shardio.augment.pixels` defines the results: positions are the same, grey
+levels differ by at most one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 def can_fuse(
     images: Tensor, steps: Steps = (), statistics: Statistics | None = None, dtype: torch.dtype | None = None
 ) -> bool:
-    """Returns whether `run_steps_fused` can do these steps of these images."""
+    """Returns whether `run_steps_fused` can run these steps on these images."""
     if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images):
         return False
     needs = {Op(int(code)) for step in steps for code in np.unique(step.codes)}
@@ -79,7 +79,7 @@ def _works(
     normalizes: bool,
     last: torch.dtype,
 ) -> bool:
-    """Tries once whether Triton can make the kernels that a batch takes. It needs a C compiler, for one thing."""
+    """Returns whether Triton can compile the kernels for such a batch. Triton needs a C compiler, for example."""
     try:
         images = torch.zeros(1, channels, 2, 2, dtype=torch.uint8, device=device)
         ops: list[tuple[Op, tuple[float, ...]]] = [(Op.MIRROR, ())] * steps
@@ -97,10 +97,10 @@ def _works(
 def run_steps_fused(
     images: Tensor, steps: Steps, *, statistics: Statistics | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Does the steps of each image, normalizes, and casts, without waiting for the device.
+    """Returns the images after steps, normalization and cast, (B, C, H, W) in channels_last memory.
 
-    Returns (B, C, H, W) in channels_last memory: of `dtype`, or else float32 if normalized, or else uint8. The images
-    are only read.
+    The result has `dtype`; by default float32 if normalized, else uint8. The images are only read. The host does not
+    wait for the device.
     """
     count, channels, height, width = images.shape
     codes, values, levels = _tables_of(steps, count, channels)
@@ -166,10 +166,11 @@ def _pixels_of_a_program(channels: int) -> int:
 def _tables_of(
     steps: Steps, count: int, channels: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.uint8]]:
-    """Returns codes (S, B) and values (S, B, 1 + ...), of which the first is the number of a table, or -1; and tables.
+    """Returns the steps as codes (S, B), values (S, B, 1 + ...), and tables.
 
-    Tables that follow each other in one image are one. The steps of each image move to the front, so that S is the
-    largest number of operations that an image has. Tables that are measured are not filled, but have their place.
+    The first of the values is the number of the step's table, or -1. Consecutive tables of an image are joined. The
+    steps of each image move to the front, so S is the largest number of operations of an image. Tables that depend on
+    the image are left empty, for a kernel to fill.
     """
     codes = np.stack([step.codes for step in steps]) if steps else np.zeros((0, count), np.uint8)
     values = np.zeros((*codes.shape, 1 + FILL_AT + channels))
@@ -196,7 +197,7 @@ def _tables_of(
 
 
 def _to_the_front(codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
-    """Moves what does nothing behind the rest, in each image."""
+    """Returns codes and values with the operations that do nothing moved to the end, for each image."""
     order = np.argsort(codes == Op.NOTHING, axis=0, kind="stable")
     codes[:] = np.take_along_axis(codes, order, axis=0)
     values[:] = np.take_along_axis(values, order[:, :, None], axis=0)
@@ -205,7 +206,7 @@ def _to_the_front(codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None
 def _rows_of(
     codes: NDArray[np.uint8], values: NDArray[np.float64], levels: NDArray[np.uint8], height: int, width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Returns the parameters of each step and image, and the weights of blurs, (n, 2, taps)."""
+    """Returns the kernel's parameters for each step and image, and the weights of n blurs, (n, 2, taps)."""
     rows = np.concatenate([codes[:, :, None], values], axis=2)
     numbers = rows[:, :, VALUES_AT:]
     turned = codes == Op.AFFINE

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 Values = Callable[[Floats, tuple[int, int]], Sequence[ArrayLike]]
-"""What an Op takes, from magnitudes, (n,), and the image's (height, width)."""
+"""A function that returns the values of an Op, from magnitudes, (n,), and the image's (height, width)."""
 
 
 class _Operation(NamedTuple):
@@ -78,7 +78,7 @@ class _Bins:
     bits: int = 4  # that are left at the maximum
 
     def table(self, names: Sequence[str], size: tuple[int, int]) -> Floats:
-        """Returns the magnitudes of each operation, (names, bins)."""
+        """Returns the magnitudes of all bins of the operations `names`, (names, bins)."""
         down, right = (self.translate or 150 / 331 * side for side in size)
         up = np.linspace(0.0, 1.0, self.count)
         magnitudes: dict[str, Floats] = {
@@ -97,14 +97,17 @@ class _Bins:
     def signed(
         self, names: Sequence[str], size: tuple[int, int], chosen: Numbers, bins: Numbers, sign: Floats
     ) -> Floats:
-        """Returns the magnitudes of these operations and bins. Half of those that have a sign are negative."""
+        """Returns the magnitudes of the operations `chosen`, numbers into `names`, at `bins`, (B,).
+
+        Operations that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
+        """
         has_sign = np.array([name in _SIGNED for name in names])[chosen]
         magnitudes: Floats = self.table(names, size)[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1)
         return magnitudes
 
 
 def _number(share: Floats, count: int) -> Numbers:
-    """Turns random numbers from [0, 1) into whole numbers below `count`."""
+    """Returns integers from 0 to `count` - 1 for random numbers from [0, 1)."""
     return (share * count).astype(np.int64)
 
 
@@ -118,7 +121,7 @@ class _Drawn(NamedTuple):
 
 
 class _Policy(Transform):
-    """Operations of `names`, one after the other."""
+    """Applies random operations of `names`, one after the other: the base class of all policies."""
 
     names: ClassVar[tuple[str, ...]]
     interpolation: str
@@ -126,7 +129,7 @@ class _Policy(Transform):
 
     @abstractmethod
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
-        """Yields one operation after the other."""
+        """Yields the operations to apply, in order. Each item holds an operation for every image."""
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
@@ -281,7 +284,7 @@ class TimmRandAugment(_Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fill is None:
-            raise ValueError("fill must be a grey level, or one for each channel; found None")
+            raise ValueError("fill must be a grey level, or a grey level per channel; found None")
         _ = self._parts
 
     @cached_property
@@ -320,7 +323,7 @@ class TimmRandAugment(_Policy):
             yield _Drawn(chosen, magnitudes, whether < parts["p"], readings)
 
     def _magnitudes(self, shares: Floats, sign: Floats, size: tuple[int, int]) -> dict[str, Floats]:
-        """Returns the magnitudes at these shares of the maximum, (B,) each."""
+        """Returns the magnitudes by operation, (B,) each. `shares` are shares of the maximum, `sign` is -1 or 1."""
         increasing = bool(self._parts["inc"])
         bits, threshold = np.floor(4 * shares), np.minimum(256, np.floor(256 * shares))
         factor = np.maximum(0.1, 1 + 0.9 * shares * sign) if increasing else 1.8 * shares + 0.1

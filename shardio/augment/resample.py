@@ -1,7 +1,7 @@
-"""A box of each image of a batch, resampled to one size: natively on the CPU, or by operations of torch anywhere.
+"""Resamples a box of each image to one size: by a kernel in C on the CPU, or by operations of torch on any device.
 
-The result equals Pillow's `crop` and `resize` within one grey level: an antialiased filter, computed along the
-columns and the lines one after the other. Boxes need not be whole pixels, as those in an image that was squashed.
+The result equals Pillow's `crop` and `resize` within one grey level: an antialiased filter, applied first along one
+axis and then along the other. Boxes may have fractional sides, as in images that were squashed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Statistics = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True)
 class Resampling:
-    """What boxes of images become: images of `size`, height and width, normalized by `statistics`, cast to `dtype`."""
+    """How to resample boxes: to `size`, height and width, then normalized by `statistics` and cast to `dtype`."""
 
     size: tuple[int, int]
     interpolation: Interpolation = "bilinear"
@@ -43,7 +43,7 @@ class Resampling:
 
     @property
     def radius(self) -> float:
-        """How far the filter reaches, in pixels of the larger of both images."""
+        """The radius of the filter, in pixels of the box or of the result, whichever are larger."""
         return 2.0 if self.interpolation == "bicubic" else 1.0
 
 
@@ -65,12 +65,12 @@ def resample(
     statistics: Statistics | None = None,
     native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
-    """Returns the boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
+    """Returns the boxes of `images` resampled to `size`, uint8 (B, C, *size) in channels_last memory.
 
-    Where `flips`, (B,), is true, the result is mirrored. With `statistics` it is normalized, and float32. The filter
-    sees nothing beyond `within`, boxes around these ones, or beyond themselves. Raises IndexError if a box is not
-    inside its image, or not inside of `within`. With `native`, the native kernel does it on the CPU, in as many
-    threads as torch has.
+    `images` are uint8 (B, C, H, W), on any device. Where `flips`, (B,), is true, the result is mirrored. With
+    `statistics`, it is normalized float32. The filter reads no pixel outside of `within`, boxes around `boxes`
+    (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside `within`. With `native`, the
+    kernel in C does the work on the CPU, in as many threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
     how = Resampling(size, interpolation, antialias, statistics)
@@ -90,8 +90,9 @@ def resample(
 
 
 def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
-    """Returns what torch's operations need for an image: three stages in float32, each with its copy in the order of
-    axes that a product of matrices takes."""
+    """Returns the bytes that torch's operations need for an image.
+
+    They hold three stages in float32, and a copy of each stage with the axes in the order of a matrix product."""
     channels, height, width = images.shape[1:]
     return 8 * channels * (height * width + height * size[1] + size[0] * size[1])
 
@@ -118,7 +119,7 @@ def _resample_by_torch(
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
-    """Returns factor and offset of the grey levels of each channel: float32 (2, C)."""
+    """Returns the factors and offsets that normalize grey levels, for each channel: float32 (2, C)."""
     mean, std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in statistics)
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
@@ -135,7 +136,7 @@ def normalized(images: torch.Tensor, statistics: Statistics, *, native: bool = p
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a small tensor of the host; to CUDA through pinned memory, so the host does not wait."""
+    """Returns a small CPU tensor copied to `device`. A copy to CUDA uses pinned memory, so the host does not wait."""
     if device.type != "cuda":
         return values.to(device)
     with torch.cuda.device(device):
@@ -143,10 +144,10 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
-    """Returns the boxes as (2, B, 4): for each axis and image the box's start and length, and those of its limits.
+    """Returns the boxes as spans, (2, B, 4): start, length, low and high, for rows and columns and each image.
 
-    The filter sees nothing outside of the limits, `within`. Raises IndexError if a box is not inside its limits, or the
-    limits are not inside an image of this size.
+    Low and high are the limits from `within`: the filter reads no pixel outside of them. Raises IndexError if a box is
+    not inside its limits, or the limits are not inside an image of this size.
     """
     spans = []
     for limit, start, length, low, room in (
@@ -186,10 +187,10 @@ def resample_windows(
     out: NDArray[Any],
     how: Resampling,
 ) -> None:
-    """Does what `resample` does, by the native kernel in this thread, for images of which there are windows only.
+    """Resamples boxes into `out` as `resample` does, from windows of images, by the kernel in C in this thread.
 
-    `pixels` are these, one after the other. `spans` are as in `make_spans`, with limits inside of the windows. `out`
-    is uint8 (B, *size, C), or float32 with statistics. Raises IndexError for a box that is not inside its window.
+    `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
+    `out` is uint8 (B, *size, C), or float32 with statistics. Raises IndexError if a box is not inside its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
     affine = None if how.statistics is None else affine_of(how.statistics).numpy()
@@ -198,7 +199,7 @@ def resample_windows(
 
 
 def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
-    """Returns at least the number of inputs that any output of these images is made of."""
+    """Returns an upper bound of the number of input pixels that an output pixel depends on, along one axis."""
     largest = float(spans[:, 1].max(initial=0)) / size
     return int(2 * how.radius * (max(largest, 1.0) if how.antialias else 1.0)) + 2
 
@@ -206,8 +207,8 @@ def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
 def _weights(spans: torch.Tensor, taps: int, limit: int, size: int, how: Resampling) -> torch.Tensor:
     """Returns the weights of all inputs for each output of each image along one axis: float32 (B, size, limit).
 
-    With `antialias`, as in Pillow, the filter is as wide as what it shrinks, and it leaves out pixels outside of its
-    limits. Without, as in torch, the pixels at the edge are repeated outside.
+    With `antialias`, the filter widens with the scale and leaves out pixels outside of its limits, as in Pillow.
+    Without, the pixels at the edge are repeated outside, as in torch.
     """
     starts, lengths, low, high = (values[:, None] for values in spans.unbind(1))
     scale = lengths / size
