@@ -415,7 +415,7 @@ def test_classes_that_are_no_names_are_refused(
 @pytest.mark.parametrize(
     ("src", "error", "message"),
     [
-        (iter([(RGB, 0)]), TypeError, "found list_iterator. ShardWriter writes what can only be iterated over"),
+        (iter([(RGB, 0)]), TypeError, "found list_iterator. ShardWriter writes samples that can only be iterated over"),
         (3, TypeError, "found int"),
         ({"train": "images/"}, TypeError, "found str"),
         ({"train": None}, TypeError, "found NoneType"),

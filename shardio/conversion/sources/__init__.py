@@ -1,1 +1,1 @@
-"""The kinds of collections that are converted: each becomes one Collection of sources."""
+"""Scans the kinds of storage that can be converted. Each scan returns a Collection of sources."""

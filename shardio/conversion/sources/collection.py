@@ -1,7 +1,8 @@
-"""What a conversion starts from: sources, the collection that they make up, and the origin that reads them.
+"""Sources (the images to convert), the collection of all sources, and the origin that reads them.
 
-A key names a source for good: the path of the image in a folder tree of classes, relative to SRC, as bytes (file names
-need not be UTF-8). It does not depend on the storage, so the same images give the same set from any kind of storage.
+A key is the permanent name of a source: the path of the image in a folder tree of classes, relative to SRC, as bytes
+(file names need not be UTF-8). A key does not depend on the kind of storage, so the same images give the same set from
+any storage.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from shardio.system.opening import open_file
 _STAT_THREADS = 16
 
 UNREADABLE: Final = "unreadable"
-"""The reason class of a source that could not be read: it may be sound, and readable at the next try."""
+"""The reason for refusing a source that could not be read. The source may be sound, and readable at the next try."""
 
 
 class Extent(NamedTuple):
@@ -42,13 +43,14 @@ class Extent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The place of a source that cannot be read: it is refused with this detail, so it is listed and counted."""
+    """Takes the place of a source that is known to be unreadable. The source is refused with this detail, so it is
+    listed and counted."""
 
     detail: str
 
 
 class Item(NamedTuple):
-    """An image with a number: a row of a table, an item of a dataset."""
+    """The place of an image that is a row of a table or an item of a dataset."""
 
     where: bytes
     """A file relative to the origin's folder, or the name of a dataset."""
@@ -56,13 +58,13 @@ class Item(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An image from a dataset, with a label that was not known before."""
+    """An image from a dataset with its label, which the scan did not know."""
 
     image: object
     """An object that `decode_image` takes."""
     label: int
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
-    """Its values of the set's arrays."""
+    """The item's values for the arrays of the set, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Source:
     key: bytes
     label: int
     place: bytes | Extent | Item | Fault | None = None
-    """A file relative to the origin's folder, or an extent or item of one. None: the file `key`."""
+    """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
 
 
 class Origin(ABC):
@@ -80,33 +82,33 @@ class Origin(ABC):
 
     @abstractmethod
     def read(self, source: Source) -> bytes | Given:
-        """Returns one encoded image, or an item of a dataset, whose label replaces the source's.
+        """Returns an encoded image, or an item of a dataset, whose label replaces the source's label.
 
-        Raises DecodeError if it cannot be read, is not a regular file, or is too large to be an image; OSError if this
-        process lacks descriptors or memory, which is not the source's fault.
+        Raises DecodeError if the source cannot be read, is not a regular file, or is too large to be an image. Raises
+        OSError if this process lacks file descriptors or memory, so a sound source is not refused.
         """
 
     @abstractmethod
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns a text for each source that changes when the source is replaced, rewritten, mended or lost."""
+        """Returns a string for each source, which changes when the source is replaced, rewritten, repaired or lost."""
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
-        """Returns the size of these encoded images; None if it is unknown without reading them."""
+        """Returns the total size of the encoded images; None if it is unknown without reading them."""
         return None
 
     def with_copies_in(self, folder: Path) -> Origin:
-        """Returns the origin that keeps its copies of images, if it makes any, in this folder."""
+        """Returns an origin that keeps its copies of images in `folder`; the origin itself if it makes no copies."""
         return self
 
     def copies_nbytes(self) -> int:
-        """Returns about how many bytes `prepare` has to write; 0 if reading an image costs only its bytes."""
+        """Returns about how many bytes `prepare` writes; 0 for an origin that needs no copies."""
         return 0
 
     def prepare(self, report: Callable[[int], None]) -> None:  # noqa: B027 - most origins copy nothing
-        """Copies the images that cannot be read quickly in place, unless that is done.
+        """Copies images that cannot be read quickly from their files, unless they are copied already.
 
-        Calls `report` with the number of images copied since the last call. Raises SourceError if their file is damaged
-        or has changed since the scan, and OSError.
+        Calls `report` with the number of images copied since the last call. Raises SourceError if a file of images is
+        damaged or has changed since the scan, and OSError.
         """
 
     def check_sendable(self) -> None:  # noqa: B027 - most origins can be sent
@@ -115,21 +117,22 @@ class Origin(ABC):
 
 @dataclass(frozen=True)
 class Collection:
-    """The result of a scan. `ignored` counts, by kind, files and folders in SRC that are no images to convert."""
+    """The result of a scan. `ignored` counts, by kind, files and folders in SRC that are not images to convert."""
 
     origin: Origin
     classes: tuple[str, ...]
-    """Empty if classes are numbers, up to the largest label that an image turns out to have."""
+    """The classes in the order of their labels. Empty if classes are numbers from 0 to the largest label, which is
+    known only after the images were read."""
     splits: Mapping[str, tuple[Source, ...]]
     ignored: Mapping[str, int]
     class_names: tuple[str, ...] = ()
-    """Readable names of the classes, in their order, if the collection has them: "tench" for n01440764."""
+    """Readable names of the classes, in the order of the classes, such as "tench" for n01440764; or empty."""
     kind: str = "tree"
     """The kind of storage in SRC."""
     identity: str = ""
-    """Differs between collections with the same keys and labels, if these do not name the images."""
+    """Distinguishes collections with equal keys and labels but different images, where keys are only numbers."""
     doubts: tuple[str, ...] = ()
-    """What looks like a mistake in the layout of SRC, each in words that end in how it was understood."""
+    """Possible mistakes in the layout of SRC. Each text ends with how the scan understood the layout."""
 
     @property
     def num_sources(self) -> int:
@@ -144,7 +147,7 @@ class FileOrigin(Origin):
     """Absolute: tasks run in processes with other current folders."""
 
     def _find(self, source: Source) -> tuple[str, Extent | None]:
-        """Returns the path of a file, and the extent in it unless the whole file is meant. DecodeError for a fault."""
+        """Returns (path of a file, extent in the file, or None for the whole file). Raises DecodeError for a Fault."""
         place = source.key if source.place is None else source.place
         if isinstance(place, Fault):
             raise DecodeError("incomplete", place.detail)
@@ -156,7 +159,7 @@ class FileOrigin(Origin):
         return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:
-        """Missing images count as empty. At most one stat per image."""
+        """Returns the total size of the images; missing images count as empty. At most one stat per image."""
 
         def nbytes_of(source: Source) -> int:
             try:
@@ -185,12 +188,12 @@ class FileOrigin(Origin):
 
 
 def digest(fingerprints: Iterable[str]) -> str:
-    """Returns a hash that changes when one of the fingerprints does."""
+    """Returns a hash of the fingerprints, which changes when a fingerprint changes."""
     return hashlib.sha256("".join(f"{one}\0" for one in fingerprints).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
-    """Returns the sources in the order of a folder tree of their keys: by class, by folder, by name."""
+    """Returns the sources in the order of a folder tree with their keys: sorted by class, then folder, then name."""
 
     def listed(source: Source) -> tuple[int, str, str]:
         folder, _, name = os.fsdecode(source.key).rpartition("/")
@@ -209,18 +212,18 @@ def identify(path: str | os.PathLike[str]) -> str:
 
 
 def is_want(error: BaseException) -> bool:
-    """Whether this process lacks descriptors or memory, which is not the fault of the source."""
+    """Whether the error means that this process lacks file descriptors or memory, so the source may be sound."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def check_source_nbytes(nbytes: int) -> None:
-    """Raises DecodeError if no image that can be decoded is so large."""
+    """Raises DecodeError if a file of this size is too large to be an image."""
     if nbytes > MAX_SOURCE_NBYTES:
         raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
 
 
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
-    """Reads a file, or an extent of it. Raises DecodeError and OSError as Origin.read does."""
+    """Returns the bytes of a file, or of an extent of a file. Raises DecodeError and OSError as Origin.read does."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:

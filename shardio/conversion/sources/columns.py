@@ -1,7 +1,7 @@
 """Numbers for every sample from a CSV or parquet file: additional columns of the index.
 
-A row of the file belongs to the source whose key is in its column `path`. The tasks of a conversion know nothing of
-this: the rows of a finished index are extended when the set is published.
+A row of the file belongs to the source whose key is in its column `path`. The tasks of a conversion do not use the
+columns: they are added to the index when the set is published.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardio.format.layout import IndexColumns, check_columns
 from shardio.sets.arrow import check_installed, open_parquet, read_table
 
 PATH = "path"
-"""The column whose cells are keys of sources."""
+"""The name of the column with the keys of sources."""
 
 # float64 holds integers exactly up to here.
 _MAX_EXACT = 1 << 53
@@ -40,16 +40,16 @@ class ColumnTable:
 
     columns: IndexColumns
     keys: NDArray[np.bytes_]
-    """Ascending."""
+    """The keys of all sources, in ascending order."""
     values: Mapping[str, _Numbers]
     """The numbers of each column, in the order of the keys."""
     sha256: str
-    """Hash of the columns' names, types and numbers, of all sources."""
+    """Hash of the names, types and numbers of the columns, for all sources."""
     num_unused: int
-    """Rows of the file whose path is no source."""
+    """The number of rows in the file whose path is not the key of a source."""
 
     def extend(self, rows: NDArray[np.void]) -> NDArray[np.void]:
-        """Returns a copy of index rows of any of these sources, with the columns added."""
+        """Returns a copy of index rows with the columns added. Rows may be of any of the sources, in any order."""
         found = np.searchsorted(self.keys, rows["key"])
         return with_columns(rows, self.columns, {name: numbers[found] for name, numbers in self.values.items()})
 
@@ -60,8 +60,8 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
     Every column except `path` must be numeric. A column with only integers becomes int64. Any other becomes float64,
     where empty cells are NaN, and refuses integers that float64 cannot hold exactly.
 
-    Raises SourceError if a cell is no number, a path occurs twice, or a source has no row; OSError if the file cannot
-    be read.
+    Raises SourceError if a cell is not a number, a path occurs twice, or a source has no row; OSError if the file
+    cannot be read.
     """
     paths, table = _read_parquet(path) if check_columns_file(path) else _read_csv(path)
     if not table:
@@ -90,7 +90,7 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
 
 
 def check_columns_file(path: Path) -> bool:
-    """Returns whether the file is parquet. Raises SourceError if there is no file, or pyarrow is missing; OSError."""
+    """Returns whether the file is parquet. Raises SourceError if the file or pyarrow is missing, and OSError."""
     if not path.is_file():
         found = "something else" if path.exists() else "nothing"
         raise SourceError(f"{path}: expected a CSV or parquet file of columns, found {found}")
@@ -136,7 +136,7 @@ class _Cells:
         self._numbers: array[int] | array[float] = array("q")
 
     def append(self, cell: str) -> None:
-        """Raises ValueError if the cell is no number, or a number that the column cannot hold."""
+        """Appends the number in the cell. Raises ValueError if the cell is not a number, or the number does not fit."""
         if _INTEGER.fullmatch(cell):
             number: int | float = int(cell)
             if self._numbers.typecode == "q":
@@ -171,7 +171,7 @@ class _Cells:
 
 
 def _canonical(numbers: NDArray[Any]) -> _Numbers:
-    """Returns int64 or float64, little-endian, with one NaN for all."""
+    """Returns the numbers as little-endian int64 or float64. All NaNs get the same bytes."""
     if numbers.dtype.kind == "i":
         return numbers.astype("<i8")
     floats: NDArray[np.float64] = numbers.astype("<f8")

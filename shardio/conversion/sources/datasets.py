@@ -1,7 +1,7 @@
-"""Indexed Python datasets as sources: objects with a length that return (image, label) for a number.
+"""Python datasets as sources: objects with a length that return (image, label) for an index.
 
-A dataset is called as a loop would call it: by one thread, one item at a time. It need not be thread safe, nor know its
-labels beforehand: each item comes with its label.
+A dataset is called like in a loop: by one thread, one item at a time. A dataset need not be thread safe, and need not
+know its labels beforehand, as each item comes with its label.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Dataset(Protocol):
     - The image is a PIL image, encoded bytes, or uint8: an array (height, width[, C]) or, as in torchvision, a tensor
       ([C, ]height, width), where C is 1, 3 or 4. The label is an integer.
     - An item may also be a dict with "image", "label" and a value for each declared array.
-    - `classes`, if there are any, are the names that labels number. `targets` only help to recognize the dataset.
+    - `classes`, if present, has the names of the classes: label i is classes[i]. `targets`, if present, only helps to
+      recognize the dataset.
     """
 
     def __len__(self) -> int: ...
@@ -49,7 +50,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DatasetOrigin(Origin):
-    """The datasets of all splits. As thread safe as they are."""
+    """The origin of the datasets of all splits. Thread safe only if the datasets are."""
 
     datasets: Mapping[str, Dataset]
     num_classes: int
@@ -57,13 +58,13 @@ class DatasetOrigin(Origin):
     arrays: tuple[ArraySpec, ...] = ()
 
     def read(self, source: Source) -> Given:
-        """Raises DecodeError if the dataset raises; TypeError or ValueError if the item is no image with its label."""
+        """Returns an item. Raises DecodeError if the dataset raises, TypeError or ValueError if the item is invalid."""
         assert isinstance(source.place, Item)
         split, number = source.place.where.decode(), source.place.number
         return _get(split, self.datasets[split], number, self.num_classes, self.arrays)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns the dataset's identity for each source: it does not change when an item does."""
+        """Returns the identity of the dataset for each source. It does not change when an item changes."""
         return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
@@ -84,11 +85,11 @@ class DatasetOrigin(Origin):
 
 
 def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Collection:
-    """Returns the collection of one dataset, or of one for each split. Reads a few items of each, twice.
+    """Returns the collection of a dataset, or of a dataset for each split. Reads a few items of each dataset, twice.
 
-    With `arrays`, items are dicts that have a value for each. Keys are the numbers of the items, b"17" or, of several
-    splits, b"train/17". Raises TypeError or ValueError if `src` is something else or its items are no images with
-    labels; SourceError if it is empty, or if no item can be read.
+    With `arrays`, items are dicts with a value for each array. Keys are the numbers of the items: b"17", or b"train/17"
+    if there are several splits. Raises TypeError or ValueError if `src` is not a dataset or its items are not images
+    with labels, and SourceError if a dataset is empty or none of its items can be read.
     """
     given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
     if not given:
@@ -98,7 +99,7 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
         if not _is_sequence(dataset):
             raise TypeError(
                 f"dataset {split!r}: expected len(dataset) and dataset[i], found {type(dataset).__name__}. ShardWriter "
-                "writes what can only be iterated over"
+                "writes samples that can only be iterated over"
             )
         if not len(dataset):
             raise SourceError(f"dataset {split!r}: expected items, found none")
@@ -162,7 +163,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int, arrays: tu
 
 
 def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
-    """Returns a view, channels last."""
+    """Returns the tensor as an array with channels last, without a copy. Raises TypeError if it is not an image."""
     if image.dtype != torch.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[0] in (1, 3, 4))):
         raise TypeError(
             "expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found one of "
@@ -208,7 +209,7 @@ def _hash_item(given: Given) -> bytes:
 
 
 def _targets(dataset: Dataset) -> bytes:
-    """Returns a hash of the labels, if the dataset has them beforehand, as torchvision's do."""
+    """Returns a hash of the labels in `targets`, which torchvision's datasets have; b"" without them."""
     try:
         targets = np.asarray(getattr(dataset, "targets", ()))
     except (TypeError, ValueError):
@@ -217,7 +218,7 @@ def _targets(dataset: Dataset) -> bytes:
 
 
 def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns (classes, class names) of the datasets that have them; two empty tuples if none has."""
+    """Returns (classes, class names) of the datasets that have classes; two empty tuples if no dataset has."""
     found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for split, dataset in datasets.items():
         given = getattr(dataset, "classes", ())

@@ -1,8 +1,7 @@
 """Detects the kind of SRC, and scans the collection in it.
 
-A kind is chosen only where nothing else could be meant: by the names of ImageNet's archives, by Kaggle's folders, by
-the first bytes of a file, by files named parquet. Every other folder is a tree, and may have any files next to its
-class folders.
+A kind is detected only by unambiguous signs: the names of ImageNet's archives, Kaggle's folders, the first bytes of a
+file, files named parquet. Every other folder is a tree, and may have any files next to its class folders.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "webdataset": scan_webdataset,
     "parquet": scan_parquet,
 }
-"""Each takes an absolute path, because an origin keeps it."""
+"""The function that scans each kind. It takes an absolute path, because the origin keeps the path."""
 
 # A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or a name
 # from a list for all labels, in use or not.
@@ -57,9 +56,9 @@ def scan(
     """Returns the images in SRC as a collection.
 
     - `accept_layout` accepts a layout that looks like a mistake, which is refused otherwise.
-    - `empty_classes` decides about class folders without images.
+    - `empty_classes` says what to do with class folders without images.
 
-    Raises SourceError if SRC cannot be converted, or could be of two kinds; ValueError for an unknown `kind` or
+    Raises SourceError if SRC cannot be converted, or matches two kinds. Raises ValueError for an unknown `kind` or
     `empty_classes`.
     """
     if kind not in get_args(SourceKind):
@@ -100,7 +99,7 @@ def _doubt_keys(collection: Collection) -> Iterator[str]:
 
 
 def find_empty(collection: Collection) -> list[str]:
-    """Returns the classes whose folders have no image in the first split, which names the classes of all splits."""
+    """Returns the classes without an image in the first split, which decides the classes of all splits."""
     if collection.kind not in _KINDS_WITH_FOLDERS:
         return []
     full = {source.label for source in next(iter(collection.splits.values()))}
@@ -117,7 +116,10 @@ def _empty_refused(src: Path, empty: Sequence[str]) -> SourceError:
 
 
 def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
-    """Returns the collection without these classes, the others renumbered. SourceError if one has an image."""
+    """Returns the collection without the named classes; the other classes are renumbered.
+
+    Raises SourceError if an image belongs to one of the named classes.
+    """
     left_out = frozenset(names)
     kept = [label for label, name in enumerate(collection.classes) if name not in left_out]
     labels = {label: number for number, label in enumerate(kept)}
@@ -139,7 +141,7 @@ def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
 
 
 def find_kind(src: Path) -> str:
-    """Returns the kind of SRC, which is never "auto". Reads little of it. Raises SourceError as `scan` does."""
+    """Returns the kind of SRC, never "auto". Reads only a little of SRC. Raises SourceError as `scan` does."""
     if src.is_dir():
         return _kind_of_folder(src)
     if src.is_file():
@@ -171,7 +173,7 @@ def _kind_of_folder(src: Path) -> str:
 
 
 def _holds_only_tars(folder: Path) -> bool:
-    """Whether a folder holds only tars, at least one. Reads little of other folders."""
+    """Whether a folder holds only tars, and at least one. Stops reading at the first entry that is not a tar."""
     found = False
     for entry in entries(folder):
         if not entry.name.endswith(".tar") or entry.is_dir():

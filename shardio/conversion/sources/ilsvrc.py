@@ -1,8 +1,8 @@
-"""ImageNet as it is downloaded: a tar of class tars, a tar of validation images, and the devkit with their labels.
+"""ImageNet's original archives: a tar of class tars, a tar of validation images, and the devkit with their labels.
 
-Nothing is unpacked: the headers of the archives are read, and every image is an extent of one of the two files. Keys
-are the paths in the tree that unpacking would give, train/n01440764/n01440764_10026.JPEG and
-val/n01751748/ILSVRC2012_val_00000001.JPEG, with or without the other archive.
+Nothing is unpacked: only the headers of the archives are read, and every image is an extent of one of the two archives.
+Keys are the paths in the folder tree that unpacking would give: train/n01440764/n01440764_10026.JPEG and
+val/n01751748/ILSVRC2012_val_00000001.JPEG, even if only one archive is there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardio.format.layout import is_safe_name
 TRAIN_NAME = "ILSVRC2012_img_train.tar"
 VAL_NAME = "ILSVRC2012_img_val.tar"
 DEVKIT_NAMES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC2012_devkit_t12")
-"""As downloaded, as some browsers leave it, and unpacked."""
+"""Names of the devkit: as downloaded, as some browsers decompress it, and unpacked."""
 
 _SYNSETS_NAME = "data/meta.mat"
 _TRUTH_NAME = "data/ILSVRC2012_validation_ground_truth.txt"
@@ -39,10 +39,10 @@ _VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def scan_ilsvrc(src: Path) -> Collection:
-    """Lists the images of both original archives in the folder `src`, or of the archive `src`.
+    """Returns the images of the original archives in the folder `src`, or of the archive `src`.
 
-    The devkit is in the same folder. Validation images need it; for training images it is optional and gives the names
-    of the classes. Raises SourceError if something is missing or wrong.
+    The devkit must be in the same folder. It is required for validation images. For training images it is optional, and
+    gives the names of the classes. Raises SourceError if something is missing or wrong.
     """
     ignored: Counter[str] = Counter()
     if src.is_dir():
@@ -74,7 +74,7 @@ def scan_ilsvrc(src: Path) -> Collection:
 
 
 def holds_tars(archive: Archive) -> bool:
-    """Whether an archive holds archives, like the training images' archive, going by its first member."""
+    """Whether the first member of an archive is an archive, as in the archive of training images."""
     first = next(members(archive), None)
     return first is not None and first.name.endswith(b".tar")
 
@@ -83,7 +83,7 @@ def holds_tars(archive: Archive) -> bool:
 
 
 def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, TarMember]:
-    """Returns the tar of its images for each class."""
+    """Returns the tar with the images of each class, by class."""
     tars: dict[str, TarMember] = {}
     with open_archive(train) as archive:
         for member in members(archive):
@@ -153,7 +153,11 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
 
 
 def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str]) -> tuple[Source, ...]:
-    """Returns the sources of `found` in the order of the tree, and counts its strings, which are kinds of clutter."""
+    """Returns the sources of `found` in the order of a folder tree. Raises SourceError if there is none, or a repeated
+    key.
+
+    The strings in `found` are kinds of ignored files, which are counted in `ignored`.
+    """
     sources: list[Source] = []
     for listed in found:  # one by one, as sorting takes as much memory as what is sorted
         sources += in_tree_order(source for source in listed if isinstance(source, Source))
@@ -173,9 +177,9 @@ def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str])
 class _Devkit:
     path: Path
     words: dict[str, str]
-    """WordNet id -> words, "tench, Tinca tinca", of the classes, which are the leaves among the synsets."""
+    """The words of each class, such as "tench, Tinca tinca", by WordNet id. Classes are synsets without children."""
     truth: tuple[str, ...]
-    """WordNet ids of the validation images, in the order of their numbers."""
+    """The WordNet id of each validation image, in the order of the numbers of the images."""
 
     def names_of(self, classes: Sequence[str]) -> tuple[str, ...]:
         for name in classes:
@@ -220,7 +224,7 @@ def _devkit_archive(path: Path) -> Archive:
 
 
 def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:
-    """Returns number -> WordNet id, and WordNet id -> words, of the classes: the synsets without children."""
+    """Returns (number -> WordNet id, WordNet id -> words) of the classes, which are the synsets without children."""
     try:
         from scipy.io import loadmat
     except ImportError:

@@ -1,8 +1,9 @@
-"""ImageNet as Kaggle lays it out: training images in class folders, validation images in one, test images unlabelled.
+"""ImageNet in Kaggle's layout: training images in class folders, validation images in one folder, unlabelled test
+images.
 
     ILSVRC/Data/CLS-LOC/{train,val,test}    LOC_val_solution.csv    LOC_synset_mapping.txt
 
-Keys are the paths in the usual tree, where validation images are in class folders too.
+Keys are paths in the usual folder tree, where validation images are in class folders too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAPPING_NAME = "LOC_synset_mapping.txt"
 
 
 def images_folder(src: Path) -> Path | None:
-    """Returns the folder of train and val in Kaggle's layout, which is `src` or below it; None in another layout."""
+    """Returns the folder with train and val in Kaggle's layout: `src` or a folder below. None for other layouts."""
     for depth in range(len(_IMAGES)):
         # Unlike Path.is_dir, this raises nothing for a folder that may not be entered: the scan names it.
         if os.path.isdir(src.joinpath(*_IMAGES[depth:])):
@@ -35,7 +36,7 @@ def images_folder(src: Path) -> Path | None:
 
 
 def scan_kaggle(src: Path) -> Collection:
-    """Lists the images of Kaggle's layout. `src` is the folder that holds ILSVRC, or ILSVRC, or CLS-LOC.
+    """Returns the images of Kaggle's layout. `src` is the folder with ILSVRC in it, or ILSVRC, or CLS-LOC.
 
     The LOC_ files may be in any of these folders. The unlabelled images in test are counted as ignored. A validation
     image that is listed but missing is a source that will be refused. Raises SourceError if anything else is missing or
@@ -84,7 +85,7 @@ def _class_folders(images: Path, split: str, ignored: Counter[str]) -> tuple[tup
 
 
 def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]:
-    """Yields (WordNet id, validation image), without its label yet."""
+    """Yields (WordNet id, validation image). The images do not have their labels yet."""
     files = {}
     for entry in entries(images / "val", ignored):
         stem, _, suffix = entry.name.rpartition(".")
@@ -109,7 +110,10 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
 
 
 def _read_solution(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields (image, WordNet id). A prediction string has five words for each object, and the class is the first."""
+    """Yields (name of an image, WordNet id of its class) from LOC_val_solution.csv.
+
+    A prediction string has five words for each object, and the first word is the class.
+    """
     seen: set[str] = set()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.reader(file)
@@ -140,5 +144,5 @@ def _class_names(images: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _find(images: Path, name: str) -> Path | None:
-    """Returns a file next to the images, or in a folder above, up to the one that holds ILSVRC; None without one."""
+    """Returns the file `name` next to the images or in a folder above, up to the folder with ILSVRC in it; or None."""
     return next((folder / name for folder in (images, *images.parents[:3]) if (folder / name).is_file()), None)
