@@ -1,6 +1,6 @@
 """A list of images: lines of `PATH LABEL`, or a CSV or TSV whose first line names its columns.
 
-An error names all wrong lines and not only the first, so a list can be mended in one go.
+An error lists all wrong lines, not only the first, so a list can be corrected in one go.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 
 
 class _Faults:
-    """Faults of a list, by line."""
+    """Collects the mistakes in a list, by line, and raises them all in one error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,11 +57,11 @@ class _Faults:
 
 
 def scan_list(src: Path) -> Collection:
-    """Lists the images that a list names, in its order. Its paths are relative to its folder, or absolute.
+    """Returns the images that a list names, in the order of the list. Paths are absolute, or relative to its folder.
 
-    A label is an integer or the name of a class. The split is train unless a column names another. Keys are the paths,
-    relative if they are below the list's folder. A missing file is a source that will be refused; a mistake in the list
-    itself raises SourceError.
+    A label is an integer or the name of a class. The split is train unless a column names another split. A key is the
+    path, relative if the file is below the list's folder. A missing file is a source that will be refused; a mistake in
+    the list itself raises SourceError.
     """
     faults = _Faults(src)
     try:
@@ -91,7 +91,7 @@ def scan_list(src: Path) -> Collection:
 
 
 def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
-    """Returns the error for a list whose first `paths` are all missing."""
+    """Returns the error for a list whose first paths, `paths`, are all missing."""
     absolute = next(filter(os.path.isabs, paths), None)
     relative = next((path for path in paths if not os.path.isabs(path)), None)
     found, ways = [], []
@@ -129,7 +129,7 @@ def _keys(src: Path, rows: list[_Row], faults: _Faults) -> list[bytes]:
 
 
 def _read_rows(src: Path, file: IO[str], faults: _Faults) -> Iterator[_Row]:
-    """Yields the sound rows. The faults of the others go to `faults`."""
+    """Yields the valid rows. Adds the mistakes in other rows to `faults`."""
     lines = _lines(src, file)
     first = next(lines, "")
     delimiter = "\t" if "\t" in first else ","

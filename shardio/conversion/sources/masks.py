@@ -21,7 +21,7 @@ _MOST_TRIED = 1000
 
 
 def _paths_of(source: Source) -> Iterator[str]:
-    """Yields the paths, without suffix, at which the source's mask may be below the folder."""
+    """Yields the paths at which the source's mask may be, relative to the folder of masks and without suffix."""
     for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
         if isinstance(path, bytes):
             stem = os.path.splitext(os.fsdecode(path))[0]
@@ -31,11 +31,11 @@ def _paths_of(source: Source) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class MaskedOrigin(Origin):
-    """An origin of pictures, and a folder with their masks."""
+    """Reads pictures from another origin, and their masks from a folder."""
 
     pictures: Origin
     folder: Path
-    """Absolute."""
+    """The absolute path of the folder of masks."""
 
     def read(self, source: Source) -> bytes | Given:
         return self.pictures.read(source)
@@ -89,7 +89,7 @@ class MaskedOrigin(Origin):
 
 
 def with_masks(collection: Collection, folder: Path) -> tuple[Collection, np.dtype[Any]]:
-    """Returns the collection with masks, and their type, taken from the first mask that can be read.
+    """Returns the collection with masks, and the dtype of the masks: that of the first mask that can be read.
 
     Raises SourceError if none of the first thousand pictures has a mask.
     """

@@ -1,10 +1,10 @@
-"""What the names in a collection mean: which files are clutter, which words name splits, and how labels are numbered.
+"""Interprets the names in a collection: which files are clutter, which words name splits, how labels are numbered.
 
 Folders, tars, parquet files, lists and dicts of datasets name a split by a word. A set calls the known splits train,
 val and test, so the same images give the same set whichever word their storage uses.
 
-Labels are integers or class names. Integers are labels as they are, and the classes are 0 to the largest. Names are
-numbered in sorted order, as class folders are.
+Labels are integers or class names. Integers are used as they are, and the classes are 0 to the largest integer. Class
+names are numbered in sorted order, as class folders are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SYSTEM_NAMES = frozenset(
 
 
 def clutter(path: str) -> str:
-    """Returns "hidden" or "of the system" if a folder or file in this path is clutter, going by its name; else ""."""
+    """Returns "hidden" or "of the system" if the name of a folder or file in `path` marks it as clutter; else ""."""
     for name in path.split("/"):
         if name.startswith("."):
             return "hidden"
@@ -46,7 +46,7 @@ def clutter(path: str) -> str:
 
 
 def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.DirEntry[str]]:
-    """Yields the entries of a folder, unsorted, without clutter, which is counted in `ignored` by its kind."""
+    """Yields the entries of a folder, unsorted and without clutter. Counts clutter in `ignored`, by kind."""
     with os.scandir(folder) as found:
         for entry in found:
             if not (kind := clutter(entry.name)):
@@ -56,7 +56,7 @@ def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.Di
 
 
 def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
-    """Returns the entries sorted by name. Raises SourceError if the folder cannot be read."""
+    """Returns what `entries` yields, sorted by name. Raises SourceError if the folder cannot be read."""
     try:
         return sorted(entries(folder, ignored), key=lambda entry: entry.name)
     except OSError as error:
@@ -68,7 +68,7 @@ def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]
 SPLIT_NAMES = ("train", "val", "test")
 
 DEFAULT_SPLIT = "train"
-"""The split of sources that name none."""
+"""The split of sources whose names do not name a split."""
 
 _SPLIT_OF = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -78,17 +78,17 @@ _SPLIT_OF = {
 
 
 def known_split(word: str) -> str:
-    """Returns the known split that a word means, in upper or lower case; "" if it means none."""
+    """Returns train, val or test if the word, in any case, is a name for that split; otherwise ""."""
     return _SPLIT_OF.get(word.lower(), "")
 
 
 def split_name(word: str) -> str:
-    """Returns the split that a word means: "Validation" is val, and an unknown word is a split of its own."""
+    """Returns the name of the split for a word: val for "Validation"; an unknown word is itself the name."""
     return known_split(word) or word
 
 
 def check_split_words(where: object, words: Iterable[str], way_out: str) -> None:
-    """Raises SourceError if two words mean one split: their author may mean two."""
+    """Raises SourceError if two words name the same split, as two splits may be meant. `way_out` ends the message."""
     first: dict[str, str] = {}
     for word in words:
         if (other := first.setdefault(split_name(word), word)) != word:
@@ -99,7 +99,7 @@ def check_split_words(where: object, words: Iterable[str], way_out: str) -> None
 
 
 def in_split_order(names: Iterable[str]) -> list[str]:
-    """Returns the distinct names: train, val, test, then the others sorted."""
+    """Returns the distinct names in the order train, val, test, then other names, sorted."""
     names = set(names)
     return [*(name for name in SPLIT_NAMES if name in names), *sorted(names - set(SPLIT_NAMES))]
 
@@ -118,19 +118,20 @@ NO_VECTORS = "a conversion takes one class per image, no soft labels: pass the p
 
 @dataclass(frozen=True)
 class Numbering:
-    """The meaning of the labels of a collection."""
+    """The classes of a collection, and the number of each label."""
 
     classes: tuple[str, ...]
     labels: Mapping[str, int]
-    """Label as written -> label."""
+    """The number of each valid label, by the label's text in the collection."""
     expected: Mapping[tuple[str, str], str]
-    """(split, label as written) -> the expected label, for each wrong label. These are not in `labels`."""
+    """For each invalid label, by (split, text), a description of the labels that are valid. See `labels`."""
 
 
 def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
-    """Returns the meaning of the labels in each split. Later splits may only have class names of the first.
+    """Returns the numbers of all labels. `written` has the texts of the labels in each split.
 
-    If a collection has both integers and names, the rarer ones are wrong.
+    Class names in later splits must occur in the first split. If a collection has both integers and class names, the
+    rarer kind is invalid.
     """
     everything = frozenset().union(*written.values())
     integers = {text for text in everything if re.fullmatch(r"[0-9]{1,18}", text) and int(text) < MAX_CLASSES}

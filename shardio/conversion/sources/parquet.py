@@ -37,7 +37,7 @@ from shardio.sets.arrow import open_parquet
 _SUFFIX = ".parquet"
 
 _NO_LABEL = -1
-"""Hugging Face's label where the label is not given away, as in ImageNet's test split."""
+"""The label with which Hugging Face marks rows whose label is not public, as in ImageNet's test split."""
 
 # train-00000-of-00294.parquet, also with a hash at its end.
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]+)?", re.ASCII)
@@ -47,9 +47,10 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def is_parquet(src: Path) -> bool:
-    """Whether SRC is a parquet file, or a folder with some in it, in data/ or in a folder named like a split.
+    """Whether SRC is a parquet file, or a folder of parquet files.
 
-    Files next to folders do not count: they describe the folders' content.
+    The files may be in the folder itself, in data/, or in a folder named like a split. Parquet files next to folders do
+    not count, because they describe the content of the folders.
     """
     if src.is_file():
         return src.name.endswith(_SUFFIX)
@@ -70,15 +71,16 @@ def _holds_files(folder: Path) -> bool:
 
 
 def scan_parquet(src: Path) -> Collection:
-    """Lists the images of a parquet file, or of all parquet files at or below a folder, without reading an image.
+    """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
-    - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. Of
-      several columns, those named `image` and `label` count. Rows whose label is null or -1 are ignored and counted.
-    - Classes come from the ClassLabel in the files' Hugging Face metadata; otherwise they are numbers.
-    - The split is the name before "-00000-of-" in the file's name, else a file or folder named train, validation, test
-      or the like; without any it is `train`.
-    - A key is [SPLIT/]CLASS/NAME. NAME is from the struct's path or, without one that is new in that class, the number
-      of the row in its split.
+    - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. If
+      several columns match, those named `image` and `label` are used. Rows whose label is null or -1 are ignored and
+      counted.
+    - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
+    - The split is the word before "-00000-of-" in a file's name, or a file or folder name such as train, validation or
+      test. Otherwise it is `train`.
+    - A key is [SPLIT/]CLASS/NAME. NAME comes from the struct's path. If there is no path, or another image of the class
+      has the same name, NAME is the number of the row in its split.
 
     Raises SourceError for damage, contradictions between files, and gaps in a numbered series.
     """
@@ -114,7 +116,7 @@ def scan_parquet(src: Path) -> Collection:
 
 
 def _list(root: Path, ignored: Counter[str]) -> list[str]:
-    """Returns the parquet files at or below `root`, relative to it, sorted."""
+    """Returns the paths of the parquet files in or below `root`, relative to `root`, sorted."""
 
     def refuse(error: OSError) -> None:
         raise SourceError(f"{error.filename}: expected a readable folder, found: {error.strerror}")
@@ -135,7 +137,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
 
 def _split_of(name: str) -> tuple[str, str]:
-    """Returns the split in a file's name or folder, and the pattern of all files of that split; or "" and ""."""
+    """Returns (split, pattern of all files of the split) from a file's name or folder; ("", "") if none is named."""
     *folders, file = name.split("/")
     stem = file.removesuffix(_SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
@@ -150,7 +152,7 @@ def _split_of(name: str) -> tuple[str, str]:
 
 
 def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the files of each split: train, val and test first."""
+    """Returns the files of each split, with train, val and test first."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:
@@ -220,7 +222,10 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
-    """Returns what `datasets` writes about each column: {"label": {"names": [...], "_type": "ClassLabel"}}."""
+    """Returns the features of the columns, from the metadata that Hugging Face `datasets` writes.
+
+    Example: {"label": {"names": [...], "_type": "ClassLabel"}}.
+    """
     if b"huggingface" not in metadata:
         return {}
     try:
@@ -263,7 +268,7 @@ def _is_integer(kind: Any) -> bool:
 def _choose(
     path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
 ) -> str:
-    """Returns the only fitting column, or the column with the expected name, or the column that the metadata name."""
+    """Returns the only fitting column, the column with the expected name, or the column that the metadata names."""
     columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
@@ -281,7 +286,7 @@ def _choose(
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Returns the classes that the files name, otherwise the numbers up to the largest label."""
+    """Returns the classes that the files name. Without names, returns the numbers up to the largest label."""
     (first, table), *others = tables.items()
     for name, other in others:
         if other.image != table.image:

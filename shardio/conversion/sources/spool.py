@@ -1,8 +1,8 @@
-"""The images of parquet files, read in place or from copies: the spool.
+"""Reads the images of parquet files, in place or from copies, which are called the spool.
 
-Parquet files have no random reads: one image costs its whole row group, and a conversion reads its sources in an order
-of its own. So the images are first copied out of the files, row group by row group in the order of storage, as plain
-bytes into OUT/.convert. The copies take as much room as all encoded images, until the set is published.
+Parquet files have no random reads: one image costs its whole row group, and a conversion may read its sources in
+shuffled order. So the images are first copied out of the files into OUT/.convert, as plain bytes, row group by row
+group in the order of storage. The copies take as much space as all encoded images, until the set is published.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NO_IMAGE = -1
 
 @dataclass(frozen=True)
 class TableFile:
-    """Facts of one parquet file, as a scan found them."""
+    """A parquet file as it was at the scan."""
 
     num_rows: int
     nbytes: int
-    """About the size of its images."""
+    """The approximate size of the file's images."""
     identity: str
 
 
@@ -46,19 +46,19 @@ class TableFile:
 class ParquetOrigin(Origin):
     """Images in a column of parquet files. Thread safe.
 
-    `spool` is the folder for the copies. Without it reads work too, and each costs a row group.
+    `spool` is the folder for the copies. Without the folder, every read of an image reads a row group.
     """
 
     folder: Path
     image: str
-    """The column: "image.bytes" of a struct."""
+    """The name of the column of images, such as "image", or "image.bytes" for a field of a struct."""
     files: Mapping[bytes, TableFile]
     spool: Path | None = None
 
     def read(self, source: Source) -> bytes:
-        """Raises FileNotFoundError if another process published the set and removed the spool.
+        """Returns an image from its copy, or from the parquet file if the copy is missing or damaged.
 
-        An image whose copy is damaged is read from the parquet file.
+        Raises FileNotFoundError if another process published the set and removed the spool.
         """
         where, number = _item(source)
         is_sound, image = (False, None) if self.spool is None else self._read_spool(where, number)
@@ -97,7 +97,8 @@ class ParquetOrigin(Origin):
         return replace(self, spool=folder)
 
     def _spool_path(self, where: bytes) -> Path:
-        """Its name includes the state of the parquet file, so copies of another state are never used."""
+        """Returns the path of a parquet file's copy. The name includes the state of the parquet file, so a copy of an
+        older state is never used."""
         assert self.spool is not None
         name = hashlib.sha256(b"%s\0%s" % (where, self.files[where].identity.encode())).hexdigest()
         return self.spool / f"{name[:32]}.images"
@@ -111,8 +112,9 @@ class ParquetOrigin(Origin):
         return sum(self.files[where].nbytes for where in self._missing())
 
     def prepare(self, report: Callable[[int], None]) -> None:
-        """Each file's copy is whole or absent, so the next call does what an interrupted call has left.
+        """Copies the images. See `Origin.prepare`.
 
+        The copy of a parquet file is complete or absent, so after an interrupted call, the next call copies the rest.
         Calls at the same time do the same work, and do not disturb each other. Memory is bounded by the images of a row
         group, or of a page in large row groups.
         """
@@ -140,7 +142,7 @@ class ParquetOrigin(Origin):
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns whether the copy of an image exists and is sound, and the image; None if the row has no image."""
+        """Returns (whether the copy of an image exists and is sound, the image, or None if the row has no image)."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
@@ -166,12 +168,15 @@ def _changed(path: Path) -> SourceError:
 
 
 def is_struct(kind: Any) -> bool:
-    """Whether a column of this type has columns of its own."""
+    """Whether an Arrow type is a struct, a column with columns of its own."""
     return str(kind).startswith("struct<")
 
 
 def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[list[memoryview | None]]:
-    """Yields the bytes of all rows, or of some row groups, a few rows at a time: views valid until the next few."""
+    """Yields the images of all rows, or of the rows in `row_groups`, in lists of a few rows.
+
+    The images are views, which are valid until the next list is yielded. None stands for a row without an image.
+    """
     batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
     for batch in batches:
         array = batch.column(0)

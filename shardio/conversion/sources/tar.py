@@ -1,7 +1,7 @@
-"""The members of a plain tar and their offsets, found from the headers alone: nothing between them is read.
+"""Lists the members of a plain tar and their offsets. Reads only the headers, not the content between them.
 
-tarfile reads the headers. But TarFile.next takes a damaged header for the end of the archive, so images would go
-missing without an error, and it keeps every member in memory. Here an archive is walked to its end mark or refused.
+tarfile parses the headers. But TarFile.next mistakes a damaged header for the end of the archive, so images would be
+lost without an error, and it keeps every member in memory. This module reads an archive up to its end mark, or raises.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class TarMember(NamedTuple):
 
     name: bytes
     offset: int
-    """The offset of its first byte in the file that holds the archive."""
+    """The offset of the member's first byte in the file that holds the archive."""
     nbytes: int
 
 
 class Archive:
-    """The bytes from `start` to `stop` of a seekable file, read as a tar. Not thread safe. `name` is for errors."""
+    """A tar in the bytes from `start` to `stop` of a seekable file. `name` is for errors. Not thread safe."""
 
     def __init__(self, name: str, file: IO[bytes] | io.BufferedReader, start: int, stop: int) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Archive:
         self.seek(start)
 
     def read(self, nbytes: int) -> bytes:
-        """Reads on from where the last read ended. Raises SourceError if the archive ends before."""
+        """Returns the next `nbytes` bytes. Raises SourceError if the archive ends before them."""
         offset = self.tell()
         data = self._file.read(nbytes) if 0 <= nbytes <= self.stop - offset else b""
         if len(data) != nbytes:
@@ -98,7 +98,7 @@ class Archive:
 
 @contextlib.contextmanager
 def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str | None = None) -> Iterator[Archive]:
-    """Opens a tar file, or a tar that is a member of one. Raises SourceError if it cannot be read or is compressed."""
+    """Opens a tar, or a tar inside a tar. Raises SourceError if the tar cannot be read or is compressed."""
     try:
         opened = open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with io.BufferedReader(opened, _READ_NBYTES) as file:
@@ -123,7 +123,7 @@ def check_plain(name: str, first_bytes: bytes) -> None:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block of a tar is the header of a member, going by its checksum."""
+    """Whether a block of a tar is the header of a member: whether it has the checksum of a header."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -149,7 +149,8 @@ def members(archive: Archive) -> Iterator[TarMember]:
 
 
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
-    """Runs generators to their ends, each on a thread. After an error or Ctrl-C all stop at their next item."""
+    """Returns the items of all generators. Each generator runs in a thread. After an error or Ctrl-C, all generators
+    stop at their next item."""
     stopped: list[None] = []
 
     def run(walk: Generator[T, None, None]) -> list[T]:
@@ -199,7 +200,7 @@ class _Walk(tarfile.TarFile):
 
 
 class _Header(tarfile.TarInfo):
-    """A header that is checked before tarfile reads on by it."""
+    """A header that is checked before tarfile uses it to find the next header."""
 
     def _proc_member(self, walk: Any) -> tarfile.TarInfo:  # which tarfile has for subclasses to override
         archive: Archive = walk.fileobj
@@ -218,7 +219,7 @@ class _Header(tarfile.TarInfo):
 
 
 def _check_records(archive: Archive, offset: int, content: bytes, is_global: bool) -> None:
-    """Checks the records of an extended header, "LENGTH KEY=VALUE\\n": tarfile ignores those that are damaged."""
+    """Checks the records of an extended header, "LENGTH KEY=VALUE\\n", as tarfile ignores damaged records."""
     while content:
         match = re.match(rb"([1-9]\d{0,6}) ([^=]+)=", content)
         length = int(match[1]) if match else 0
@@ -248,7 +249,7 @@ def _no_file(archive: Archive, offset: int, found: str) -> SourceError:
 
 
 def _check_end(archive: Archive, offset: int) -> None:
-    """Raises SourceError if another archive follows the end mark at `offset`: tar would not see it, nor would we."""
+    """Raises SourceError if another archive follows the end mark at `offset`, as its members would not be listed."""
     last = min(archive.stop - BLOCK_NBYTES, offset + _MAX_PADDING_NBYTES)
     for place in range(offset, last + 1, BLOCK_NBYTES):
         block = archive.read_at(place, BLOCK_NBYTES)

@@ -1,6 +1,6 @@
-"""A folder tree of classes, or of splits of classes, listed without opening a file.
+"""Lists a folder tree of classes, or of splits with class folders, without opening a file.
 
-Labels and order are the same as in torchvision's ImageFolder, so a model trained on either can be evaluated on the
+Labels and order are the same as in torchvision's ImageFolder, so a model trained with one can be evaluated with the
 other.
 """
 
@@ -24,11 +24,12 @@ from shardio.errors import SourceError
 
 
 def scan_tree(root: Path) -> Collection:
-    """Lists class folders, or folders of class folders named like splits: train, Validation, dev, ...
+    """Returns the images of class folders, or of class folders inside folders of splits: train, Validation, dev, ...
 
-    Classes are numbered in the order of their sorted names, with or without images; other splits use the numbers of the
-    first. Keys begin with the split's own name, not the folder's. Every regular file that is no clutter is a source.
-    The collection's `doubts` name possible mistakes in the layout. Raises SourceError for definite mistakes.
+    Classes are numbered in the order of their sorted names, with or without images. All splits use the numbers of the
+    first split. Keys begin with the name of the split in the set, such as val for the folder Validation. Every regular
+    file is a source, except clutter. The collection's `doubts` name possible mistakes in the layout. Raises SourceError
+    for definite mistakes.
     """
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing"
@@ -54,7 +55,7 @@ def scan_tree(root: Path) -> Collection:
 def _scan_splits(
     scan: _Scan, folders: list[str], named: dict[str, str]
 ) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
-    """Returns the classes, and the sources of each split. `named` has the set's names for folders of splits."""
+    """Returns (classes, sources of each split). `named` maps the folders of splits to the names of the splits."""
     check_split_words(scan.root, named, "Rename one of the folders, or move it elsewhere")
     if strangers := [name for name in folders if name not in named]:
         scan.ignored["folder beside the splits"] += len(strangers)
@@ -81,17 +82,17 @@ def _scan_splits(
 
 
 class _Scan:
-    """The walk over one tree. Not thread safe."""
+    """Scans one tree. Not thread safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ignored: Counter[str] = Counter()
         self.doubts: list[str] = []
         self._inside: dict[Path, list[str]] = {}
-        """The folders in each class folder that has any."""
+        """The names of the folders inside each class folder that has folders."""
 
     def doubt(self, full: list[str]) -> None:
-        """Adds to `doubts` what looks like a mistake in the classes. `full` are those that have images."""
+        """Adds possible mistakes in the classes to `doubts`. `full` are the classes that have images."""
         if len(full) == 1:
             hint = ""
             if len(self._inside) == 1:
@@ -114,16 +115,17 @@ class _Scan:
     def split(
         self, folder: Path, found: list[str], split: str = "", classes_of: tuple[str, tuple[str, ...]] | None = None
     ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-        """Returns the classes and sources of a folder. Its class folders, `found`, must be in `classes_of`, if given.
+        """Returns the classes and sources of a folder. `found` are its class folders.
 
-        Keys begin with `split` instead of the folder's own name.
+        If `classes_of` is given, raises SourceError for a class folder that is not in it. Keys begin with `split`
+        instead of the folder's own name.
         """
         first, classes = classes_of or (folder.name, tuple(found))
         unknown = sorted(set(found) - set(classes))
         if unknown:
             raise SourceError(
                 f"{folder / unknown[0]}: expected only classes of {first!r}, found the unknown class "
-                f"{unknown[0]!r} ({len(unknown)} unknown in all). Move folders that are no classes elsewhere, or "
+                f"{unknown[0]!r} ({len(unknown)} unknown in all). Move folders that are not classes elsewhere, or "
                 "convert the splits separately"
             )
         labels = {name: label for label, name in enumerate(classes)}
@@ -140,7 +142,7 @@ class _Scan:
         return classes, tuple(sources)
 
     def _files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """Yields (folder, file name) of all files at or below `top`. `above` identifies the folders on the way down."""
+        """Yields (folder, file name) of all files in or below `top`. `above` identifies the folders above."""
         inside = []
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
@@ -180,7 +182,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
-    """Returns the kind of an entry, or of a link's target. A link to nothing is a file, which will be refused."""
+    """Returns the kind of an entry, or of the target of a link. A broken link is a file, which will be refused."""
     try:
         if entry.is_dir():
             return "folder"

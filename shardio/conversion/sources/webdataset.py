@@ -1,7 +1,7 @@
-"""WebDataset tars: members with the same name up to its first dot are a sample, an image and its label.
+"""WebDataset tars: members whose names are equal up to the first dot form a sample, an image and its label.
 
-Keys are the paths of the images in a folder tree: [SPLIT/]CLASS/NAME. So samples made from such a tree, with or without
-its folders in their names, give the same set as the tree.
+Keys are the paths of the images in a folder tree: [SPLIT/]CLASS/NAME. So samples made from such a tree give the same
+set as the tree, whether or not the names of the samples include folders.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _RENAME = "Rename the tars or folders of one, or convert them separately"
 class _Sample(NamedTuple):
     tar: str
     name: str
-    """The name of the image; without a suffix if there is none."""
+    """The name of the image; the name of the sample, without a suffix, if there is no image."""
     place: Extent | Fault
     label: str
-    """As written; empty if there is none."""
+    """The label as written in the tar; "" if there is no label."""
 
 
 def scan_webdataset(src: Path) -> Collection:
-    """Lists the samples of a tar, of the tars at or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
+    """Returns the samples of a tar, of the tars in or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
 
     - Images are jpg, jpeg, png or webp.
     - Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all integers, or all class names.
-    - The folders or names of all tars name the split, or the first folder in all names of samples; else it is train.
-    - The order is the order in the tars. A sample without a label or image is a source that will be refused.
+    - The split is named by the tars' folders or names, or by the first folder of all samples; otherwise it is train.
+    - Samples keep the order of the tars. A sample without a label or an image is a source that will be refused.
 
     Raises SourceError if a tar is damaged, or if tars contradict each other.
     """
@@ -98,12 +98,12 @@ def scan_webdataset(src: Path) -> Collection:
 
 
 def is_pattern(src: Path) -> bool:
-    """Whether `src` is a pattern for many files, and no file itself."""
+    """Whether `src` is a pattern of file names, and not the name of an existing file."""
     return _MAGIC.search(str(src)) is not None and not os.path.lexists(src)
 
 
 def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
-    """Returns (a folder, the paths of all tars relative to it, counts of what else is there)."""
+    """Returns (a folder, the paths of all tars relative to the folder, counts of other files by kind)."""
     ignored: Counter[str] = Counter()
     if is_pattern(src):
         fixed = _MAGIC.split(str(src), maxsplit=1)[0]
@@ -124,7 +124,7 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
 
 
 def _expand(pattern: str) -> list[str]:
-    """Returns the files that a pattern names, in its order: braces as in a shell, then *, ? and []."""
+    """Returns the files that match a pattern, in the order of the pattern: braces as in a shell, then *, ? and []."""
     paths: dict[str, None] = {}
     missing = []
     names = list(islice(_expand_braces(pattern), _MOST_TARS + 1))
@@ -173,7 +173,7 @@ def _expand_braces(text: str) -> Iterator[str]:
 
 @dataclass
 class _Parts:
-    """Members of a tar that make up one sample."""
+    """The members of a tar that form one sample."""
 
     images: list[tuple[str, Extent]] = field(default_factory=list)
     cls: list[str | Fault] = field(default_factory=list)
@@ -181,7 +181,7 @@ class _Parts:
 
 
 def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
-    """Yields the samples of a tar, and for each other member the kind as which it is ignored."""
+    """Yields the samples of a tar, and a string for each ignored member: its kind, for the counts in the report."""
     found: dict[str, _Parts] = {}  # the parts of a sample need not be neighbours
     with open_archive(folder / tar) as archive:
         for member in members(archive):
@@ -234,7 +234,7 @@ def _read_text(content: bytes) -> str | Fault:
 
 
 def _read_json(content: bytes) -> list[str | Fault]:
-    """Returns no label if no field is one: a .json may be there for other things."""
+    """Returns the label in a .json, or a Fault if the label or file is invalid; [] if no field is a label."""
     try:
         document = json.loads(content)
         name = next((name for name in _LABEL_FIELDS if name in document), None) if isinstance(document, dict) else None
@@ -255,7 +255,7 @@ def _read_json(content: bytes) -> list[str | Fault]:
 
 
 def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str]:
-    """Returns the split of each sample; "" for all if nothing names one."""
+    """Returns the split of each sample, or "" for all samples if no name contains a split."""
     told = {tar: _word_of_tar(tar) for tar in tars}
     if all(told.values()):
         check_split_words(src, map(str.lower, told.values()), _RENAME)
@@ -275,7 +275,7 @@ def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str]:
 
 
 def _word_of_tar(tar: str) -> str:
-    """Returns the word for a split in the tar's folders, or else in its name: imagenet1k-validation-07.tar is val."""
+    """Returns the word for a split in the tar's folders or name: "validation" for imagenet1k-validation-07.tar."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
         found = {split: word for word in words if (split := known_split(word))}
