@@ -1,8 +1,8 @@
-"""`repair`: files that `verify` finds damaged in a set are made again from the sources, to the same bytes.
+"""`repair`: makes the files of a set that `verify` finds damaged again from the sources, with the same bytes.
 
-The tasks of damaged files are done again in the folder of the set. A new file replaces a damaged file only if it has
-the sha256 in the manifest. So a repair never makes a set worse, two repairs at the same time do no harm, a killed
-repair can be run again, and a reader keeps the damaged file that it has mapped.
+The tasks that made the damaged files run again in the folder of the set. A new file replaces a damaged file only if it
+has the sha256 in the manifest. So a repair never makes a set worse, two repairs at the same time do no harm, and a
+killed repair can be run again. A reader that has mapped a damaged file keeps the damaged file.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def repair(
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RepairReport:
-    """Makes the damaged files of the set in the folder `path` again from `src`, which it was converted from.
+    """Makes the damaged files of the set in the folder `path` again from `src`, the images it was converted from.
 
-    Reads the whole set to find them. `convert` describes `source`, `columns`, `masks` and `workers`. A damaged index
-    costs decoding all images of its split. `on_verify` is called, in any thread, with (bytes since the last call, bytes
-    in total); `on_progress` in this thread with (sources done, sources in total).
+    Reads the whole set to find damaged files. `convert` describes `source`, `columns`, `masks` and `workers`. To repair
+    a damaged index, all images of its split are decoded. `on_verify` is called, in any thread, with (bytes since the
+    last call, bytes in total); `on_progress` in this thread with (sources done, sources in total).
 
-    Raises ConvertError if `convert` did not make the set, if `src` lists other images now, or for files that come out
-    different: these are left as they are, and all others are repaired. Raises FormatError if the manifest is damaged,
-    and SetNotFoundError if there is no manifest.
+    Raises ConvertError if `convert` did not make the set, if `src` lists other images now, or if a file cannot be made
+    with the same bytes: such files are left as they are, and other files are repaired. Raises FormatError if the
+    manifest is damaged, and SetNotFoundError if there is no manifest.
     """
     folder = Path(os.path.abspath(path))
     if not isinstance(src, (str, os.PathLike)):
@@ -96,7 +96,7 @@ def repair(
     if work.faults:
         faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
         hint = (
-            ". Images were refused for their masks, too: give the folder of these by `--masks`" if masks_files else ""
+            ". Images were refused for their masks, too: give the folder of masks by `--masks`" if masks_files else ""
         )
         raise ConvertError(
             f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images have "
@@ -116,13 +116,13 @@ def repair(
 
 
 def _without_columns(manifest: Manifest, plan: Plan) -> set[str]:
-    """Returns the indexes that have columns, if the caller has not given their file."""
+    """Returns the files of indexes with columns, if the caller has not given the file of columns; else none."""
     indexes = [split.index for split in manifest.splits.values()]
     return {index.file for index in indexes if index.columns and plan.columns is None}
 
 
 def _without_masks(manifest: Manifest, plan: Plan) -> set[str]:
-    """Returns the files of the masks that `convert` has made, if the caller has not given their folder."""
+    """Returns the files of the masks that `convert` has made, if the caller has not given the folder of masks."""
     if "masks" not in manifest.provenance["conversion"] or any(spec.source == "file" for spec in plan.arrays):
         return set()
     arrays = [split.arrays[MASK] for split in manifest.splits.values() if MASK in split.arrays]
@@ -130,7 +130,7 @@ def _without_masks(manifest: Manifest, plan: Plan) -> set[str]:
 
 
 def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], sources: SourceOptions) -> Plan:
-    """Returns the plan of the set's conversion."""
+    """Returns the plan of the set's conversion. Raises ConvertError if SRC no longer gives that plan."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
         change = manifest.provenance.get("change")
@@ -160,7 +160,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
 
 
 def _readings(src: Path, source: SourceKind) -> Iterator[Collection]:
-    """Yields the collections that SRC may have been read as. The manifest decides between them."""
+    """Yields the collections that SRC may have been converted as: with empty classes, then without empty classes."""
     collection = scan(src, source, accept_layout=True, empty_classes="keep")
     yield collection
     if empty := find_empty(collection):
@@ -177,14 +177,14 @@ class _Repair:
         self.damaged = damaged
         self.repaired: list[str] = []
         self.faults: dict[str, str] = {}
-        """Why a file cannot be made again, by file."""
+        """The reason why a file cannot be made again, by name of the file."""
         splits = manifest.splits.values()
         self._shards = {shard.file: shard for split in splits for shard in split.shards}
         arrays = [file for split in splits for array in split.arrays.values() for file in array.files]
         self._entries: dict[str, FileEntry] = {**self._shards, **{file.file: file for file in arrays}}
 
     def run(self, workers: int, on_progress: Callable[[int, int], None]) -> None:
-        """Makes all damaged files again: shards and arrays first, as the others are made from their records."""
+        """Makes all damaged files again: shards and arrays first, then the files made from their records."""
         wanted = {file: entry.sha256 for file, entry in self._entries.items() if file in self.damaged}
         tasks = [replace(task, wanted=wanted) for task in self.plan.tasks if self._is_concerned(task)]
         done, total = 0, sum(len(task.sources) for task in tasks)
@@ -221,8 +221,10 @@ class _Repair:
         return not self.damaged.isdisjoint(files) or (has_refused and self.manifest.rejects.file in self.damaged)
 
     def _changes(self, task: ShardTask, record: ShardRecord, indexes: dict[str, Mapping[bytes, int]]) -> str:
-        """Returns the samples that differ from the published samples, if the index is sound. `indexes` keeps the crc32
-        of each key, by split."""
+        """Returns in words which samples differ from the published samples; "" if the index is damaged.
+
+        `indexes` caches the crc32 of each key, by split.
+        """
         index = self.manifest.splits[task.split].index
         if index.file in self.damaged:
             return ""
@@ -237,7 +239,7 @@ class _Repair:
         return f" ({len(changed)} samples differ: {named})"
 
     def _make_tables(self, name: str, records: Sequence[ShardRecord]) -> None:
-        """Makes a split's damaged index, and damaged checksums of its arrays, from the records of its tasks."""
+        """Makes a split's index and the checksums of its arrays, if damaged, from the records of its tasks."""
         split = self.manifest.splits[name]
         if split.index.file in self.damaged:
             rows = np.concatenate([record.rows for record in records])

@@ -1,1 +1,1 @@
-"""From pixels to files: shards, indexes, and at last the manifest."""
+"""Writes the files of a set: shards, indexes, and last the manifest."""

@@ -35,12 +35,13 @@ class Reject:
     detail: str
 
     def to_line(self) -> bytes:
-        """ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as `os.fsdecode` gives them."""
+        """Returns the line, ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as from
+        `os.fsdecode`."""
         return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
 
 
 def read_rejects(path: Path) -> list[Reject]:
-    """Reads a rejects.jsonl, which another program may have written. The FormatError names a line that is none."""
+    """Returns the refused sources in a rejects.jsonl. Raises FormatError with the number of the first invalid line."""
     rejects = []
     for number, line in enumerate(read_untrusted(path).splitlines(), start=1):
         try:
@@ -59,7 +60,7 @@ def read_rejects(path: Path) -> list[Reject]:
 
 @dataclass(frozen=True)
 class SplitContent:
-    """The finished shards of one split and their index rows, both in order, and its finished arrays."""
+    """The finished shards of one split and their index rows, both in order, and the split's finished arrays."""
 
     shards: Sequence[ShardEntry]
     rows: NDArray[np.void]
@@ -87,7 +88,7 @@ def publish_set(
     provenance: Mapping[str, Any],
     class_names: Sequence[str] = (),
 ) -> Manifest:
-    """Writes the indexes, rejects.jsonl and, last, the manifest. The set exists when this returns, or not at all."""
+    """Writes the indexes, rejects.jsonl and, last, the manifest, which publishes the set. Returns the manifest."""
     manifest = Manifest(
         sample_shape=sample_shape,
         classes=tuple(classes),

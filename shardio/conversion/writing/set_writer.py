@@ -1,4 +1,4 @@
-"""ShardWriter makes a set from arrays of the caller's."""
+"""ShardWriter makes a set from the caller's own arrays."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _OpenSplit:
     shards: list[ShardEntry] = field(default_factory=list)
     rows: list[IndexRows] = field(default_factory=list)
     loose_rows: IndexRows = field(default_factory=IndexRows)
-    """Of samples without pixels, which are in no shard."""
+    """The index rows of samples without pixels, which are not in a shard."""
     columns: dict[str, list[int | float]] = field(default_factory=dict)
     arrays: dict[str, ArrayWriter] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
@@ -91,21 +91,21 @@ class ShardWriter:
             for image, label in samples:
                 writer.append(image, label)
 
-    - `sample_shape`: (height, width, channels), or None for samples without pixels, which are made of `arrays`
+    - `sample_shape`: (height, width, channels), or None for samples that have `arrays` but no pixels
     - `labels`: "int64"; "float32" for numbers; ("float32", K) for vectors; None for no labels
     - `classes`: names of integer labels, or of the K numbers of a vector. Without names, integers may be any int64.
-      `class_names` are the names for people, in the same order
+      `class_names` are readable names in the same order
     - `columns`: numbers for each sample in the index, by name: `int` (int64) or `float` (float64)
     - `arrays`: values of a fixed shape for each sample, in files of their own, by name: (kind, dtype, shape)
-    - `squashed`: images were resized to the set's shape without regard to their aspect ratios, as by `--fit squash`;
-      a loader's transforms then treat each as a picture of its `source_size`
+    - `squashed`: images were resized to the set's shape without keeping their aspect ratios, as by `--fit squash`; a
+      loader's transforms then treat an image as a picture of its `source_size`
 
         arrays = {"mask": ("mask", "uint8", (224, 224)), "clip": ("array", "float16", (768,))}
         with ShardWriter("masked/", (224, 224, 3), arrays=arrays) as writer:
             writer.append(image, label, mask=mask, clip=vector)
 
     A "mask" has the height and width of the pictures; "boxes" are float32 (maximum number, 5): left, top, right, bottom
-    and label; an "image" is the picture in another size, uint8; an "array" is anything else. `out` must not exist or be
+    and label; an "image" is the picture in another size, uint8; an "array" is anything else. `out` must be missing or
     an empty folder. If the block raises, nothing is published or left in `out`. Not thread safe.
     """
 
@@ -149,7 +149,7 @@ class ShardWriter:
         if self._label_row not in (None, LABEL_ROW):
             self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
         if self.sample_shape is None and (squashed or not self.arrays):
-            raise ValueError("a set without pixels must have arrays, and nothing that was squashed")
+            raise ValueError("a set without pixels must have arrays, and cannot be squashed")
         check_names_fit(self.classes, self.class_names)
         self.squashed = squashed
         self._shard_nbytes = shard_nbytes
@@ -174,13 +174,13 @@ class ShardWriter:
         columns: Mapping[str, int | float] = MappingProxyType({}),
         **arrays: object,
     ) -> None:
-        """Adds one sample, copying it. What the set does not have is left out.
+        """Copies one sample into the set. Leave out the arguments for parts that the set does not have.
 
         - `image`: uint8 of the set's (height, width, channels)
         - `label`: an integer, a number or K numbers, as the set's `labels` say
-        - `key`: a name for the sample's origin, by default its number in the split. The longest key decides the width
-          of all rows of the index
-        - `source_size`: the original (height, width), by default the sample's own
+        - `key`: a name that says where the sample comes from, by default its number in the split. The longest key
+          decides the width of all rows of the index
+        - `source_size`: the original (height, width), by default that of the sample
         - `columns`: a number for each column of the set
         - other arguments: the values of the set's arrays, of the declared dtype and shape; there may be fewer boxes
 
@@ -232,7 +232,7 @@ class ShardWriter:
             self._finish_shard(state)
 
     def _check_label(self, label: Any) -> int | None:
-        """Returns a label of the index; None if the index has none."""
+        """Returns the label for the index; None if the index has no labels."""
         if self._label_row is None and label is not None:
             raise TypeError(f"label: the set has no labels (labels=None), found {label!r:.80}")
         if self._label_row != LABEL_ROW:

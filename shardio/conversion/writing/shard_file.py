@@ -1,7 +1,8 @@
 """Writes fixed-shape samples into one shard.
 
-Pixels are collected in blocks: a sample of any layout (say, a crop of a larger picture) is copied once, checksummed in
-place, and written with many others. While one block is written, the caller's threads can fill others.
+Pixels are collected in blocks: a sample of any memory layout (say, a crop of a larger picture) is copied once,
+checksummed in its block, and written together with many others. While a block is written, the caller's threads can fill
+other blocks.
 
 A large shard is written past the page cache (O_DIRECT): finding pages for bytes that are not read soon costs more than
 hashing them, and would push the sources out of the cache.
@@ -65,7 +66,7 @@ class IndexRows:
         return len(self.keys)
 
     def append(self, *, label: int | None, key: bytes, source_size: tuple[int, int], crc32: int) -> None:
-        """`label` is None if labels are no integers, or there are none; `source_size` is (height, width) in pixels."""
+        """Appends a row. `label` is None if labels are not integers, or missing; `source_size` is (height, width)."""
         self.labels.append(label)
         self.keys.append(key)
         self.source_heights.append(source_size[0])
@@ -73,7 +74,7 @@ class IndexRows:
         self.crc32s.append(crc32)
 
     def to_array(self, key_nbytes: int) -> NDArray[np.void]:
-        """Returns them as rows of an `index_dtype` with keys of this width."""
+        """Returns the rows as an array of `index_dtype` with keys of `key_nbytes` bytes."""
         has_label = None not in self.labels
         rows = np.zeros(len(self), index_dtype(key_nbytes, has_label=has_label))
         if has_label:
@@ -88,7 +89,7 @@ class IndexRows:
 def with_columns(
     rows: NDArray[np.void], columns: IndexColumns, values: Mapping[str, NDArray[np.generic]]
 ) -> NDArray[np.void]:
-    """Returns a copy of index rows with these columns added. `values` has one value per row for each of them."""
+    """Returns a copy of index rows with `columns` added. `values` has one value per row for each column."""
     extended = with_fields(rows, columns, has_label=has_label(rows.dtype))
     for name, _ in columns:
         extended[name] = values[name]
@@ -98,14 +99,14 @@ def with_columns(
 class ShardFileWriter:
     """Writes one shard under a temporary name. `finish` publishes it; leaving the `with` block without it discards it.
 
-    `reserve_samples` is the number of samples expected: the disk allocates room for them at once. Any other number of
-    samples works too, but the file is then read once more for its checksum. Not thread safe.
+    `reserve_samples` is the expected number of samples: the disk allocates space for them at once. A different number
+    of samples works too, but the file is then read once more for its checksum. Not thread safe.
 
         with ShardFileWriter(path, (256, 256, 3), reserve_samples=1000) as shard:
             shard.append(pixels, label=3, key=b"n01440764/x.JPEG", source_size=(375, 500))
             entry = shard.finish()
 
-    `append` copies. `take_block` and `write_block` are for a caller that makes samples in place.
+    `append` copies the pixels. `take_block` and `write_block` avoid the copy for a caller that makes samples in place.
     """
 
     def __init__(self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0) -> None:
@@ -145,7 +146,10 @@ class ShardFileWriter:
         return self
 
     def append(self, pixels: NDArray[np.uint8], *, label: int | None, key: bytes, source_size: tuple[int, int]) -> None:
-        """Copies one sample in. `pixels` has the shard's sample shape; `source_size` is (height, width) in pixels."""
+        """Copies one sample into the shard.
+
+        `pixels` has the shard's sample shape; `source_size` is (height, width) in pixels.
+        """
         if pixels.shape != self.sample_shape or pixels.dtype != np.uint8:
             raise ValueError(
                 f"expected uint8 pixels of shape {self.sample_shape}, found {pixels.dtype} of shape {pixels.shape}"
@@ -160,26 +164,26 @@ class ShardFileWriter:
             self._flush()
 
     def _flush(self) -> None:
-        """Writes what `append` has collected."""
+        """Writes the samples that `append` has collected."""
         block, self._block = self._block, None
         if block is not None:
             self.write_block(block, range(self._filled))
         self._filled = 0
 
     def take_block(self) -> NDArray[np.uint8]:
-        """Returns memory for the next samples, (n, *sample_shape), with arbitrary content and the same n each time.
+        """Returns a block for the next samples, (n, *sample_shape), with arbitrary content. n is the same at each call.
 
-        The caller owns it until `write_block`. Waits if two blocks are still to be written, which bounds memory, and
-        raises OSError if a write has failed.
+        The caller owns the block until it calls `write_block`. Waits while two blocks are being written, which bounds
+        memory, and raises OSError if a write has failed.
         """
         if len(self._writing) == _MOST_WRITING:
             return self._oldest_written()
         return _make_block(self.sample_shape)
 
     def write_block(self, block: NDArray[np.uint8], kept: Sequence[int]) -> None:
-        """Hashes the samples in the rows `kept`, in ascending order, and writes them in another thread.
+        """Hashes the samples in the rows `kept` of the block, and writes them in another thread.
 
-        The caller appends their rows of the index, and must not touch the block any more.
+        `kept` is in ascending order. The caller appends the samples to `rows`, and must no longer use the block.
         """
         runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
         for run in runs:
@@ -212,13 +216,13 @@ class ShardFileWriter:
         self._direct = False
 
     def _oldest_written(self) -> NDArray[np.uint8]:
-        """Waits until the next block is written, and returns it. Raises OSError if that failed."""
+        """Waits until the oldest waiting block is written, and returns it. Raises OSError if the write failed."""
         written, block = self._writing.popleft()
         written.result()
         return block
 
     def finish(self) -> ShardEntry:
-        """Completes the shard and publishes it; returns its manifest entry. Raises ValueError if it has no sample."""
+        """Completes and publishes the shard, and returns its manifest entry. Raises ValueError if it has no sample."""
         entry = self.complete()
         self.publish()
         return entry
@@ -226,7 +230,7 @@ class ShardFileWriter:
     def complete(self) -> ShardEntry:
         """Writes the last samples, still under the temporary name, and returns the manifest entry.
 
-        Nothing can be written after that. Raises ValueError if the shard has no sample.
+        No more samples can be appended. Raises ValueError if the shard has no sample.
         """
         num_samples = len(self.rows)
         if not num_samples:
@@ -248,7 +252,7 @@ class ShardFileWriter:
         return ShardEntry(self.path.name, nbytes, sha256, num_samples)
 
     def publish(self) -> None:
-        """Makes the completed shard durable, and gives it its name."""
+        """Flushes the completed shard to disk, and renames it to its final name."""
         self._file.commit()
 
     def __exit__(self, *_: object) -> None:
@@ -260,7 +264,7 @@ class ShardFileWriter:
 
 
 def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
-    """Returns BLOCK_NBYTES or more of whole samples, and of whole pages where few samples make some."""
+    """Returns a block of whole samples of at least BLOCK_NBYTES, and of whole pages unless samples are too large."""
     nbytes = sample_nbytes(sample_shape)
     count = max(1, -(-BLOCK_NBYTES // nbytes))
     whole = ALIGNMENT // math.gcd(ALIGNMENT, nbytes)
@@ -270,6 +274,6 @@ def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
 
 
 def _stretches(numbers: Sequence[int]) -> list[NDArray[np.intp]]:
-    """Returns the stretches of consecutive numbers; an empty one if there are no numbers."""
+    """Returns the numbers split into runs of consecutive numbers; a single empty run if there are no numbers."""
     array = np.asarray(numbers, np.intp)
     return np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
