@@ -116,13 +116,14 @@ def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -
     for name, split in parent.manifest.splits.items():
         if split.arrays:
             raise ConvertError(
-                f"{parent.folder}: split {name!r} has arrays ({', '.join(split.arrays)}), which new images have not: "
-                "leave them out by `--only-common`, from Python `only_common=True`, and add arrays of all samples later"
+                f"{parent.folder}: split {name!r} has arrays ({', '.join(split.arrays)}), which new images do not "
+                "have: leave them out by `--only-common`, from Python `only_common=True`, and add arrays of all "
+                "samples later"
             )
         if split.index.columns and not has_columns:
             raise ConvertError(
                 f"{parent.folder}: split {name!r} has columns ({', '.join(c for c, _ in split.index.columns)}): give "
-                "those of the new images by `--columns`, or leave them out by `--only-common`"
+                "the columns of the new images by `--columns`, or leave them out by `--only-common`"
             )
 
 
@@ -139,7 +140,7 @@ def _options_of(parent: Parent) -> ConvertOptions:
     if not found or not fits or found[0].sample_shape != parent.manifest.sample_shape:
         what = "several conversions with different options" if found else "a set that `convert` did not make"
         raise ConvertError(
-            f"{parent.folder}: expected one way in which its images were converted, found {what}: convert the new "
-            "images by `shardio convert` as you choose, and merge both sets by `shardio merge`"
+            f"{parent.folder}: expected images that were all converted with the same options, found {what}: "
+            "convert the new images by `shardio convert`, and merge both sets by `shardio merge`"
         )
     return found[0]

@@ -99,8 +99,8 @@ def _claim(plan: Plan, run_file: Path) -> bool:
             if published(plan) is not None:
                 return False
             raise ConvertError(
-                f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that one with its own "
-                "options, or remove the folder, or convert into a new one"
+                f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that conversion with "
+                "its own options, remove the folder, or convert into a new folder"
             ) from None
     for folder in (work, out):
         sweep_temporaries(folder)

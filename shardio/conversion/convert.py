@@ -263,7 +263,7 @@ class Conversion:
         if room + copied > free:
             copies = f" and {copied:,} for copies of the images until the set is published" if copied else ""
             raise SpaceError(
-                f"{plan.out}: expected room for {room:,} bytes more ({plan.nbytes:,} in all){copies}, found {free:,} "
+                f"{plan.out}: expected room for {room:,} more bytes ({plan.nbytes:,} in all){copies}, found {free:,} "
                 "free. Make room, or choose a smaller size"
             )
 

@@ -71,7 +71,7 @@ def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> byt
         except DecodeError:
             return UNREAD
         if not isinstance(data, bytes):
-            raise TypeError(f"expected the bytes of a file, found what a dataset gives for {source.key!r}")
+            raise TypeError(f"expected the bytes of a file, found an item of a dataset for {source.key!r}")
         return hash_source(data)
 
     with ThreadPoolExecutor(threads, "shardio-hash") as pool:

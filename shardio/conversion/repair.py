@@ -136,8 +136,8 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         change = manifest.provenance.get("change")
         if isinstance(change, dict):
             raise ConvertError(
-                f"{folder}: expected a set that `convert` has made, found one that {change.get('operation')!r} made of "
-                "another: repair that one, and make this set of it again"
+                f"{folder}: expected a set that `convert` has made, found one that {change.get('operation')!r} made "
+                "from another set: repair the other set, and make this set from it again"
             )
         raise ConvertError(f"{folder}: expected a set that `convert` has made, found another: copy it again")
     try:

@@ -365,7 +365,7 @@ def test_a_repair_of_one_set_replaces_its_file_and_writes_to_none_of_another(
     assert contents(out) == before
     assert (new / "train-00000.npy").read_bytes() == damaged
     assert not (new / "train-00000.npy").samefile(out / "train-00000.npy")
-    with pytest.raises(ConvertError, match="found one that 'change' made of another: repair that one"):
+    with pytest.raises(ConvertError, match="found one that 'change' made from another set: repair the other"):
         repair(new, image_tree, workers=1)
 
 
@@ -1157,7 +1157,7 @@ def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
     with pytest.raises(ConvertError, match="found several conversions with different options"):
         append(tmp_path / "both", more, new)
     change(tmp_path / "a", tmp_path / "c", arrays={"clip": np.zeros(12)}, split="train")
-    with pytest.raises(ConvertError, match=r"has arrays \(clip\), which new images have not"):
+    with pytest.raises(ConvertError, match=r"has arrays \(clip\), which new images do not have"):
         append(tmp_path / "c", more, new)
     assert left_beside(tmp_path) == []
     append(tmp_path / "c", more, new, only_common=True, workers=1)

@@ -761,7 +761,7 @@ def test_too_little_space_is_told_before_anything_is_written(
     needed = 6 * 4096 + 18 * SIZE * SIZE * 3
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, needed - 1))
-        with pytest.raises(SpaceError, match=f"expected room for {needed:,} bytes more") as caught:
+        with pytest.raises(SpaceError, match=f"expected room for {needed:,} more bytes") as caught:
             convert(image_tree, out, **OPTIONS)
         assert str(caught.value).startswith(f"{out}: ")
         assert f"found {needed - 1:,} free" in str(caught.value)

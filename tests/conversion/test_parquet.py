@@ -622,7 +622,7 @@ def test_too_little_space_is_told_with_what_the_copies_need(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, shards + 1000))
         pattern = (
-            rf"expected room for {shards:,} bytes more .* and [\d,]+ for copies of the images until the set is publ"
+            rf"expected room for {shards:,} more bytes .* and [\d,]+ for copies of the images until the set is publ"
         )
         with pytest.raises(SpaceError, match=pattern):
             convert(src, out, **OPTIONS)

@@ -144,7 +144,7 @@ def test_a_damaged_header_is_no_end_of_the_archive(start: int, place: int) -> No
     data[start + place] ^= 0x41
     message = refused(bytes(data))
     assert message.startswith(f"x.tar: expected the header of a member at byte {start:,}, found ")
-    assert ("it is no tar" if start == 0 else "damage") in message
+    assert ("it is not a tar" if start == 0 else "damage") in message
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ class Terms:
             ) from None
         if self.origin.fingerprints((self.source,)) != [self.fingerprint]:
             raise ConvertError(
-                f"{host} does not find {self.source.key!r} in the sources as it is where the conversion was started. "
-                "SRC must be the same on all machines, under the same name"
+                f"{host} does not find {self.source.key!r} in the sources, or the file's size or time differs from the "
+                "machine that started the conversion. SRC must be the same on all machines, under the same name"
             )
 
 

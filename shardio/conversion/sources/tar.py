@@ -195,7 +195,7 @@ class _Walk(tarfile.TarFile):
         except (tarfile.HeaderError, UnicodeError, RecursionError) as error:
             if archive.read_at(self.offset, BLOCK_NBYTES) == _ZEROS:
                 return None
-            found = "other bytes: it is no tar" if self.offset == archive.start else f"damage: {error}"
+            found = "other bytes: it is not a tar" if self.offset == archive.start else f"damage: {error}"
             raise archive.error(self.offset, "the header of a member", found) from None
 
 
