@@ -139,7 +139,7 @@ def python_line(result: BenchResult, chosen: LoaderSpeed) -> str:
 
 
 def summary(result: BenchResult) -> Iterator[str]:
-    """Yields lines of at most 100 characters, unless the set's path is long."""
+    """Yields the lines that summarise a benchmark, at most 100 characters each unless the set's path is long."""
     shape, machine = " x ".join(map(str, result.sample_shape)), result.machine
     cached = "" if result.resident_share is None else f", {result.resident_share:.0%} in the page cache before"
     devices = "".join(f", {device}: {name}" for device, name in machine["devices"].items())

@@ -56,7 +56,7 @@ def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bo
 
 
 def tell_room(room: Room) -> None:
-    """Announces copies."""
+    """Prints how much a command will copy, if it copies anything."""
     if room.copied_nbytes:
         say(
             f"shardio: copying {bytes_text(room.copied_nbytes)}, as the files cannot be shared with the old set by "

@@ -43,9 +43,9 @@ def _parse_background(text: str) -> tuple[int, int, int]:
 
 
 def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Checks now that a file which is written at the end has a folder."""
+    """Raises BadParameter if the folder of the file does not exist: before the work, not when the file is written."""
     if value is not None and not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"expected a file in a folder that exists; found {str(value)!r}")
+        raise click.BadParameter(f"the folder of the file must exist; found {str(value)!r}")
     return value
 
 
@@ -107,7 +107,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 
 
 def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
-    """Converts, and prints progress and the result. `options` are options of `shardio.convert`."""
+    """Converts SRC to OUT, and prints progress and the result. `options` are options of `shardio.convert`."""
     import shardio.conversion.convert as converter
     from shardio.conversion.report import run_with_bar
     from shardio.system.files import write_output

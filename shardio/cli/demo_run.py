@@ -1,4 +1,4 @@
-"""What `shardio demo` does with a set: it reads some epochs at full speed, then trains a small network."""
+"""Reads some epochs of a set at full speed, then trains a small network on it, for `shardio demo`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REPORTS = 6
 
 
 def run_demo(out: Path, steps: int) -> None:
-    """Reads and trains on the set in `out`."""
+    """Reads some epochs of the set in `out`, trains on it for `steps` steps, and prints speed and accuracy."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _read(out, device)
     _train(out, device, steps)
@@ -41,7 +41,7 @@ def _read(out: Path, device: torch.device) -> None:
 
 
 def _small_net(channels: int, num_classes: int) -> nn.Module:
-    """Returns four convolutions and a head for pictures of _TRAIN_PIXELS: enough to learn which label a picture has."""
+    """Returns a network of four convolutions and a head that classifies pictures of _TRAIN_PIXELS pixels a side."""
     layers: list[nn.Module] = []
     for before, after in pairwise((channels, 32, 64, 128, 128)):
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
@@ -49,7 +49,7 @@ def _small_net(channels: int, num_classes: int) -> nn.Module:
 
 
 def _shrunk(images: torch.Tensor) -> torch.Tensor:
-    """Returns the loader's uint8 pictures as the network takes them."""
+    """Returns uint8 pictures of the loader as input of the network: smaller, and as floats."""
     return (nn.functional.interpolate(images.float(), _TRAIN_PIXELS, mode="area") - 128) / 64
 
 
@@ -88,7 +88,7 @@ def _train(out: Path, device: torch.device, steps: int) -> None:
 
 @torch.inference_mode()
 def _evaluate(model: nn.Module, out: Path, device: torch.device) -> float:
-    """Returns the accuracy on `val`. tail="short" gives each sample exactly once."""
+    """Returns the accuracy on the split `val`. Reads each sample exactly once, by tail="short"."""
     model.eval()
     right = total = 0
     with ShardLoader(out, batch_size=256, split="val", shuffle=False, tail="short", device=device) as loader:

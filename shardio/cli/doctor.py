@@ -35,7 +35,7 @@ def doctor(out: str | None, cache: str | None, as_json: bool) -> None:
     silent: list[Advice] = []
 
     def looked(what: str, look: Callable[[], T], lines: Callable[[T], Iterable[str]]) -> T | None:
-        """Prints and returns what was found; None if there was no answer."""
+        """Returns look() and prints its lines; returns None if there is no answer in time."""
         try:
             state = doctor.within(what, look)
         except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""`shardio find` and `shardio extract`: samples that match, as text and as files."""
+"""`shardio find` and `shardio extract`: print samples that match conditions, or write them as files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def find(
 
 
 def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[IndexedSplit, Any]]:
-    """Yields (split, (number, label, key) of some of its samples)."""
+    """Yields (split, records) in chunks. Records have number, label and key of the samples found."""
     from shardio.sets.index import labels_of
 
     for split, samples in zip(indexed.splits, found, strict=True):
@@ -67,7 +67,7 @@ def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator
 
 
 def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
-    """Prints a line for each sample. With several splits, its split comes first."""
+    """Prints a line for each sample. With several splits, the line begins with the split."""
     from shardio.reading.sample import class_text
 
     names = [shortened(name, _WIDEST_CLASS) for name in indexed.manifest.class_names or indexed.manifest.classes]
@@ -91,7 +91,7 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
 
 
 def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
-    """Prints one object, in pieces."""
+    """Prints the samples as one JSON object, piece by piece."""
     classes, names = indexed.manifest.classes, indexed.manifest.class_names
     head = {"path": indexed.place, "num_samples": sum(map(len, found))}
     click.echo(json.dumps(head)[:-1] + ', "samples": [', nl=False)
@@ -146,7 +146,7 @@ def extract(
 
     selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
     if selection.is_all:
-        raise click.UsageError("say which samples: with --indices alone, or with --class, --key and --where")
+        raise click.UsageError("choose samples: with --indices alone, or with --class, --key and --where")
     shards = open_shards(out, split)
     chosen = selection.samples(shards.index, shards)
     if not len(chosen):

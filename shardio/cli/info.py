@@ -84,7 +84,7 @@ def _difference_lines(differences: Mapping[str, Sequence[str]]) -> Iterator[str]
 
 @dataclass(frozen=True)
 class _Counts:
-    """What the index of a split says in numbers, or why it was not read."""
+    """Counts from the index of a split, or the reason why the index was not read."""
 
     classes: list[tuple[int, int]] = field(default_factory=list)
     """(label, samples), rarest first."""
@@ -115,7 +115,7 @@ def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _
 
 
 def _in_use(storage: Storage, split: SplitEntry) -> list[int]:
-    """Returns how many different stored rows each order of the split names."""
+    """Returns for each order of the split how many different stored rows it refers to."""
     import numpy as np
 
     from shardio.format.layout import HEADER_NBYTES
@@ -190,7 +190,7 @@ def _summary(
     counts: Mapping[str, _Counts],
     verbose: bool,
 ) -> Iterator[str]:
-    """Yields what matters first."""
+    """Yields the lines about a set, the most important first."""
     from shardio.sets.history import describe_making, flattened
     from shardio.sets.levels import first_split, stored_levels
     from shardio.sets.names import is_url
@@ -230,7 +230,7 @@ def _summary(
 
 
 def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
-    """Yields the samples of the rarest and the most frequent classes, and the spread of sizes and columns."""
+    """Yields lines with the rarest and the most frequent classes, and minimum, median and maximum of columns."""
     if counts.reason:
         yield f"  classes {counts.reason}"
         return
@@ -260,7 +260,7 @@ def _class_counts(manifest: Manifest, split: str, classes: Sequence[tuple[int, i
 
 
 def _counted_classes(manifest: Manifest, classes: Sequence[tuple[int, int]]) -> str:
-    """Returns each class with its samples: by its name and what people call it, or by its label."""
+    """Returns each class and its number of samples as text. A class without a name is shown by its label."""
     names, called = manifest.classes, manifest.class_names
     words = []
     for label, count in classes:
@@ -274,7 +274,7 @@ def _number(number: float) -> str:
 
 
 def _use(place: str, manifest: Manifest) -> str:
-    """Returns the call that trains on the set."""
+    """Returns the line of Python that opens the set for training."""
     from shardio.sets.levels import first_split
     from shardio.sets.names import is_url
 
@@ -288,12 +288,12 @@ def _use(place: str, manifest: Manifest) -> str:
 
 
 def _fact(title: str, text: str, whole: bool) -> list[str]:
-    """Returns a text after a title: at most three lines, unless `whole`."""
+    """Returns the lines of a title and its text: at most three lines, unless `whole`."""
     return wrapped(text, f"  {title:<7} ", " " * 10, None if whole else 3)
 
 
 def _arrays(split: SplitEntry, in_use: list[int] | None) -> Iterator[str]:
-    """Yields a table of the split's arrays, if there are any."""
+    """Yields the lines of a table of the split's arrays; nothing if there are none."""
     arrays = split.arrays.items()
     columns = [
         Column("array", [name for name, _ in arrays]),

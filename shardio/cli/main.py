@@ -1,10 +1,10 @@
-"""The command line: options in, exit code out.
+"""The command line.
 
-0 is success, 1 an error in the world (a bad file, a full disk, damage found), 2 wrong usage, 130 interrupted. Errors
-are one or two lines on stderr, and some more where a list has many faults. Results go to stdout, as JSON with
-`--json`; progress bars go to stderr if that is a terminal.
+Exit codes are 0 for success, 1 for an error (a bad file, a full disk, damage found), 2 for wrong usage, 130 for an
+interrupt. Errors are one or two lines on stderr, or a few more if a list has many errors. Results go to stdout, as JSON
+with `--json`; progress bars go to stderr if stderr is a terminal.
 
-Related commands share a module. Commands import slow libraries only when they run, so help and mistakes are answered at
+Related commands share a module. Commands import slow libraries only when they run, so help and usage errors appear at
 once, and `shardio info` never loads torch.
 """
 
@@ -65,7 +65,7 @@ COMMANDS = {
 
 
 class _Group(click.Group):
-    """Lists commands by purpose, and suggests the command that was meant. click itself suggests from 8.4 on."""
+    """A group that lists commands by purpose, and suggests a command for a mistyped one, as click does from 8.4 on."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         calls = {
@@ -115,7 +115,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """The console script. Turns every expected error into a line on stderr and an exit code."""
+    """Runs the console script. Turns every expected error into a line on stderr and an exit code."""
     # The next file that is opened gets the number of a standard descriptor that is closed, and what goes there.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)
@@ -133,7 +133,7 @@ def main() -> NoReturn:
 
 
 def _end_at_once(codes: Sequence[int]) -> None:
-    """Ends the process without taking torch apart, which would take most of the time that a Ctrl-C may."""
+    """Ends the process without Python's clean-up, because the clean-up of torch makes a Ctrl-C slow."""
     if codes:  # or there is a traceback to be printed
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ def _fail(text: object, hint: str = "") -> int:
 
 
 def _run() -> int:
-    """Runs the command that sys.argv says, and returns the exit code."""
+    """Runs the command in sys.argv, and returns the exit code."""
     try:
         cli(prog_name="shardio", standalone_mode=False)
     except SystemExit as verdict:  # a command that checks something ends so

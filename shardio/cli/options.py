@@ -1,6 +1,6 @@
 """Types of options, and the options that several commands share.
 
-A function `parse_...` returns a value, or raises ValueError with the expected form.
+A function `parse_...` returns the value of a text, or raises ValueError with the expected form as its message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
-    """Returns a callback that parses an option; None if it has neither a value nor a default."""
+    """Returns a callback that parses the value of an option. The callback returns None if there is no value."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
         if value is None:
@@ -35,7 +35,7 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
 
 
 def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Returns a decorator that adds several options. Help lists them in this order."""
+    """Returns a decorator that adds several options to a command. Help lists the options in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -88,12 +88,12 @@ def parse_part(text: str) -> tuple[int, int]:
 
 def parse_count(text: str, least: int = 1) -> int:
     if not re.fullmatch(r"\d+", text) or int(text) < least:
-        raise ValueError(f"numbers from {least} on, such as 1,2,4")
+        raise ValueError(f"numbers of at least {least}, such as 1,2,4")
     return int(text)
 
 
 def each(parse: Callable[[str], T], word: str | None = None) -> Any:
-    """Returns the callback of an option with values separated by commas, without repeats. `word` stands for None."""
+    """Returns a callback that parses values separated by commas, and drops repeats. The text `word` means None."""
 
     def parse_each(text: str) -> tuple[T | None, ...]:
         parts = [part.strip() for part in text.split(",")]
@@ -112,7 +112,7 @@ folder = click.Path(path_type=Path)
 output_file = click.Path(path_type=Path, dir_okay=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 set_argument = click.argument("out", callback=_find_set)
-"""The folder of a set. The catalogue may find it by its name."""
+"""The argument OUT: the folder of a set, or the set's name in the catalogue."""
 
 
 def workers_option(help: str, default: int | None = None) -> Callable[[Command], Command]:
@@ -188,7 +188,7 @@ conditions = together(
         help="Comparison with a column of the index, such as 'source_width < 500'. Samples must match all of them.",
     ),
 )
-"""The conditions that choose samples, named as in `Selection`, whose `classes` is `selected`."""
+"""The options that choose samples. Parameters are named like the fields of `Selection`, but --class is `selected`."""
 
 splits_option = click.option(
     "--split",
@@ -199,17 +199,17 @@ splits_option = click.option(
 
 
 def parse_indices(text: str) -> list[int] | Path:
-    """Parses integers separated by commas, and ranges such as 3-7; or the name of a file of numbers."""
+    """Returns the integers of a text such as 5,17 or 3-7; or the path, if the text names a file of integers."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
             if text.endswith(".npy") or os.path.exists(text):
                 return Path(text)
-            raise ValueError("numbers such as 5,17 or 0-23, or an NPY file of them")
+            raise ValueError("numbers such as 5,17 or 0-23, or an NPY file of numbers")
         numbers += range(int(first), min(int(last or first), int(first) + _MOST_NUMBERS) + 1)
         if len(numbers) > _MOST_NUMBERS:
-            raise ValueError(f"at most {_MOST_NUMBERS:,} numbers, or an NPY file of them")
+            raise ValueError(f"at most {_MOST_NUMBERS:,} numbers, or an NPY file of numbers")
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""The output of commands: lines, JSON, tables, and amounts as people read them."""
+"""The output of commands: lines, JSON, tables, and human-readable amounts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MOST_SHOWN = 12
 
 
 def say(line: str, err: bool = False) -> None:
-    """Prints one line, whatever characters are in it."""
+    """Prints one line. Escapes characters that the terminal cannot show."""
     click.echo(printable(line), err=err)
 
 
 def show(result: Mapping[str, Any] | Iterable[str]) -> None:
-    """Prints the result of a command: facts as one JSON object, or lines of text."""
+    """Prints the result of a command: a mapping as one JSON object, or lines of text."""
     if isinstance(result, Mapping):
         click.echo(json.dumps(result))
         return
@@ -42,7 +42,7 @@ def next_step(*words: object) -> str:
 
 
 def next_view(out: object, split: str, samples: Sequence[int]) -> str:
-    """Returns the last line of a command that has found samples: the command that shows the first of them."""
+    """Returns the last line of a command that found samples: the `shardio view` command that shows the first ones."""
     words = [] if split == "train" else ["--split", split]
     return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
 
@@ -57,7 +57,7 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
-    """Yields lines with two spaces between columns, or one if they would be wider than `width`."""
+    """Yields the lines of a table, with two spaces between columns, or one if the lines would exceed `width`."""
     has_above = any(column.above for column in columns)
     padded = []
     for column in columns:
@@ -70,9 +70,10 @@ def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
 
 
 def wrapped(text: str, first: str, rest: str, most: int | None = None) -> list[str]:
-    """Returns a text in at most `most` lines of 80 columns, which begin with `first`, and then with `rest`.
+    """Returns a text wrapped to at most `most` lines of 80 columns.
 
-    Words stay whole, because they may be paths or parts of commands.
+    The first line begins with `first`, the others with `rest`. Words are never split, because they may be paths or
+    parts of commands.
     """
     return textwrap.wrap(
         printable(text),
@@ -103,7 +104,7 @@ def some(numbers: Sequence[int], most: int = 16) -> str:
 
 @contextlib.contextmanager
 def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
-    """Prints after some seconds which servers the command waits for, and for how long at most."""
+    """Prints, if the block takes some seconds, which servers it waits for, and for how long at most."""
     from shardio.sets.names import is_url, without_credentials
     from shardio.sets.remote import SMALL_FILE_SECONDS
 

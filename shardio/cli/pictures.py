@@ -31,9 +31,9 @@ sheet_options = together(
 
 
 def read_chain(text: str, num_classes: int) -> Transform:
-    """Returns the recipe with this name, or the transform that `Transform.to_dict` stored in this JSON file.
+    """Returns the recipe named `text`, or the transform in the JSON file `text`, as `Transform.to_dict` returned it.
 
-    Raises ValueError if it is neither.
+    Raises ValueError if `text` is neither.
     """
     from shardio.augment import Transform, from_dict, recipe
     from shardio.system.opening import read_untrusted
@@ -63,7 +63,7 @@ def normalizes(transform: object) -> Iterator[Any]:
 
 
 def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
-    """Returns pictures (B, C, H, W) of any type as uint8 (B, H, W, C), with the transform's Normalize undone.
+    """Returns pictures (B, C, H, W) of any dtype as uint8 (B, H, W, C), and undoes the transform's Normalize.
 
     Floating-point levels are from 0 for black to 1 for white.
     """
@@ -106,6 +106,6 @@ def show_sheet(
         say(f"{output}: {image.width} x {image.height} pixels")
         return
     if not sys.stdout.isatty():
-        raise ValueError("expected a terminal, or a file for the sheet: --output sheet.png")
+        raise ValueError("stdout is not a terminal: write the sheet to a file, with --output sheet.png")
     for line in in_blocks(pictures, captions, shutil.get_terminal_size().columns, group=group):
         click.echo(line)

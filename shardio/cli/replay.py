@@ -111,7 +111,7 @@ def replay(
         found = loader.state_dict()
         batch = next(iter(loader), None)
         if batch is None:
-            raise ValueError(f"expected a step of the epoch, which has {len(loader)} for each rank; found none there")
+            raise ValueError(f"there is no batch at this place: the epoch has {len(loader)} steps on each rank")
         views, parts = _parts(batch, has_images=loader.shards.has_pixels)
         numbers = parts["indices"].tolist()
         if save is not None:
@@ -124,16 +124,16 @@ def replay(
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    """Returns the loader's state in a file: JSON, or what torch.save wrote, in which the first one that is found."""
+    """Returns the loader's state in a file: JSON or a checkpoint of torch.save. Returns the first state it contains."""
     from shardio.system.opening import read_untrusted
 
     try:
         document = json.loads(read_untrusted(path)) if path.suffix == ".json" else _load_checkpoint(path)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected JSON, or a checkpoint of torch; found: {error}") from None
+        raise ValueError(f"{path}: neither JSON nor a checkpoint of torch: {error}") from None
     for found in _states_in(document):
         return found
-    raise ValueError(f"{path}: expected what state_dict() of a ShardLoader returned, in it or inside; found none")
+    raise ValueError(f"{path}: the file contains no state that state_dict() of a ShardLoader returned")
 
 
 def _load_checkpoint(path: Path) -> Any:
@@ -162,14 +162,14 @@ def _states_in(value: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
 def _go_to(loader: ShardLoader, state: Mapping[str, Any] | None, epoch: int, step: int, consumed: int | None) -> None:
     if state is None:
         if consumed is None and step >= len(loader):
-            raise ValueError(f"--step: expected one of the {len(loader)} of an epoch, from 0 on; found {step}")
+            raise ValueError(f"--step must be from 0 to {len(loader) - 1}, the steps of an epoch; found {step}")
         before = step * loader.batch_size * loader.world.world_size if consumed is None else consumed
         state = {**loader.state_dict(), "epoch": epoch, "consumed": before}
     loader.load_state_dict(state)
 
 
 def _parts(batch: tuple[Any, ...], *, has_images: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the views of the images, if there are any, and the other parts of a batch by name."""
+    """Returns the views of a batch's images, or () without images, and the other parts by name."""
     parts = list(batch)
     more = parts.pop() if isinstance(parts[-1], dict) else {}
     named = {"indices": parts.pop()}

@@ -108,7 +108,7 @@ def _listed_facts(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] 
 
 
 def _listed(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
-    """The table says whether sets are cached only if --cache is given, and their root only if there are several."""
+    """Yields the table of sets, with the cache's state if `copies` is given, and the root if there are several."""
     found = [(listing, entry) for listing in listings for entry in listing.sets]
     columns = [
         Column("name", [printable(entry.name) for _, entry in found]),
@@ -137,7 +137,7 @@ def _listed(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None
 
 
 def _cached(copy: CachedCopy | None) -> str:
-    """Says whether the cache has a copy of a set, and how many processes use it."""
+    """Returns whether the cache has a copy of a set, and how many processes use the copy, as text."""
     if copy is None:
         return "no"
     users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""

@@ -46,7 +46,7 @@ def top(as_json: bool) -> None:
 
 
 def _report(before: FoundLoader | None, seen: FoundLoader) -> LoaderReport:
-    """Returns what the loader did since `before`, or since it was made if it is new or has reported nothing since."""
+    """Returns the report of a loader since `before`; since the loader was made, if it is new or silent since then."""
     from shardio.loading.meter import Counts, Snapshot
     from shardio.loading.report import LoaderReport
 
@@ -75,7 +75,7 @@ def _lines(found: Sequence[tuple[FoundLoader, LoaderReport]]) -> Iterator[str]:
 
 
 def _silent_seconds(seen: FoundLoader) -> float:
-    """Returns for how long the loader has reported nothing; 0 if that is usual."""
+    """Returns for how many seconds the loader has published nothing; 0 if that is usual."""
     seconds = time.monotonic() - seen.told.moment
     return seconds if seconds > _SILENT_SECONDS else 0.0
 

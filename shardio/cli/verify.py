@@ -63,7 +63,7 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
 
 
 def _way_out(report: VerifyReport, out: Path) -> Iterator[str]:
-    """Yields what to do about a damaged set. `shardio repair` takes only sets that `convert` has made."""
+    """Yields lines on how to repair a damaged set. `shardio repair` is suggested only for sets made by `convert`."""
     from shardio.format.layout import MANIFEST_NAME
     from shardio.format.manifest_file import load_manifest
 

@@ -116,7 +116,7 @@ def _drawn(
     if per_class is None and not selection.classes:
         return sorted(rng.choice(there, min(count, len(there)), replace=False).tolist())
     if not shards.content.index.has_label:
-        raise ValueError("--per-class: expected a split with classes, found one without labels")
+        raise ValueError("--per-class needs labels, and the split has none")
     found = shards.labels[there]
     labels = [label for name in selection.classes for label in find_labels(shards, name)]
     chosen: list[int] = []
@@ -129,7 +129,10 @@ def _drawn(
 def _augmented(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], chain: str, draws: int, seed: int
 ) -> tuple[Pictures, list[str], int]:
-    """Returns each sample followed by its draws in the epochs from 0 on, their captions, and pictures per sample."""
+    """Returns pictures, captions, and the number of pictures per sample.
+
+    Each sample is followed by its augmentations in the epochs from 0 to draws - 1.
+    """
     import numpy as np
     import torch
 
@@ -154,7 +157,7 @@ def _augmented(
 def _beside_sources(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], src: Path
 ) -> tuple[Pictures, list[str]]:
-    """Returns each sample followed by its source image, and their captions."""
+    """Returns pictures and captions: each sample is followed by its source image."""
     import numpy as np
 
     from shardio.conversion.images.decode import decode_image

@@ -1,4 +1,4 @@
-"""Limits of the machine, the speed of the loader compared with them, and what would end a job.
+"""Measures the loader next to the limits of the machine, and checks a machine for problems that would end a job.
 
-It times `loading` and `reading`, and in the same run what the machine has to offer.
+The loader and the limits are measured in the same run.
 """

@@ -1,15 +1,15 @@
-"""The speed at which this machine reads a set: loaders with swept options, and in the same run the machine's limits.
+"""Measures how fast this machine reads a set: loaders with every combination of options, and the machine's limits.
 
-All ways of moving images take turns, round after round. A ratio is of two turns of one round, so it holds on a noisy
+Loaders and limits take turns, round after round. A ratio compares two turns of the same round, so it holds on a noisy
 machine where an absolute figure does not. The limit depends on how samples are read: "mmap" and "pread" copy from the
 page cache, limited by memcpy and np.take; "direct" reads from the disk, limited by plain O_DIRECT reads. Nothing is
-dropped from the page cache here: benchmarks/cold.py measures the first epoch of a set that is not in it.
+dropped from the page cache here: benchmarks/cold.py measures the first epoch of a set that is not cached.
 
-A turn opens its loader and closes it again, so the slots of one loader exist at a time: ten loaders with five slots of
-50 MB would take 2.5 GB from the page cache that they read. A turn goes through its
-batches twice and measures the second pass, from when the pipeline is full, because only the first epoch of a job pays
-for touching memory for the first time. The second pass reads the same batches again, but "direct" and its limit read
-others, which no disk or hypervisor remembers.
+A turn opens its loader and closes it again, so only one loader has slots at a time: ten loaders with five slots of
+50 MB would take 2.5 GB from the page cache that they read. A turn makes two passes and measures the second, from when
+the pipeline is full, because only the first epoch of a job pays for touching memory for the first time. The second pass
+reads the batches of the first again, except for "direct" and its limit, which read other batches that no disk or
+hypervisor has cached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sweep:
-    """Values of each option of ShardLoader, measured in every combination.
+    """Values of options of ShardLoader to measure, in every combination.
 
     A batch size of None is 256, or all samples if there are fewer.
     """
@@ -58,7 +58,7 @@ class Sweep:
     num_threads: Sequence[int | None] = (1, None)
     prefetches: Sequence[int] = (2,)
     fresh: bool = False
-    """Never measure samples that were just read: right for a set that is larger than memory."""
+    """Never measure samples that were just read, which are in the page cache. For sets larger than memory."""
 
     def combinations(self, num_samples: int) -> Iterator[Combination]:
         sizes = [min(_BATCH_SIZE, num_samples) if size is None else size for size in self.batch_sizes]
@@ -98,9 +98,9 @@ def bench(
 ) -> BenchResult:
     """Measures the limits and every combination in turn, `rounds` times, each for about `seconds` after a warm-up.
 
-    Loaders run the `transform`, which takes cores from their threads; figures still count stored bytes. `on_turn` is
-    called with the number of finished turns and of all turns. Raises ValueError before the first turn if a combination
-    cannot work.
+    Loaders also run the `transform`, which competes with their threads for cores; figures still count stored bytes.
+    `on_turn` is called with the number of finished turns and the number of all turns. Raises ValueError before the
+    first turn if a combination cannot work.
     """
     shards = open_shards(path, split)
     sample_shape = shards.sample_shape  # pixels are what is measured
@@ -133,7 +133,10 @@ def bench(
 
 
 def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combination) -> LoaderSpeed:
-    """Opens a loader as it will be measured and closes it. Raises ValueError if it cannot work."""
+    """Returns a LoaderSpeed without figures, with the settings that the loader chose for `asked`.
+
+    Opens the loader as it will be measured, and closes it. Raises ValueError if the combination cannot work.
+    """
     with open_loader(asked) as loader:
         stats = loader.stats()
     combination = replace(asked, num_threads=stats["num_threads"], device=stats["device"])
@@ -147,7 +150,7 @@ def _open(path: str | os.PathLike[str], split: str, transform: Function | None, 
 def _limits(
     shards: ShardSet, loaders: Sequence[LoaderSpeed], direct: bool
 ) -> Iterator[tuple[LimitSpeed, Callable[[int], Steps]]]:
-    """Yields each limit once, with its steps for a seed."""
+    """Yields each limit once, with a function that returns its steps for a seed."""
     nbytes = sample_nbytes(shards.sample_shape)
     yield LimitSpeed("memcpy"), _without_seed(partial(limits.memcpy, nbytes))
     for size in dict.fromkeys(loader.combination.batch_size for loader in loaders):
@@ -190,7 +193,7 @@ def _loader_turn(
 
 
 def _batches(loader: ShardLoader, epoch: int) -> Steps:
-    """Yields the sizes of batches from the start of an epoch, without end. Holds one batch, like a training loop."""
+    """Yields the sizes of batches from the start of `epoch` on, endlessly. Holds one batch, like a training loop."""
     loader.set_epoch(epoch)
     while True:
         for _ in loader:
@@ -207,10 +210,11 @@ def _measure(
     lead: int,
     device: torch.device = _CPU,
 ) -> None:
-    """Adds a round: a first pass counts the steps that fit in `seconds`, and a second pass measures as many.
+    """Adds the figures of one round to `speed`.
 
-    The second pass does the same steps `again`, or others. The first `lead` steps of a pass touch its buffers and fill
-    its pipeline, and do not count.
+    A first pass counts the steps that fit in `seconds`; a second pass measures the same number of steps. With `again`,
+    these are the steps of the first pass, otherwise others. The first `lead` steps of a pass touch the buffers and fill
+    the pipeline, and do not count.
     """
     count = 0
     with closing(steps(2 * number)) as first:
@@ -235,7 +239,7 @@ def _skip(steps: Steps, count: int) -> None:
 
 
 def _machine(shards: ShardSet, loaders: Sequence[LoaderSpeed]) -> dict[str, Any]:
-    """Returns what a reader of the figures needs to know later."""
+    """Returns the facts about machine, versions and set that are needed to interpret the figures later."""
     devices = dict.fromkeys(loader.combination.device for loader in loaders)
     return {
         "system": f"{platform.system()} {platform.release()}",

@@ -1,7 +1,7 @@
-"""`shardio doctor`: what would end a job on this machine, or make it run on the wrong device.
+"""`shardio doctor`: finds problems of this machine that would end a job, or make it run on the wrong device.
 
-`look_at_machine`, `look_at_set` and `look_at_cache` change nothing; `advise` concludes from their facts alone, so tests
-can invent any machine. What merely slows a job is measured by `shardio bench` and `loader.report()`.
+`look_at_machine`, `look_at_set` and `look_at_cache` collect facts and change nothing; `advise` uses these facts only,
+so tests can invent any machine. Problems that only slow a job are found by `shardio bench` and `loader.report()`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 
 @dataclass(frozen=True)
 class Advice:
-    """An error ends every job, a warning some jobs. `found` has the figure, `cure` a command or a setting."""
+    """A problem and its cure. An error ends every job, a warning some jobs.
+
+    `found` has the measured figure, `cure` a command or a setting.
+    """
 
     severity: Literal["error", "warning"]
     found: str
@@ -59,7 +62,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class MachineState:
-    """What this process may use of the machine. None: unknown, or unlimited."""
+    """The resources of the machine that this process may use. None means unknown or unlimited."""
 
     cores: int
     cores_of_machine: int
@@ -71,7 +74,7 @@ class MachineState:
     kernels: Mapping[str, str]
     missing_kernels: str
     versions: Mapping[str, str]
-    """Of Python and the libraries; "" for a library that is not installed."""
+    """Versions of Python and the libraries; "" for a library that is not installed."""
     has_driver: bool
     """Whether the kernel has NVIDIA's driver."""
     torch_cuda: str
@@ -81,7 +84,7 @@ class MachineState:
 
 @dataclass(frozen=True)
 class SetState:
-    """A set that a job is to read. `fault`: why it cannot be read."""
+    """The state of a set that a job will read. `fault` says why it cannot be read; "" if it can."""
 
     path: str
     filesystem: str = ""
@@ -93,22 +96,22 @@ class SetState:
 
 @dataclass(frozen=True)
 class CacheState:
-    """A folder for copies of sets. `fault`: why it cannot be a cache."""
+    """The state of a folder for copies of sets. `fault` says why it cannot be a cache; "" if it can."""
 
     path: str
     filesystem: str = ""
     fault: str = ""
     free_nbytes: int | None = None
     evictable_nbytes: int = 0
-    """Of copies that no process uses."""
+    """Bytes of the copies that no process uses."""
     complete: tuple[str, ...] = ()
-    """The digests of the sets that it holds."""
+    """The digests of the sets that have a complete copy in the cache."""
 
 
 def advise(
     machine: MachineState | None = None, shards: SetState | None = None, cache: CacheState | None = None
 ) -> list[Advice]:
-    """Returns what would end a job or make it run on the wrong device, errors first."""
+    """Returns the problems that would end a job or make it run on the wrong device, errors first."""
     found: list[Advice] = []
     if shards is not None:
         found += _about_set(shards)
@@ -215,7 +218,8 @@ def _about_machine(machine: MachineState) -> Iterator[Advice]:
 def within(what: str, look: Callable[[], T], seconds: float = _ANSWER_SECONDS) -> T:
     """Returns look(). Raises TimeoutError if it takes longer than `seconds`.
 
-    A call into a filesystem whose server is gone cannot be ended, so it stays in a thread that dies with the process.
+    A call into a filesystem whose server does not answer cannot be ended. So `look` runs in a thread that ends with the
+    process.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -232,12 +236,12 @@ def within(what: str, look: Callable[[], T], seconds: float = _ANSWER_SECONDS) -
     if errors:
         raise errors[0]
     if not results:
-        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} seconds: is its server away?", what)
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} seconds: is its server down?", what)
     return results[0]
 
 
 def look_at_machine(proc: Path = PROC) -> MachineState:
-    """Returns the limits of this process, and what torch sees."""
+    """Returns the limits of this process, the versions of libraries, and whether torch sees a GPU."""
     import torch
 
     return MachineState(
@@ -279,7 +283,7 @@ def look_at_set(out: str) -> SetState:
 
 
 def look_at_cache(folder: str) -> CacheState:
-    """Returns the state of a folder that is a cache, or could become one."""
+    """Returns the state of a folder that is a cache, or is to become a cache."""
     if is_url(folder):
         folder = shown(folder)
         return CacheState(folder, fault=f"{folder}: expected a folder on a disk of this machine, found a URL")
@@ -302,7 +306,7 @@ def look_at_cache(folder: str) -> CacheState:
 
 
 def _try_writing(folder: Path) -> None:
-    """Raises OSError if no files can be made in the folder, or they cannot be locked."""
+    """Raises OSError if files cannot be created in the folder, or cannot be locked."""
     try:
         file = open_file(folder, os.O_TMPFILE | os.O_RDWR)
     except OSError as error:

@@ -1,7 +1,7 @@
 """The limits of this machine for moving samples without a loader: by memcpy, by np.take, from the disk, to the GPU.
 
-Each limit is a generator without end: each step moves some images and yields their number. Its memory, threads and
-descriptors exist from its first step until it is closed.
+Each limit is an endless generator: each step moves some images and yields their number. Memory, threads and descriptors
+of a limit exist from its first step until it is closed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COPIES_IN_A_STEP = 32
 
 
 def memcpy(image_nbytes: int) -> Steps:
-    """Copies one large block of whole images to another: there are no scattered samples to find."""
+    """Copies a large block of memory to another, as a whole number of images. Does not look for scattered samples."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
     source, target = (aligned_empty((num_images, image_nbytes)) for _ in range(2))
     source.fill(1)
@@ -51,9 +51,9 @@ def memcpy(image_nbytes: int) -> Steps:
 
 
 def take(shards: ShardSet, batch_size: int, seed: int) -> Steps:
-    """Does np.take(out=, mode="clip") of random samples of one random shard, into slots like the loader's, in turn.
+    """Copies random samples of a random shard by np.take(out=, mode="clip"), into slots like the loader's, in turn.
 
-    No copy of a batch without native code costs less.
+    This is the fastest way to copy a batch without native code.
     """
     rng = np.random.default_rng(seed)
     arrays = shards.shard_arrays
@@ -79,7 +79,8 @@ def why_no_direct_reads(shards: ShardSet) -> str | None:
 def direct_reads(shards: ShardSet, seed: int) -> Steps:
     """Reads random whole samples in DIRECT_THREADS threads, each by one preadv with O_DIRECT into its thread's buffer.
 
-    They come from the disk, even if they are in the page cache. Raises OSError if `why_no_direct_reads` has a reason.
+    Samples are read from the disk even if they are in the page cache. Raises OSError if `why_no_direct_reads` returns a
+    reason.
     """
     nbytes = sample_nbytes(shards.sample_shape)
     paths = [shards.path_of(shard) for shard in shards.content.shards]
@@ -136,7 +137,7 @@ def _opened_direct(paths: Sequence[str]) -> Iterator[list[int]]:
 
 
 def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> Steps:
-    """Copies batches from pinned memory to a CUDA device, one after the other."""
+    """Copies batches from pinned memory to a CUDA device, one after another."""
     shape = (batch_size, image_nbytes)
     sources = cycle([pinned_empty(shape) for _ in range(SLOTS_IN_TURN)])
     target = device_empty(shape, device)

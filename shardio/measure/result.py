@@ -1,4 +1,4 @@
-"""The results of `bench` as values: speeds of loaders and of limits, and the ratios between them."""
+"""The results of `bench`: speeds of loaders, speeds of limits, and ratios of speeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORTH_A_THREAD = 1.02
 
 @dataclass(frozen=True)
 class Combination:
-    """The arguments of ShardLoader that are swept, by their names there."""
+    """One combination of values for arguments of ShardLoader, with the names of the arguments."""
 
     device: str
     batch_size: int
@@ -30,11 +30,11 @@ class Combination:
 
 @dataclass
 class Speed:
-    """The speed of one way to move images: seconds per image, a figure per round."""
+    """The speed of one way to move images: seconds per image, measured once per round."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
-    """CPU seconds of the whole process."""
+    """CPU seconds of the whole process per image, measured once per round."""
 
     @property
     def images_per_second(self) -> float:
@@ -47,7 +47,7 @@ class Speed:
         return statistics.median(self.cpu_seconds) * 1e6
 
     def ratio_to(self, other: Speed) -> float:
-        """Returns the median of the ratios to the other way in the same round."""
+        """Returns the median over the rounds of the ratio of this speed to `other`."""
         return statistics.median(theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
@@ -60,12 +60,12 @@ class LoaderSpeed:
     io_reason: str
     speed: Speed = field(default_factory=Speed)
     first_batch_seconds: list[float] = field(default_factory=list)
-    """Seconds from opening the set to holding the first batch, a figure per round."""
+    """Seconds from opening the set to receiving the first batch, measured once per round."""
 
 
 @dataclass(frozen=True)
 class LimitSpeed:
-    """The speed of a limit. It bounds the loaders with its batch size and its device, unless these are None."""
+    """The speed of a limit. It applies to loaders with the same batch size and device; None applies to any."""
 
     kind: LimitKind
     batch_size: int | None = None
@@ -79,7 +79,7 @@ class LimitSpeed:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All speeds, with the set and the machine on which they were measured."""
+    """All speeds, and facts about the set and the machine that were measured."""
 
     path: str
     split: str
@@ -87,28 +87,28 @@ class BenchResult:
     num_samples: int
     sample_shape: SampleShape
     resident_share: float | None
-    """The share of the split that was in the page cache before; None if unknown."""
+    """The share of the split that was in the page cache before the benchmark; None if unknown."""
     machine: dict[str, Any]
     rounds: int
     seconds: float
     limits: list[LimitSpeed]
     left_out: dict[LimitKind, str]
-    """Limits that cannot be measured here, and why."""
+    """The reason for each limit that cannot be measured here."""
     loaders: list[LoaderSpeed]
 
     def gigabytes_per_second(self, speed: Speed) -> float:
-        """Returns the stored bytes that pass each second."""
+        """Returns the speed in gigabytes per second, as stored bytes of the images."""
         return speed.images_per_second * sample_nbytes(self.sample_shape) / 1e9
 
     def ratios(self, loader: LoaderSpeed) -> dict[LimitKind, float]:
-        """Returns the ratio of this loader to each limit that bounds it."""
+        """Returns the ratio of this loader's speed to each limit that applies to it."""
         return {limit.kind: loader.speed.ratio_to(limit.speed) for limit in self.limits if limit.bounds(loader)}
 
     def fastest(self) -> tuple[LoaderSpeed, float]:
         """Returns the loader worth choosing and its speed relative to the first loader, the default.
 
-        The default wins unless another loader is clearly faster. Among about equally fast loaders, the loader with the
-        fewest threads wins.
+        That is the default unless another loader is clearly faster. Among loaders of about the same speed, it is the
+        loader with the fewest threads.
         """
         default = self.loaders[0]
         gains = [(loader.speed.ratio_to(default.speed), loader) for loader in self.loaders]

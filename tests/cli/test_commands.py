@@ -86,8 +86,8 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["convert", "a", "b", "--part", "3/2"], "found '3/2'"),
         (["convert", "a", "b", "--fit", "stretch"], "'stretch' is not one of"),
         (["convert", "a", "b", "--workers", "0"], "0 is not in the range"),
-        (["bench", "a", "--threads", "1,0"], "expected numbers from 1 on, such as 1,2,4; found '1,0'"),
-        (["bench", "a", "--prefetch", "-1"], "expected numbers from 0 on"),
+        (["bench", "a", "--threads", "1,0"], "expected numbers of at least 1, such as 1,2,4; found '1,0'"),
+        (["bench", "a", "--prefetch", "-1"], "expected numbers of at least 0"),
         (
             ["verify", "a", "--subset", "0"],
             "expected a share such as 5% or 0.05, more than 0 and at most 100%; found '0'",

@@ -97,9 +97,9 @@ def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
     ("words", "parts"),
     [
         (["--indices", "5,61"], ["expected numbers of samples from 0 to 60, found 5 to 61"]),
-        (["--indices", "a"], ["expected numbers such as 5,17 or 0-23, or an NPY file of them; found 'a'"]),
+        (["--indices", "a"], ["expected numbers such as 5,17 or 0-23, or an NPY file of numbers; found 'a'"]),
         (["--class", "c33"], ["expected a class of the set, or a number from 0 to 6, found 'c33': did you mean c3"]),
-        ([], ["expected a terminal, or a file for the sheet"]),
+        ([], ["write the sheet to a file"]),
         (["--augmented", "nothing"], ["nothing"]),
         (["--augmented", "deit3", "--against", "."], ["give one of them"]),
     ],
@@ -160,7 +160,7 @@ def test_replay_tells_a_table_and_draws_what_the_model_saw(out: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--step", "15"], ["expected one of the 15 of an epoch, from 0 on; found 15"]),
+        (["--step", "15"], ["--step must be from 0 to 14, the steps of an epoch; found 15"]),
         (["--consumed", "62"], ["62"]),
         (["--step", "1", "--consumed", "4"], ["give one of them"]),
         (["--rank", "2"], ["rank"]),
@@ -179,8 +179,8 @@ def test_a_file_without_a_state_is_refused(out: Path, tmp_path: Path) -> None:
     with ShardLoader(out, 4, device="cpu") as loader:
         (tmp_path / "seed.json").write_text(json.dumps({**loader.state_dict(), "seed": "x" * 10**6}))
     for name, part in {
-        "state.json": "found none",
-        "state.pt": "expected JSON, or a checkpoint of torch",
+        "state.json": "contains no state",
+        "state.pt": "neither JSON nor a checkpoint of torch",
         "fifo.pt": "FIFO",
         "seed.json": "seed",
     }.items():
