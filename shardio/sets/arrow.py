@@ -17,7 +17,7 @@ _BUFFER_NBYTES = 1 << 20
 
 
 def check_installed(path: Path, purpose: str = "read") -> None:
-    """Raises SourceError unless pyarrow is installed, which `path` needs for parquet that is to be read, or written."""
+    """Raises SourceError if pyarrow, needed to read or write the parquet file `path`, is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
@@ -31,8 +31,8 @@ def check_installed(path: Path, purpose: str = "read") -> None:
 def open_parquet(path: Path) -> Iterator[Any]:
     """Opens a pyarrow.parquet.ParquetFile for the `with` block.
 
-    Raises SourceError if it is damaged, also inside the block, or if pyarrow is not installed. Other errors inside the
-    block pass through.
+    Raises SourceError if the file is damaged, also inside the block, or if pyarrow is not installed. Other errors
+    inside the block pass through.
     """
     check_installed(path)
     import pyarrow.parquet
@@ -55,7 +55,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 def read_table(path: Path, file: Any, columns: Sequence[str] | None = None) -> Any:
-    """Returns a pyarrow.Table of a file that `open_parquet` opened. Raises SourceError if that is a bomb."""
+    """Returns a pyarrow.Table of a file that `open_parquet` opened. Raises SourceError for a decompression bomb."""
     import pyarrow
 
     batches = []

@@ -1,4 +1,4 @@
-"""Lists the shard sets below some roots, folders or URLs, by their manifests and the sizes of their files."""
+"""Lists the shard sets in roots (folders or URLs) from their manifests and file sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root. Fields from its manifest are empty or 0 if there is none that can be read."""
+    """A set in a root. Fields from its manifest are empty or 0 if the manifest is missing or unreadable."""
 
     name: str
     path: str
@@ -59,7 +59,7 @@ class Listing:
 
 def list_sets(roots: Sequence[str]) -> list[Listing]:
     """Returns the sets that are children of these folders and URLs. A set or root that cannot be read is listed with
-    the reason, and hides no other."""
+    the reason; the others are listed as usual."""
     found = _map(_look_into, roots)
     silent: set[str] = set()
     children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]
@@ -76,8 +76,9 @@ def list_sets(roots: Sequence[str]) -> list[Listing]:
 
 
 def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
-    """Returns what `call` returns for each, in threads that wait for servers. After a Ctrl-C, calls that have not begun
-    never do, and those under way are not waited for."""
+    """Returns the result of `call` for each argument, from threads, as servers are slow to answer.
+
+    After a Ctrl-C, no further call begins, and running calls are not waited for."""
     pool = ThreadPool(_NUM_THREADS, "shardio-list")
     try:
         found = list(pool.map(call, arguments))
@@ -88,7 +89,7 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
 
 
 def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
-    """Returns the names of the folders in a root, why they cannot be listed, and what publishers have left there."""
+    """Returns a root's folder names, why they cannot be listed, and the temporary folders that publishers left."""
     try:
         names = storage_at(root).list_folders()
         return names, "", () if is_url(root) else tuple(find_left_overs(root))
@@ -97,7 +98,10 @@ def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
 
 
 def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
-    """Returns None if it is no set. `silent` has the roots whose servers did not answer within the time limit."""
+    """Returns the entry of the folder `name` in a root; None if the folder is not a set.
+
+    `silent` has the roots whose servers did not answer within the time limit.
+    """
     place = join_place(root, name)
     path = shown(place)
     if root in silent:

@@ -1,5 +1,6 @@
-"""Fills a folder with files of a set: they are hashed while they are copied, and get their names only with the right
-sha256."""
+"""Copies files of a set into a folder, hashing each on the way.
+
+A file gets its final name only if its sha256 is right."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from shardio.system.threads import Flag, ThreadPool
 
 
 class _Stopped(Exception):
-    """The pouring of a file is to end, since `stop` was set or another thread has failed."""
+    """Raised to end the copy of a file, because `stop` was set or another thread has failed."""
 
 
 class Filler:
     """Copies files of `storage` into a folder, `workers` at a time, until `stop` is set.
 
-    The names of the threads begin with `name`. They call `progress` with the number of bytes since the last call; it is
-    negative when a file is begun again.
+    The names of the threads begin with `name`. They call `progress` with the number of bytes since the last call; the
+    number is negative when the copy of a file starts again.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class Filler:
         self._progress = progress
 
     def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
-        """Copies the files, or some of them if `stop` is set."""
+        """Copies the files; only some of the files if `stop` is set meanwhile."""
         self._each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
     def find_damaged(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Returns the files of the copy whose sha256 is another, or that the disk no longer gives."""
+        """Returns the files of the copy that have a wrong sha256 or cannot be read."""
         copy = FolderStorage(folder)
         damaged: list[FileEntry] = []
 
@@ -65,7 +66,7 @@ class Filler:
         return [entry for entry in entries if entry in damaged]
 
     def _each(self, do: Callable[[FileEntry], None], entries: Sequence[FileEntry]) -> None:
-        """Calls `do` with each file, in threads. When one fails, the others end soon."""
+        """Calls `do` with each file, in threads. When one thread fails, the other threads end soon."""
         self._failed = Flag()
 
         def work(entry: FileEntry) -> None:
@@ -107,7 +108,7 @@ class Filler:
         )
 
     def _pour(self, storage: Storage, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:
-        """Reads a file, and has it written on the way. Returns its sha256."""
+        """Reads a file and passes each piece to `write`. Returns the file's sha256."""
         poured = 0
 
         def read(offset: int, buffer: memoryview) -> int:

@@ -1,4 +1,4 @@
-"""Reads what callers give in files: arrays of numbers, and lists of keys. A file may hold anything."""
+"""Reads files that callers pass in: arrays of numbers and lists of keys. The files are not trusted."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def show_key(key: bytes) -> str:
 
 
 def some_keys(keys: Sequence[bytes], most: int = 3) -> str:
-    """Returns the first keys for a message."""
+    """Returns the first `most` keys as text for a message."""
     more = f" and {len(keys) - most:,} more" if len(keys) > most else ""
     return ", ".join(map(show_key, keys[:most])) + more
 
 
 def hash_of(parts: Iterable[bytes]) -> str:
-    """Returns the sha256 by which a provenance names what a caller gave."""
+    """Returns the sha256 that a provenance records for an input of the caller."""
     sha256 = hashlib.sha256()
     for part in parts:
         sha256.update(b"%d " % len(part) + part)
@@ -62,10 +62,10 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 class ArrayFile:
-    """The array in an NPY file, whose rows are read when they are asked for.
+    """The array in an NPY file, whose rows are read only when requested.
 
-    They are not mapped: another process may truncate the file, which would kill this one. Raises SourceError if there
-    is no array or the file was truncated, and OSError.
+    The file is not mapped: if another process truncated it, this process would be killed. Raises SourceError if the
+    file holds no array or was truncated; OSError if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,7 +121,7 @@ class ArrayFile:
 def read_keys(keys: Keys) -> list[bytes]:
     """Returns the keys in a sequence, in a file with one key per line, or in an NPY or NPZ file.
 
-    Raises SourceError if a file holds none, TypeError if the sequence holds something else.
+    Raises SourceError if a file holds no keys, TypeError if the sequence holds something other than keys.
     """
     if not isinstance(keys, (str, os.PathLike)):
         return _checked_keys(keys)
@@ -134,7 +134,7 @@ def read_keys(keys: Keys) -> list[bytes]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the names in a file with one name per line. Raises SourceError if a line is empty, or there is none."""
+    """Returns the names in a file with one name per line. Raises SourceError if the file or a line is empty."""
     with open_untrusted(path, refusal=SourceError) as file:
         return [os.fsdecode(line) for line in _lines(path, file.readall())]
 

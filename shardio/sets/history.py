@@ -1,4 +1,4 @@
-"""The provenance of a set that was made from others: the operation with its arguments, and what came before it."""
+"""The provenance of a set made from others: the operation, its arguments, and the provenance of its parents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_VALUE = 40
 
 
 def describe_change(operation: str, arguments: Mapping[str, Any], parents: Sequence[Manifest]) -> dict[str, Any]:
-    """Returns the provenance of the new set: facts alone, no paths, so equal changes have equal provenances."""
+    """Returns the provenance of the new set. It holds no paths, so equal changes have equal provenances."""
     earlier: list[Any] = []
     for parent in parents:
         told = parent.provenance.get("earlier")

@@ -1,4 +1,4 @@
-"""The indexes of a set, read whole and checked: everything known of each sample without its pixels."""
+"""Reads and checks whole indexes of a set: all that is recorded of each sample except its pixels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class IndexedSplit:
 
 @dataclass(frozen=True, eq=False)
 class IndexedSet:
-    """The indexes of some splits of a set."""
+    """A set's manifest, and the indexes of some of its splits."""
 
     place: str
     """The folder or URL for messages."""
@@ -41,7 +41,7 @@ class IndexedSet:
     splits: tuple[IndexedSplit, ...]
 
     def find(self, selection: Selection) -> list[NDArray[np.int64]]:
-        """Returns the selected samples of each split. Raises what `Selection.samples` raises."""
+        """Returns the selected samples of each split. Raises like `Selection.samples`."""
         return [selection.samples(split.rows, self.manifest) for split in self.splits]
 
 
@@ -51,10 +51,10 @@ def open_place(place: str | os.PathLike[str]) -> Storage:
 
 
 def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> IndexedSet:
-    """Reads the indexes of these splits, or of all.
+    """Reads the indexes of the given splits, by default of all splits.
 
-    Raises SetNotFoundError if there is no set or no such split, FormatError if it is damaged, OSError if it cannot be
-    read.
+    Raises SetNotFoundError if the set or a split does not exist, FormatError if the set is damaged, OSError if it
+    cannot be read.
     """
     with closing(open_place(place)) as storage:
         manifest = storage.load_manifest()
@@ -68,7 +68,7 @@ def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> I
 def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Returns the index of a split, one row per sample.
 
-    Raises FormatError if it differs from the manifest or a label is no class; OSError if it cannot be read.
+    Raises FormatError if the index differs from the manifest or a label is not a class; OSError if it cannot be read.
     """
     entry = manifest.splits[split].index
     rows = _read_checked(storage, entry)[HEADER_NBYTES:].view(entry.dtype)
@@ -77,14 +77,15 @@ def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.v
 
 
 def labels_of(rows: NDArray[np.void]) -> list[int | None]:
-    """Returns the labels in rows of an index; None of each if it has none."""
+    """Returns the label of each row of an index; None for every row if the index has no labels."""
     labels: list[int | None] = rows["label"].tolist() if has_label(rows.dtype) else [None] * len(rows)
     return labels
 
 
 def check_labels(rows: NDArray[np.void], num_classes: int, path: object) -> None:
-    """Raises FormatError, which names the index `path`, if a label is no class. A set without classes may have any
-    labels."""
+    """Raises FormatError, naming the index `path`, if a label is not a class.
+
+    A set without classes may have any labels."""
     if not has_label(rows.dtype):
         return
     labels = rows["label"]
@@ -94,7 +95,7 @@ def check_labels(rows: NDArray[np.void], num_classes: int, path: object) -> None
 
 
 def read_order(storage: Storage, split: SplitEntry, array: ArrayEntry | None = None) -> NDArray[np.int64]:
-    """Returns the stored row of each sample of a split, in its pixels or in an array. Errors are as of `read_index`."""
+    """Returns the stored row of each sample of a split, in the pixels or in an array. Raises like `read_index`."""
     stored = split if array is None else array
     if stored.order is None:
         return np.arange(split.num_samples)
@@ -121,7 +122,7 @@ def _read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Minimum, median and maximum of numbers. `num_missing` counts NaN, which they leave out."""
+    """Minimum, median and maximum of numbers. NaN is left out, and counted in `num_missing`."""
 
     minimum: float
     median: float
@@ -130,7 +131,7 @@ class Spread:
 
 
 def spread_of(values: NDArray[Any]) -> Spread | None:
-    """Returns the spread of these numbers; None if there are none. Integers stay integers."""
+    """Returns minimum, median and maximum of the numbers; None if all are missing. Integers stay integers."""
     there = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     if not len(there):
         return None
@@ -140,7 +141,7 @@ def spread_of(values: NDArray[Any]) -> Spread | None:
 
 
 def spreads_of(rows: NDArray[np.void]) -> dict[str, Spread]:
-    """Returns the spreads of the sizes of the original images, where the index has them, and of the columns."""
+    """Returns the `Spread` of each column, and of the original image sizes if the index has them."""
     widths, heights = rows["source_width"].astype(np.int64), rows["source_height"].astype(np.int64)
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known], heights[known]
@@ -164,7 +165,7 @@ def count_classes(labels: NDArray[np.int64], num_classes: int) -> list[tuple[int
 
 
 def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """Returns the differences of the set `b` from the set `a`: for each kind, the keys or names concerned; {} if equal.
+    """Returns how the set `b` differs from the set `a`: the affected keys or names, by kind; {} if equal.
 
     Samples with the same key are the same sample; a repeated key is matched in order. Pixels and arrays are compared by
     their checksums.

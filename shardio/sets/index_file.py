@@ -1,6 +1,6 @@
 """Writes the indexes of a set as one table for other programs: CSV, or parquet with pyarrow.
 
-A key is bytes. CSV has these bytes; parquet has a column of text, or of bytes if any key is not UTF-8.
+Keys are bytes. CSV gets the bytes unchanged; parquet gets a text column, or a bytes column if a key is not UTF-8.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Table = dict[str, NDArray[Any]]
 
 
 def write_index_file(place: str | os.PathLike[str], target: Path) -> int:
-    """Writes a row for each sample of a set to a .csv or .parquet file, and returns their number.
+    """Writes a row for each sample of a set to a .csv or .parquet file. Returns the number of rows.
 
-    The file appears whole or not at all, and replaces a file of its name. Raises ValueError for another ending or a
-    place among the set's files, SourceError without pyarrow, and what `read_indexes` raises.
+    The file appears whole or not at all, and replaces an existing file. Raises ValueError for another file extension
+    or a target among the set's files, SourceError if pyarrow is missing, and the errors of `read_indexes`.
     """
     if target.suffix.lower() not in (".csv", ".parquet"):
         raise ValueError(f"expected a name that ends in .csv or .parquet, found {target.name!r}")
@@ -83,7 +83,7 @@ def _table(storage: Storage, manifest: Manifest, name: str) -> Table:
 
 
 def _csv_texts(tables: Sequence[Table], columns: Sequence[str]) -> Iterator[str]:
-    """Yields the table in pieces. NaN, and a column that a split does not have, is an empty cell."""
+    """Yields the CSV text in pieces. NaN, and a column that the split lacks, become empty cells."""
     yield _csv_text([columns])
     for table in tables:
         for start in range(0, len(table["index"]), _CHUNK):
@@ -124,7 +124,7 @@ def _write_parquet(tables: Sequence[Table], columns: Sequence[str], stream: IO[b
 
 
 def _arrow_type(parts: Sequence[NDArray[Any]]) -> Any:
-    """Returns the type of a column that has these parts, one of each split."""
+    """Returns the arrow type of a column made of `parts`, one for each split."""
     import pyarrow
 
     if parts[0].dtype.kind == "O":

@@ -1,8 +1,8 @@
 """Mean and standard deviation of a split's pixels, for each channel, as `Normalize` takes them.
 
-They are measured on some lines of at most NUM_SAMPLES samples, which the number of samples alone decides. The
-sums are whole numbers, so the result depends neither on how the samples are read nor on the machine. Only pixels
-that have their crc32 count: no digest covers the result, so nothing would find it wrong later.
+They are measured on some lines of at most NUM_SAMPLES samples, chosen by the number of samples alone. The sums are
+integers, so the result depends neither on how the samples are read nor on the machine. Only pixels with the right
+crc32 are measured: no digest covers the result, so a wrong result would not be noticed later.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Levels:
     std: tuple[float, ...]
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the provenance of a set says of them."""
+        """Returns the levels as a set's provenance records them."""
         return {
             "split": self.split,
             "num_samples": self.num_samples,
@@ -52,7 +52,7 @@ class Levels:
 
 
 def stored_levels(provenance: Mapping[str, Any], num_channels: int) -> Levels | None:
-    """Returns what `describe` has put into a provenance; None if there is nothing, or anything else."""
+    """Returns the levels that `describe` recorded in a provenance; None if they are missing or malformed."""
     told = provenance.get(LEVELS)
     if not isinstance(told, dict) or not isinstance(told.get("split"), str) or type(told.get("num_samples")) is not int:
         return None
@@ -110,8 +110,8 @@ def sound_pictures(
     crc32s: NDArray[np.uint32],
     path_of: Callable[[int], str],
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields the pictures of the samples `chosen`. Raises FormatError if one has another crc32 than it should, with the
-    sample's file from `path_of`."""
+    """Yields the pictures of the samples `chosen`. Raises FormatError, naming the file from `path_of`, if a
+    picture has the wrong crc32."""
     for number, picture, crc in zip(chosen.tolist(), pictures, crc32s.tolist(), strict=True):
         if (found := crc32(picture)) != crc:
             place = f"{path_of(number)}: sample {number}"
@@ -122,8 +122,10 @@ def sound_pictures(
 def measure_shards(
     folder: Path, split: str, shards: Sequence[ShardEntry], shape: SampleShape, crc32s: NDArray[np.uint32]
 ) -> Levels:
-    """Returns the levels of a split that has no order, whose samples have these crc32. Raises OSError if its shards
-    cannot be read, and FormatError if they are damaged."""
+    """Returns the levels of a split without an order, checking measured samples against `crc32s`.
+
+    Raises OSError if a shard cannot be read, FormatError if a shard is damaged.
+    """
     chosen = chosen_samples(len(crc32s))
     ends = np.cumsum([shard.num_samples for shard in shards])
 

@@ -38,7 +38,7 @@ def is_url(place: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """Returns the URL as it may stand in a message: without password and query, which may be a signature."""
+    """Returns the URL for a message: without password, and without query, which may be a signature."""
     scheme, _, rest = url.partition("://")
     shown = re.split(r"[?#]", rest, maxsplit=1)[0]
     # A password may hold what else ends a host (/ ? #), whether that is allowed or not.
@@ -54,12 +54,12 @@ def without_credentials(url: str) -> str:
 
 
 def without_credentials_in(text: str) -> str:
-    """Returns a text of another program with every URL in it as `without_credentials` gives it."""
+    """Returns a text of another program with the credentials removed from every URL in it."""
     return _URL_IN_TEXT.sub(lambda match: without_credentials(match[0]), text)
 
 
 def shown(place: str) -> str:
-    """Returns a folder or URL as it may stand in a message."""
+    """Returns a folder or URL as text for a message, without credentials."""
     return without_credentials(place) if is_url(place) else place
 
 
@@ -73,7 +73,7 @@ def join_place(place: str, name: str) -> str:
 
 
 def catalogue_roots() -> list[str]:
-    """Returns the folders and URLs that SHARDIO_PATH lists, with colons between them."""
+    """Returns the folders and URLs that SHARDIO_PATH lists, separated by colons."""
     return [root.removeprefix("file://") for root in _ROOT.findall(os.environ.get(PATH_VARIABLE, "")) if root]
 
 
@@ -99,7 +99,7 @@ def not_in_catalogue(name: str, hint: str = "") -> SetNotFoundError:
 
 
 def find_folder(place: str | os.PathLike[str]) -> str:
-    """Returns the folder of the set that is called `place`, for callers that map files or change them.
+    """Returns the folder of the set `place`, for callers that map or change its files.
 
     A path is returned unchanged and unchecked. Raises SetNotFoundError for a name that no folder among the roots
     has, and for a URL: sets there are read through `shardio.sets.storage`.
@@ -125,7 +125,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raises `error` if the path is a URL: a folder of this name would be made."""
+    """Raises `error` if the path is a URL, as a local folder with the URL's name would be made."""
     text = os.fspath(path)
     if (match := _URL_OR_PATH.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
@@ -139,7 +139,7 @@ def check_apart(src: Path, out: Path) -> None:
 
 
 def check_usable(out: Path) -> None:
-    """Raises ConvertError if no conversion at all can have OUT."""
+    """Raises ConvertError if no conversion can write to OUT."""
     if os.path.lexists(out) and not out.is_dir():
         raise ConvertError(f"{out}: expected a folder or nothing, found {kind_at(out)}")
     try:
@@ -150,7 +150,7 @@ def check_usable(out: Path) -> None:
 
 
 def check_free(out: Path) -> None:
-    """Raises ConvertError if there is anything in OUT but an unfinished conversion."""
+    """Raises ConvertError if OUT contains anything other than an unfinished conversion."""
     listed = os.listdir(out) if out.is_dir() else []
     found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
     # The plan is looked for last: another process that began meanwhile may have made shards.
@@ -168,7 +168,7 @@ def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
 
 @contextlib.contextmanager
 def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None]:
-    """Gives a SetNotFoundError from inside the block the hint, if the other folder of the call is a set."""
+    """Adds the hint to a SetNotFoundError from the block if the other folder, `second`, is a set."""
     try:
         yield
     except SetNotFoundError as error:

@@ -57,7 +57,7 @@ def taken(target: Path) -> ConvertError:
 
 
 def check_new(target: Path, sets: list[Path]) -> None:
-    """Raises ConvertError unless `target` can be made, outside of these sets, whose paths are real ones."""
+    """Raises ConvertError if `target` cannot be made or is inside one of `sets`, given by real paths."""
     root = target.parent
     if not root.is_dir():
         raise ConvertError(f"{root}: expected a folder for the new set {target.name!r}, found none: make it first")
@@ -75,8 +75,8 @@ def sync_names(folder: Path) -> None:
 
 
 def rename_new(folder: Path | FolderHandle, target: Path) -> None:
-    """Renames a folder. Raises ConvertError if there is anything of that name already, even an empty folder, or if
-    something else has taken the place of an open one."""
+    """Renames a folder. Raises ConvertError if the target exists, even as an empty folder, or if something
+    else has replaced an open `folder`."""
     if isinstance(folder, FolderHandle):
         if not folder.is_in_place():
             raise ConvertError(f"{folder}: expected the folder of the new set, found that another process replaced it")
@@ -95,7 +95,7 @@ def rename_new(folder: Path | FolderHandle, target: Path) -> None:
 
 
 def rename_without_replacing(folder: Path, target: Path) -> bool:
-    """Renames a folder by renameat2 of Linux. Returns False if the system or the filesystem does not have it."""
+    """Renames a folder with Linux's renameat2. Returns False if the system or filesystem does not support it."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -112,7 +112,7 @@ def rename_without_replacing(folder: Path, target: Path) -> bool:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A temporary folder and its lock, or one of them."""
+    """A temporary folder and its lock file, or only one of the two."""
 
     path: str
     nbytes: int
@@ -125,9 +125,9 @@ def folder_of(lock: Path) -> Path:
 
 
 def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
-    """Returns the temporary folders and locks in a root, also of publishers at work, in the order of their names.
+    """Returns the temporary folders and locks in a root, sorted by name.
 
-    Changes nothing. Raises what os.listdir raises."""
+    Includes the folders and locks of running publishers. Changes nothing. Raises the errors of os.listdir."""
     found = []
     for lock in _locks(Path(root)):
         folder, abandoned = folder_of(lock), False
@@ -165,7 +165,7 @@ def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
     """Yields whether the folder of this lock is abandoned. If it is, the block holds the lock, where there is one and
     the filesystem has locks.
 
-    Raises OSError, such as PermissionError, if that cannot be known.
+    Raises OSError, such as PermissionError, if this cannot be determined.
     """
     locked: bool | None = True
     with contextlib.ExitStack() as stack:

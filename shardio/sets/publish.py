@@ -108,8 +108,8 @@ def _check_target(source: Path, target: Path) -> None:
 def _copy_set(
     source: Path, manifest: Manifest, folder: FolderHandle, workers: int, on_progress: Callable[[int, int], None] | None
 ) -> None:
-    """Makes `folder` the same set, durably, its manifest last. Raises FormatError if a file is not what the manifest
-    says."""
+    """Makes `folder` the same set, durably, its manifest last. Raises FormatError if a file differs from the
+    manifest."""
     if manifest.nbytes > (free := shutil.disk_usage(folder.path).free):
         raise SpaceError(
             f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} free. Make room, or "
@@ -126,7 +126,7 @@ def _copy_set(
 
 
 def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
-    """Removes a set that was moved to another filesystem: its manifest first, after which it is no set."""
+    """Removes a set that was moved to another filesystem: its manifest first, so the rest is no longer a set."""
     try:
         (source / MANIFEST_NAME).unlink()
         fsync_folder(source)
@@ -148,8 +148,8 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
 def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> None:
     """Gives the set's folder and files the permissions of a new folder and a new file (a descriptor) in the root.
 
-    Raises FormatError if the set is not whole, ConvertError if there is anything else in the folder, which would go
-    along.
+    Raises FormatError if the set is incomplete, ConvertError if the folder contains other files, which would be moved
+    too.
     """
     sweep_temporaries(source)
     if foreign := sorted(set(os.listdir(source)) - set(names)):
@@ -184,7 +184,7 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
 
 
 def _move_new(source: Path, target: Path) -> bool:
-    """Renames the set. Returns whether that was possible: not from one mount of a filesystem to another."""
+    """Renames the set. Returns False if that is impossible: from one mount of a filesystem to another."""
     try:
         rename_new(source, target)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Published sets in an object store or on a web server: at any URL that fsspec supports.
 
-It requests ranges of files and measures the answer, since servers and proxies may silently send less. Errors that may
-pass are retried, after growing waits. No message shows a user, password or signature of a URL.
+It requests ranges of files and measures the answer, since servers and proxies may silently send less. Transient
+errors are retried, after growing waits. No message shows a user, password or signature of a URL.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RemoteStorage:
     fsspec and its filesystems find out how to reach it (endpoint, credentials, proxy): from the environment
     (AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or from their configuration files.
 
-    Raises SetNotFoundError if a package is missing that it takes, ValueError if fsspec does not know the scheme.
+    Raises SetNotFoundError if a package that the URL needs is missing, ValueError if fsspec does not know the scheme.
     """
 
     def __init__(self, url: str) -> None:
@@ -135,7 +135,7 @@ class RemoteStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Does what `Storage.read_into` does. Only checksums can show whether it was the right range."""
+        """See `Storage.read_into`. Only checksums show whether the server sent the right bytes."""
         try:
             self._read_into(entry.file, offset, buffer)
         except FileNotFoundError:
@@ -146,8 +146,9 @@ class RemoteStorage:
             raise
 
     def close(self) -> None:
-        """Makes requests under way give up, and those that wait to be tried again. Connections are the process's, for
-        all sets of the same host."""
+        """Ends running requests, and requests that wait for a retry.
+
+        Connections stay open: all sets of the same host in the process share them."""
         self._closed = True
 
     def list_folders(self) -> list[str]:
@@ -157,7 +158,7 @@ class RemoteStorage:
         return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
 
     def _list(self) -> Any:
-        """Returns what fsspec says of everything directly below the URL, or a web server's page of links."""
+        """Returns fsspec's entries directly below the URL, or a web server's page of links."""
         _filesystem(self._url).invalidate_cache()  # others publish
         deadline = time.monotonic() + SMALL_FILE_SECONDS
 
@@ -181,7 +182,7 @@ class RemoteStorage:
         )
 
     def _size_of(self, name: str, deadline: float | None = None) -> int:
-        """Returns the size of a file in bytes. Raises FileNotFoundError if there is none."""
+        """Returns the size of a file in bytes. Raises FileNotFoundError if the file does not exist."""
         url = join_place(self._url, name)
         by = time.monotonic() + SMALL_FILE_SECONDS if deadline is None else deadline
 
@@ -207,7 +208,7 @@ class RemoteStorage:
             done += len(data)
 
     def _read_some(self, name: str, url: str, start: int, nbytes: int, deadline: float | None) -> bytes | bytearray:
-        """Returns at least one byte, and `nbytes` at most."""
+        """Returns bytes of a file from `start`: at least one, at most `nbytes`."""
         data: bytes | bytearray
         if self._is_http:
             data = self._fetch(url, nbytes, deadline, start)
@@ -234,7 +235,7 @@ class RemoteStorage:
         return self._wait_for(_fetch(_filesystem(self._url), url, most, start), deadline)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
-        """Returns what a request gives. Raises TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
+        """Returns the result of a request. Raises TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
 
         Then, and after a Ctrl-C, the request is cancelled, so nothing waits for it at the end of the process.
         """
@@ -250,8 +251,7 @@ class RemoteStorage:
             request.cancel()
 
     def _insist(self, call: Callable[[], T], path: str, what: str, deadline: float | None = None) -> T:
-        """Returns what `call` returns. After a failure that may pass it is called again, for about a minute, or to the
-        deadline.
+        """Returns the result of `call`, retrying transient failures for about a minute, or until the deadline.
 
         Then raises an OSError that names `path` and the last failure; FileNotFoundError and the like where it is one.
         """
@@ -308,7 +308,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None) -> byt
 
 
 def _folders_below(url: str, page: str) -> set[str]:
-    """Returns the names of the folders directly below the URL to which a page has links."""
+    """Returns the names of the folders directly below the URL that a web page links to."""
     top = urlsplit(url)._replace(query="", fragment="")
     base = urlunsplit(top._replace(path=top.path.rstrip("/") + "/"))
     found = {urljoin(base, link) for link in _FOLDER_LINK.findall(page)}
@@ -317,7 +317,7 @@ def _folders_below(url: str, page: str) -> set[str]:
 
 
 def _pauses(end: float) -> Iterator[float]:
-    """Yields waits that grow, as long as they are over by `end` (of time.monotonic)."""
+    """Yields growing waits in seconds, as long as they are over by `end` (of time.monotonic)."""
     longest = _FIRST_WAIT_SECONDS
     while time.monotonic() + (pause := longest * _JITTER.uniform(0.5, 1.5)) <= end:
         yield pause
@@ -389,7 +389,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _judge(error: BaseException) -> tuple[int, bool]:
-    """Returns (errno, whether it may pass)."""
+    """Returns the errno of an error, and whether the error may be transient."""
     error = _root(error)
     kind = type(error).__name__
     number = (error.errno if isinstance(error, OSError) else None) or 0

@@ -34,7 +34,7 @@ from shardio.system.pour import pour
 
 
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
-    """Returns the header and the body of the index that has these rows; the body is a view of contiguous rows."""
+    """Returns the header and the body of an index of `rows`. The body is a view if the rows are contiguous."""
     dtype = rows.dtype
     header = index_header(len(rows), dtype["key"].itemsize, columns_of(dtype), has_label=has_label(dtype))
     return header, np.ascontiguousarray(rows).view(np.uint8).data
@@ -75,8 +75,8 @@ def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, s
 class ArrayWriter:
     """Writes the values of an array for the samples of a split, in their order, as files of `shard_nbytes` at most.
 
-    They appear in `folder` one after the other, whole. Leaving the `with` block without `finish` removes them. Not
-    thread safe.
+    The files appear in `folder` one after the other, each only when it is complete. Leaving the `with` block without
+    `finish` removes the files. Not thread safe.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ArrayWriter:
         self._finished = False
 
     def append(self, values: NDArray[Any]) -> None:
-        """Adds values, (n, *shape of a value), of the array's dtype. Raises ValueError for others."""
+        """Adds values, (n, *shape of a value), of the array's dtype. Raises ValueError for another shape or dtype."""
         if values.dtype != self._dtype or values.shape[1:] != self._row.shape:
             raise ValueError(
                 f"expected values of the array {self._name!r} of {self._dtype} {self._row.shape}, found "
@@ -120,7 +120,7 @@ class ArrayWriter:
                 self._shards.append(file.finish())
 
     def finish(self) -> ArrayEntry:
-        """Writes the last values and the checksums. Returns the array's entry. Raises ValueError if it has no value."""
+        """Writes the last values and the checksums. Returns the array's entry. Raises ValueError if there are none."""
         self._finish_file()
         if not self._shards:
             raise ValueError(f"an array needs at least one value; found none of {self._name!r}")
@@ -150,7 +150,7 @@ class ArrayWriter:
 
 
 class RowsFile:
-    """A file of `expected` rows. Fewer are right too, and cost reading the file once more for its checksum."""
+    """Writes a file of `expected` rows. With fewer rows, the file is read again for its checksum."""
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         self.num_rows = 0

@@ -49,7 +49,7 @@ class Condition:
         return f"{self.column} {self.operator} {self.number}"
 
     def holds(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Returns for each row of an index whether it does. Raises ValueError if the index has no such column."""
+        """Returns whether each row of an index meets the condition. Raises ValueError if the column is missing."""
         names = [name for name in rows.dtype.names or () if name != "key"]
         if self.column not in names:
             hint = did_you_mean(self.column, names)
@@ -61,7 +61,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """Returns the condition in a text. Raises ValueError if it is none."""
+    """Parses a condition such as "year >= 2000". Raises ValueError for any other text."""
     match = _CONDITION.fullmatch(text)
     try:
         if match is None:
@@ -76,7 +76,7 @@ def parse_condition(text: str) -> Condition:
 
 
 class HasClasses(Protocol):
-    """A set, or one that is to be made."""
+    """A set with classes: a manifest, or the draft of a new set."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...
