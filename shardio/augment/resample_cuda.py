@@ -1,10 +1,10 @@
 """Crop, antialiased resize, flip, normalize and cast of a batch on CUDA: one kernel, written in Triton.
 
-A program makes some lines of a tile of the output. Of each stored line that these need, it filters the part above its
-tile, in registers, and adds the result to the lines that it makes. Pixels are read as bytes, each warp 32 beside each
-other, which the first-level cache serves; nothing is written but the result, in channels_last memory. So neither the
-width of a line nor its alignment matters, and the sizes are no part of the compiled kernel. Grey levels are those of
-`shardio.augment.resample`, within one. Without CUDA or Triton, torch's operations do the same.
+A program computes some lines of a tile of the output. It filters the matching part of each stored line that the tile
+needs, in registers, and adds the result to the output lines. Each warp reads 32 adjacent bytes, mostly from the
+first-level cache. Only the result is written, in channels_last memory. So the width and the alignment of lines do not
+matter, and one compiled kernel serves all sizes. Grey levels equal those of `shardio.augment.resample` within one.
+Without CUDA or Triton, torch's operations do the same work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_PROGRAMS = (1 << 31) - 1
 
 
 def can_fuse(images: torch.Tensor, how: Resampling) -> bool:
-    """Returns whether `resample_fused` can make this of these images."""
+    """Returns whether `resample_fused` can resample these images in this way."""
     if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images, how.size):
         return False
     return _works(images.device, *_variant(images.shape[1], images.shape[3], how), packed=False)
@@ -59,9 +59,9 @@ def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
 
 
 def _most_taps(width: int, how: Resampling) -> int:
-    """Returns at least the number of stored pixels of a line that any pixel of the output is made of.
+    """Returns an upper bound of the number of stored pixels of a line that an output pixel depends on.
 
-    It depends on sizes, not on boxes: a training on images of one size has one kernel.
+    It depends on sizes, not on boxes, so a training on images of one size compiles one kernel.
     """
     if not how.antialias:
         return int(2 * how.radius)
@@ -69,7 +69,10 @@ def _most_taps(width: int, how: Resampling) -> int:
 
 
 def _variant(channels: int, width: int, how: Resampling) -> tuple[int, int, Resampling]:
-    """Returns channels, kept taps, and the smallest work that compiles the kernel of these images. It has no sizes."""
+    """Returns what selects the compiled kernel: channels, taps kept in registers, and a small Resampling to try it on.
+
+    Images and results of different sizes share a kernel.
+    """
     most = _most_taps(width, how)
     statistics = None if how.statistics is None else ((0.5,) * channels, (0.5,) * channels)
     small = Resampling((2, 1 if how.antialias else 2), how.interpolation, how.antialias, statistics, how.made)
@@ -78,7 +81,7 @@ def _variant(channels: int, width: int, how: Resampling) -> tuple[int, int, Resa
 
 @cache
 def _works(device: torch.device, channels: int, taps: int, small: Resampling, *, packed: bool) -> bool:
-    """Tries once whether Triton can make this kernel for this device. It needs a C compiler, for one thing."""
+    """Returns whether Triton can compile and run the kernel on this device. It needs a C compiler, for example."""
     try:
         width = taps or _MOST_KEPT + 1
         images = torch.zeros(1, channels, 2, width, dtype=torch.uint8, device=device)
@@ -103,7 +106,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _weight(at, centre, shrink, low, high, A: tl.constexpr, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):  # type: ignore[no-untyped-def]
-        """The weight of a pixel. Those that the filter does not reach have none."""
+        """Returns the weight of a pixel: 0 if the filter does not reach it."""
         weight = _filter((at + 0.5 - centre) * shrink, A, CUBIC)
         return tl.where((at >= low) & (at < high), weight, 0.0) if ANTIALIAS else weight
 
@@ -149,7 +152,7 @@ if triton is not None:
         ANTIALIAS: tl.constexpr,
         LANES: tl.constexpr,
     ):
-        """Returns what a stored line becomes along the line. What depends on TAPS alone is moved out of the loops."""
+        """Returns a stored line filtered along the line. Values that depend only on TAPS leave the loops."""
         begin = first.to(tl.int32) * CHANNELS + channel
         grey = tl.zeros([LANES], tl.float32)
         if TAPS:
@@ -169,7 +172,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _shifted(sums, totals, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Returns whole grey levels, 1.5 * 2^23 higher, where floats are whole numbers. Halves are rounded up."""
+        """Returns rounded grey levels plus 1.5 * 2^23, where all floats are whole numbers. Halves are rounded up."""
         shares = 1 / tl.where(totals == 0, 1.0, totals)
         grey = tl.fma(sums, shares[:, None], 0.0001220703125)  # 2^-13
         if CUBIC:  # a mean of pixels is between them
@@ -180,7 +183,7 @@ if triton is not None:
     def _columns(  # type: ignore[no-untyped-def]
         x, left, wide, width, out_width, most_taps, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr
     ):
-        """Returns the middle of the filter for columns of the output, 1 / its stretch, and the first pixel it reads."""
+        """Returns, for output columns, the filter's center, 1 / its stretch, and the first pixel that it reads."""
         RADIUS: tl.constexpr = 2 if CUBIC else 1
         scale = wide / out_width
         stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
@@ -293,31 +296,32 @@ if triton is not None:
 def resample_fused(
     images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
-    """Does what `resample` does, and casts the result, without waiting for the device.
+    """Returns the images resampled as by `resample`, and cast, (B, C, *size) in channels_last memory.
 
-    Returns (B, C, *size) in channels_last memory. Raises IndexError as `resample` does.
+    The host does not wait for the device. Raises IndexError as `resample` does.
     """
     return _launch(images, boxes, within, flips, how, _most_taps(images.shape[3], how))
 
 
 def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Returns the kernel's parameters of each image, (B, 9), by the spans of `make_spans`."""
+    """Returns the kernel's parameters for each image, (B, 9), from the spans of `make_spans`."""
     return np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
 
 
 def resample_packed(
     pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor, shape: tuple[int, int, int], how: Resampling
 ) -> torch.Tensor:
-    """Does what `resample_fused` does, of windows of images, uint8 (n,), with `cut.margin_of` bytes around them.
+    """Returns windows of images resampled as by `resample_fused`.
 
-    The images have `shape`, height, width and channels. `parameters` come from `parameters_of`. `places`, int64
-    (B, 2), are the first byte of each image, which need not be there, and the bytes of a line of its window.
+    `pixels`, uint8 (n,), holds the windows, with `cut.margin_of` bytes before and after them. `shape` is the height,
+    width and channels of the images. `parameters` come from `parameters_of`. `places`, int64 (B, 2), has for each image
+    the byte where its pixel (0, 0) would lie, even if outside of `pixels`, and the bytes of a line of its window.
     """
     return _launch_of(pixels, parameters, places, shape, how, _most_taps(shape[1], how))
 
 
 def can_resample_packed(device: torch.device, shape: tuple[int, int, int], how: Resampling) -> bool:
-    """Returns whether `resample_packed` can make this of images of this shape."""
+    """Returns whether `resample_packed` can resample windows of images of this shape in this way."""
     height, width, channels = shape
     image = torch.empty((1, channels, height, width), dtype=torch.uint8, device="meta")
     if device.type != "cuda" or triton is None or not _fits(image, how.size):
@@ -395,7 +399,7 @@ def _launch_of(
 
 @cache
 def _affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
-    """Returns what `affine_of` does, on the device, where it stays: a copy for each batch waits for larger ones."""
+    """Returns the result of `affine_of`, copied to the device once: a copy per batch would wait for larger copies."""
     with torch.inference_mode(False):
         # This waits, so that any stream may use it.
         return affine_of((mean, std)).to(device)

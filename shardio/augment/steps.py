@@ -1,8 +1,8 @@
-"""Operations on images that have been resampled: one for each image of a batch, then the next.
+"""Steps: operations on the images of a batch after their resize. Steps keep the size of the images.
 
-A Step holds an operation for every image, so each image has its own magnitudes, its own choice, its
-own order. All images of a batch have one size then, and keep it. A list of steps is run by the kernel in C on the
-CPU, and by operations of torch elsewhere (`shardio.augment.pixels`); both give the same pixels, within one grey level.
+A Step holds an operation for every image, so operations, their magnitudes and their order may differ between images.
+Steps are run by the kernel in C on the CPU, by Triton kernels on CUDA, and by operations of torch elsewhere (see
+`shardio.augment.pixels`). All give the same pixels within one grey level.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Op(IntEnum):
-    """An operation on one image of uint8, and the values that it takes. The kernel in C has the same numbers.
+    """An operation on a uint8 image. The comments name the values that it takes. The kernel in C uses the same numbers.
 
-    Names and results are torchvision's, whose functions begin with `adjust_` where a factor is taken. Grey is what
-    torchvision's `rgb_to_grayscale` computes.
+    Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Grey levels
+    match torchvision's `rgb_to_grayscale`.
     """
 
     NOTHING = 0
@@ -44,14 +44,17 @@ class Op(IntEnum):
 
 
 NEEDS_RGB = frozenset({Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE})
-"""Operations that are defined for images of one and of three channels only."""
+"""Operations that need images of one or three channels."""
 
 WARPS = frozenset({Op.AFFINE, Op.PERSPECTIVE})
 
 
 class Sampling(IntEnum):
-    """How an image is read between its pixels. Torchvision's filters blend the fill color into the edge; Pillow's take
-    the fill where the middle of a pixel comes from outside of the image, and repeat the edge otherwise."""
+    """The filter that reads an image between its pixels.
+
+    Torchvision's filters blend the fill color into the edge. Pillow's use the fill color for pixels whose center is
+    read outside of the image, and repeat the edge for other pixels.
+    """
 
     NEAREST = 0
     BILINEAR = 1
@@ -66,14 +69,17 @@ FILL_AT = 9
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """`codes`, uint8 (B,), an Op for each image; `values`, float64 (B, FILL_AT + channels), what these take."""
+    """An operation for each image: `codes`, uint8 (B,), are numbers of Op.
+
+    `values`, float64 (B, FILL_AT + channels), are the values that the operations take.
+    """
 
     codes: NDArray[np.uint8]
     values: NDArray[np.float64]
 
     @classmethod
     def of(cls, count: int, channels: int, op: Op | NDArray[np.uint8], *values: ArrayLike) -> Step:
-        """Returns a step whose `values` are numbers, or arrays (B,); those that are not given are 0."""
+        """Returns a step for `count` images. Each of `values` is a number or an array (B,); missing values are 0."""
         table = np.zeros((count, FILL_AT + channels))
         for place, value in enumerate(values):
             table[:, place] = value
@@ -83,7 +89,7 @@ class Step:
         return len(self.codes)
 
     def where(self, chosen: NDArray[np.bool_]) -> Step:
-        """Returns this step for the chosen images, and one that does nothing for the others."""
+        """Returns the step with NOTHING as the operation of images that are not `chosen`, bool (B,)."""
         return replace(self, codes=np.where(chosen, self.codes, np.uint8(Op.NOTHING)))
 
     @property
@@ -95,7 +101,7 @@ Steps = tuple[Step, ...]
 
 
 def merged(alternatives: Sequence[Steps], chosen: NDArray[np.int64]) -> Steps:
-    """Returns for each image the steps of the alternative whose number is in `chosen`, (B,)."""
+    """Returns steps that run on image i the steps of `alternatives[chosen[i]]`. `chosen` is (B,)."""
     steps = []
     for some in zip_longest(*alternatives):
         parts = [step.where(chosen == number) for number, step in enumerate(some) if step is not None]

@@ -1,7 +1,7 @@
-"""The kernels in Triton that do a step of a batch on CUDA: what `shardio.augment.pixels_cuda` launches.
+"""The Triton kernels that run a step of a batch on CUDA. `shardio.augment.pixels_cuda` launches them.
 
-Each program makes some pixels of one image, by the operation that this image has. `measure` counts grey levels and
-makes tables of them, `blur_lines` blurs along the lines, `step` does everything else.
+Each program computes some pixels of one image by the operation of this image. `measure` makes tables from counts of
+grey levels, `blur_lines` blurs along the lines, and `step` does everything else.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if triton is not None:
 
     @triton.jit
     def _cut(x):  # type: ignore[no-untyped-def]
-        """Cuts down to whole grey levels. No number becomes 0."""
+        """Returns grey levels rounded down. NaN becomes 0."""
         return tl.floor(tl.minimum(tl.maximum(x, 0.0), 255.0))
 
     @triton.jit
     def _rounded(x):  # type: ignore[no-untyped-def]
-        """Rounds to whole grey levels, halves to even ones: floats beside 1.5 * 2^23 are whole numbers."""
+        """Returns rounded grey levels, halves to even: floats near 1.5 * 2^23 are whole numbers."""
         return (tl.minimum(tl.maximum(x, 0.0), 255.0) + 12582912.0) - 12582912.0
 
     @triton.jit
     def _grey(red, green, blue):  # type: ignore[no-untyped-def]
-        """Returns whole grey levels. Products are added before they are rounded, as torch's `add` does with alpha."""
+        """Returns grey levels of a color. Products are added before rounding, as by torch's `add` with alpha."""
         red, green, blue = red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
         return tl.floor(tl.fma(blue, 0.114, tl.fma(green, 0.587, red * 0.2989)))
 
@@ -104,7 +104,7 @@ if triton is not None:
 
     @triton.jit
     def _mirrored_place(place, limit):  # type: ignore[no-untyped-def]
-        """Returns the pixel in place of one beside the image, which never lies farther away than the other side."""
+        """Returns the pixel that mirrors a place outside of the image, at most one image size beyond the edge."""
         place = tl.abs(place)
         place = tl.where(place >= limit, 2 * limit - 2 - place, place)
         return tl.minimum(tl.maximum(place, 0), limit - 1)
@@ -123,7 +123,7 @@ if triton is not None:
         PADDED: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """Blurs along the lines, into float32, what `step` blurs along the columns."""
+        """Blurs images along their lines, into float32. Afterwards `step` blurs the result along the columns."""
         blocks = tl.cdiv(height * width, BLOCK)
         picture = (tl.program_id(0) // blocks).to(tl.int64)
         row = rows + picture * ROW
@@ -161,7 +161,7 @@ if triton is not None:
 
     @triton.jit
     def _turned(red, green, blue, shift, channel):  # type: ignore[no-untyped-def]
-        """Turns the hue of each pixel, and returns all channels of it."""
+        """Returns pixels with their hue shifted, all channels."""
         red, green, blue = red.to(tl.float32) / 255.0, green.to(tl.float32) / 255.0, blue.to(tl.float32) / 255.0
         most = tl.maximum(tl.maximum(red, green), blue)
         chroma = most - tl.minimum(tl.minimum(red, green), blue)
@@ -195,7 +195,7 @@ if triton is not None:
 
     @triton.jit
     def _fixed(place, depth):  # type: ignore[no-untyped-def]
-        """Divides, and returns fixed point, halves rounded to even: where a division by 0 leads is far away."""
+        """Returns place / depth in fixed point, halves to even. A division by 0 gives a place far outside."""
         place = place / depth
         place = tl.where(place == place, place, 16777216.0)
         place = tl.minimum(tl.maximum(place, -16777216.0), 16777216.0) * 4294967296.0
@@ -225,7 +225,7 @@ if triton is not None:
     def _pixels_at(  # type: ignore[no-untyped-def]
         image, column, row, channel, inside, height, width, CHANNELS: tl.constexpr
     ):
-        """Returns what is in these columns and rows, int64. The pixels at the edge go on outside."""
+        """Returns the pixels at these columns and rows, int64. Outside, the edge is repeated."""
         column = tl.minimum(tl.maximum(column, 0), width - 1).to(tl.int32)
         row = tl.minimum(tl.maximum(row, 0), height - 1).to(tl.int32)
         at = (row * width + column) * CHANNELS
@@ -245,7 +245,7 @@ if triton is not None:
     def _sampled(  # type: ignore[no-untyped-def]
         image, values, column, row, channel, inside, height, width, CHANNELS: tl.constexpr
     ):
-        """Returns grey levels read at these places."""
+        """Returns grey levels of an image, read at fixed-point positions `column` and `row`."""
         kind = tl.load(values + _SAMPLING).to(tl.int32)
         fill = tl.load(values + _FILL + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
         is_filled = (fill == fill)[None, :]

@@ -1,7 +1,8 @@
-"""Masks and boxes of a batch, which move as their images do.
+"""Masks and boxes of a batch, which go through the same crops, flips and warps as their images.
 
-A mask is moved by nearest neighbor: its lines and columns are taken where those of the image are, and then its bytes
-are the channels of an image that goes through the same steps. Boxes go through the matrices of the same maps.
+Masks are read by nearest neighbor. First, rows and columns of a mask are selected as the crop and the resize select
+those of the image. Then the bytes of the mask, as channels of an image, go through the same steps. The corners of
+boxes are multiplied by the matrices of the same maps.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from shardio.system.eager import is_recorded
 
 Floats = NDArray[np.float64]
 MaskFill = float | Mapping[str, float]
-"""What masks get outside of their images: a number, or numbers by name, which may be pairs."""
+"""The value of masks outside of the image: a number, or a mapping of mask names to numbers."""
 Places = NDArray[np.int32]
-"""Numbers of rows or columns: (B, length), or (1, length) for all images. -1 is outside of the image."""
+"""The rows or columns to read: (B, length), or (1, length) for all images. -1 is outside of the image."""
 
 MOVES = (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
-"""Operations after which pixels lie elsewhere."""
+"""Operations that move pixels."""
 
 # So many channels go through the kernel of steps at once.
 _CHANNELS = 64
@@ -40,9 +41,10 @@ _LEAST = 1 - 1e-6
 
 
 def nearest_places(starts: Floats, lengths: Floats, size: int, limit: int) -> Places:
-    """Returns for each pixel of `size` the one of `limit` whose middle is nearest, in parts of a line, (B,) each.
+    """Returns the nearest stored pixel for each of `size` output pixels along an axis, (B, size).
 
-    The part begins at `starts`. Of two that are as near, the latter is taken, as in torch's "nearest-exact".
+    The output shows the parts of lines of `limit` pixels that begin at `starts` and have `lengths`, (B,) each. Of two
+    pixels at the same distance, the second is chosen, as in torch's "nearest-exact".
     """
     middles = starts[:, None] + (2 * np.arange(size) + 1) * lengths[:, None] / (2 * size)
     # A place that rounding has put beside a whole pixel is that pixel.
@@ -50,7 +52,10 @@ def nearest_places(starts: Floats, lengths: Floats, size: int, limit: int) -> Pl
 
 
 def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int]) -> Floats:
-    """Returns (B, 3, 3): where the points of boxes lie, once these are resized to `size`, and mirrored."""
+    """Returns matrices, (B, 3, 3), that map points of images to the result of a crop, a resize and a flip.
+
+    `boxes` are cropped, resized to `size`, and mirrored where `flips` is true.
+    """
     height, width = size
     across, down = width / boxes.widths, height / boxes.heights
     matrices = np.zeros((len(flips), 3, 3))
@@ -63,7 +68,7 @@ def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int])
 
 
 def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
-    """Returns (B, 3, 3): where the points of images of `size` lie after a step."""
+    """Returns matrices, (B, 3, 3), that map points of images of `size` to their places after a step."""
     height, width = size
     matrices = np.tile(np.eye(3), (len(step), 1, 1))
     matrices[step.codes == Op.MIRROR, 0] = -1, 0, width
@@ -82,7 +87,10 @@ def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
 
 
 def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Tensor:
-    """Returns the boxes, (B, K, 5), around what maps, (B, 3, 3), make of boxes: their parts in an image of `size`."""
+    """Returns the boxes around mapped boxes, clipped to an image of `size`, (B, K, 5).
+
+    `matrices`, (B, 3, 3), map the corners of `boxes`, (B, K, 5). See `settled` for boxes that leave the image.
+    """
     numbers = to_device(torch.from_numpy(matrices).to(boxes.dtype), boxes.device)
     left, top, right, bottom = boxes[..., :4].unbind(2)
     across, down = torch.stack([left, right, right, left], dim=2), torch.stack([top, top, bottom, bottom], dim=2)
@@ -112,9 +120,9 @@ def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Ten
 
 
 def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tensor:
-    """Returns the parts of boxes, (B, K, 5), in an image of `size`; no box where less than `least` pixels are left.
+    """Returns boxes, (B, K, 5), clipped to an image of `size`.
 
-    No box is zeros with the label -1.
+    A box whose width or height is then below `least` pixels is removed: it becomes zeros with the label -1.
     """
     height, width = size
     x, y = boxes[..., 0:4:2].clamp(0, width), boxes[..., 1:4:2].clamp(0, height)
@@ -128,9 +136,10 @@ def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tens
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Masks (B, H, W, ...) of images of `size`, H and W, with what they get outside; and boxes (B, K, 5).
+    """The masks, (B, H, W, ...), and the boxes, (B, K, 5), of images of `size`, (H, W).
 
-    Boxes have the float type of their computation, and lie inside of the image. Tensors are only read.
+    `fills` are the values of masks outside of the image. Boxes are clipped to the image, and float64 until `arrays`
+    (float32 on MPS). Tensors are only read.
     """
 
     size: tuple[int, int]
@@ -146,7 +155,10 @@ class Targets:
         boxes: Mapping[str, Tensor] | None,
         mask_fill: MaskFill | None,
     ) -> Targets | None:
-        """Returns the targets of `images`, or None without masks and boxes. Raises unless they fit."""
+        """Returns the targets of `images`; None if `masks` and `boxes` are None.
+
+        Raises TypeError or ValueError for masks, boxes and fills that do not fit the images.
+        """
         if masks is None and boxes is None:
             return None
         masks, boxes = _checked("masks", masks, images), _checked("boxes", boxes, images)
@@ -172,9 +184,9 @@ class Targets:
     def moved(
         self, boxes: Boxes | None, flips: NDArray[np.bool_] | None, size: tuple[int, int], steps: Steps
     ) -> Targets:
-        """Returns the targets of images of `size`, made of `boxes` of these, mirrored where `flips`, after steps.
+        """Returns the targets after a crop to `boxes`, a resize to `size`, a flip where `flips` is true, and steps.
 
-        None for `boxes` and `flips` stands for images that are neither cut, resized nor mirrored.
+        If `boxes` or `flips` is None, images go through the steps only.
         """
         moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
         rows = columns = None
@@ -190,14 +202,20 @@ class Targets:
         return self._moved(size, rows, columns, matrices, moving)
 
     def padded(self, rows: Places, columns: Places, left: int, above: int) -> Targets:
-        """Returns the targets of images made of these rows and columns, (1, length); the old image has moved."""
+        """Returns the targets of images with a border, which consist of `rows` and `columns`, (1, length).
+
+        `left` and `above` are the widths of the border there, by which boxes move.
+        """
         matrix = np.array([[[1.0, 0.0, left], [0.0, 1.0, above], [0.0, 0.0, 1.0]]])
         return self._moved((rows.shape[1], columns.shape[1]), rows, columns, [matrix], ())
 
     def _moved(
         self, size: tuple[int, int], rows: Places | None, columns: Places | None, matrices: list[Floats], moving: Steps
     ) -> Targets:
-        """Returns the targets of images made of rows and columns, or of all of them, after steps."""
+        """Returns targets of images of `size`, which show `rows` and `columns` (None: all) after the steps `moving`.
+
+        `matrices` map boxes before the steps.
+        """
         boxes = dict(self.boxes)
         for some in [*matrices, *(step_matrices(step, size) for step in moving)]:
             boxes = {name: boxes_through(tensor, some, size) for name, tensor in boxes.items()}
@@ -214,7 +232,7 @@ class Targets:
 
     @staticmethod
     def chosen(alternatives: Sequence[Targets], numbers: Tensor) -> Targets:
-        """Returns the targets of the alternative that `numbers`, (B,), chooses for each image."""
+        """Returns targets with those of image i from `alternatives[numbers[i]]`. `numbers` is (B,)."""
         first = alternatives[0]
         masks, boxes = dict(first.masks), dict(first.boxes)
         for number, other in enumerate(alternatives[1:], start=1):
@@ -230,7 +248,7 @@ class Targets:
 
 
 def _taken(mask: Tensor, rows: Places, columns: Places, fill: Tensor) -> Tensor:
-    """Returns a mask that is made of rows and columns, with `fill`, (1,), where they are -1."""
+    """Returns a mask of the given rows and columns of `mask`, with `fill`, (1,), where a row or column is -1."""
     count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
     rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))
     if mask.device.type != "cpu" or is_recorded(mask):
@@ -258,7 +276,7 @@ def _taken(mask: Tensor, rows: Places, columns: Places, fill: Tensor) -> Tensor:
 
 
 def _stepped(mask: Tensor, steps: Steps, fill: Tensor) -> Tensor:
-    """Returns a mask after steps, with `fill`, (1,), outside. The caller gives it up."""
+    """Returns a mask after steps, with `fill`, (1,), outside of the image. May change `mask` in place."""
     picture = (mask if mask.ndim == 4 else mask[..., None]).contiguous().view(torch.uint8)
     levels = fill.view(torch.uint8).tolist() * (picture.shape[3] // fill.element_size())
     parts = []
@@ -272,14 +290,17 @@ def _stepped(mask: Tensor, steps: Steps, fill: Tensor) -> Tensor:
 
 
 def _moving(step: Step) -> Step:
-    """Returns what a step does to masks, without the fill."""
+    """Returns the step for masks: only operations that move pixels, by nearest neighbor, without fill values."""
     values = step.values[:, :FILL_AT].copy()
     values[:, SAMPLING_AT] = Sampling.NEAREST
     return replace(step.where(np.isin(step.codes, MOVES)), values=values)
 
 
 def _checked(kind: str, tensors: object, images: Tensor) -> dict[str, Tensor]:
-    """Returns tensors by name, none for None. Raises unless they lie where the images lie."""
+    """Returns the tensors as a dict by name, empty for None.
+
+    Raises TypeError unless they are a mapping of names to tensors, and ValueError for another device than the images'.
+    """
     if tensors is None:
         return {}
     if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
@@ -293,7 +314,7 @@ def _checked(kind: str, tensors: object, images: Tensor) -> dict[str, Tensor]:
 
 
 def check_mask_fill(mask_fill: MaskFill | Sequence[tuple[str, float]]) -> float | dict[str, float]:
-    """Returns a number, or a dict of numbers by name. Raises TypeError for anything else."""
+    """Returns `mask_fill` as a number, or a dict of numbers by name. Raises TypeError if it is something else."""
     if isinstance(mask_fill, str) or not isinstance(mask_fill, Mapping | Sequence):
         check_number("mask_fill", mask_fill)
         return mask_fill
@@ -304,7 +325,7 @@ def check_mask_fill(mask_fill: MaskFill | Sequence[tuple[str, float]]) -> float 
 
 
 def _fills(masks: Mapping[str, Tensor], mask_fill: MaskFill) -> dict[str, float]:
-    """Returns the fill of each mask. Raises unless its dtype can hold it."""
+    """Returns the fill of each mask by name. Raises ValueError if a mask's dtype cannot hold its fill."""
     found = check_mask_fill(mask_fill)
     if isinstance(found, dict):
         if unknown := [name for name in found if masks and name not in masks]:
@@ -315,8 +336,8 @@ def _fills(masks: Mapping[str, Tensor], mask_fill: MaskFill) -> dict[str, float]
     for name, fill in fills.items():
         if not _holds(masks[name].dtype, fill):
             raise ValueError(
-                f"mask_fill must be a number that masks[{name!r}], {masks[name].dtype}, can hold; found {fill!r}: give "
-                "{name: number} for masks of several dtypes"
+                f"mask_fill must be a number that masks[{name!r}], {masks[name].dtype}, can hold; found {fill!r}: pass "
+                "a dict {name: number} for masks of several dtypes"
             )
     return fills
 

@@ -1,4 +1,4 @@
-"""Crops, resizes, flips, borders, normalizing and casting. Most of them change the Batch, not its pixels."""
+"""Crops, resizes, flips, borders, normalizing and casting. Most of them record a change in the Batch for later."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Pad(Transform):
         return batch.holding(padded, targets)
 
     def _places(self, height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Returns the numbers of the rows and columns, (1, length), of which the result is made; -1 is the border."""
+        """Returns the rows and the columns of the image that the result shows, (1, length) each; -1 is the border."""
         left, above, right, below = self._sides
         options = {"constant_values": -1} if self.padding_mode == "constant" else {}
         rows, columns = (
@@ -162,7 +162,7 @@ class RandomCrop(Transform):
 class CenterCrop(Transform):
     """Crops a window of `size` pixels in the center.
 
-    `size` is (height, width), or a number for both. A smaller image is a ValueError; torchvision would pad it. (In a
+    `size` is (height, width), or a number for both. A smaller image raises ValueError; torchvision would pad it. (In a
     squashed set, the original size counts.)
     """
 
@@ -173,7 +173,10 @@ class CenterCrop(Transform):
 
 
 def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | None) -> Batch:
-    """Takes windows at `places`, (2, B), from 0 to 1 along both axes, or in the centre, where torchvision has it."""
+    """Returns the batch cropped to windows of `size`. Raises ValueError if a window does not fit into an image.
+
+    `places`, (2, B), are positions from 0 to 1 along both axes; None is the center, rounded as in torchvision.
+    """
     room = (batch.sizes - np.array(size)).T
     if room.size and room.min() < 0:
         height, width = batch.sizes[room.min(axis=0).argmin()].tolist()
@@ -211,7 +214,7 @@ class AlternatingFlip(Transform):
 
 
 def _numbers(name: str, values: object) -> tuple[float, ...]:
-    """Returns one number, or one for each channel, as a tuple."""
+    """Returns `values`, a number or a number per channel, as a tuple. Raises TypeError or ValueError otherwise."""
     try:
         numbers = np.atleast_1d(np.asarray(values, np.float64))
     except (TypeError, ValueError):
@@ -246,7 +249,7 @@ class Normalize(Transform):
             if min(values[1]) <= 0:
                 raise ValueError(f"std must be above 0; found {self.std}")
             if len({len(numbers) for numbers in values} - {1}) > 1:
-                raise ValueError(f"expected as many numbers in std as in mean; found {self.mean}, {self.std}")
+                raise ValueError(f"std must have as many numbers as mean; found {self.std} and {self.mean}")
         object.__setattr__(self, "_values", values)
 
     @property
@@ -259,9 +262,9 @@ class Normalize(Transform):
         mean, std = (values * channels if len(values) == 1 else values for values in self._values)
         for values in (mean, std):
             if len(values) != channels:
-                raise ValueError(f"Normalize: expected images of {len(values)} channels; found {channels}")
+                raise ValueError(f"Normalize needs images of {len(values)} channels; found {channels}")
         if batch.is_cast:
-            raise ValueError("Normalize: expected uint8 images, from 0 to 255: put it before ToDtype, and use it once")
+            raise ValueError("Normalize needs uint8 images, 0 to 255: put it before ToDtype, and use it only once")
         return replace(batch, statistics=(mean, std))
 
 

@@ -1,2 +1,3 @@
-"""The kernels in C, each with one Python module, the only one that calls it: `rowcopy`, `rowread`, `resample`, `pixels`
-and `fit`. `built` says which of them this installation has, and how threads share the work on a batch."""
+"""The kernels in C: `rowcopy`, `rowread`, `resample`, `pixels` and `fit`.
+
+Each kernel is called only by the Python module of its name. `built` knows which kernels this installation has."""

@@ -1,7 +1,7 @@
 """Which kernels in C this installation has, and the cost of a missing kernel.
 
-They are built at installation where there is a C compiler. Without them numpy copies, Python reads files and torch
-does the rest, with the same results.
+Kernels are built at installation if there is a C compiler. Without the kernels, numpy copies, Python reads files and
+torch does the rest, with the same results.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ except ImportError:
     _fit = None  # type: ignore[assignment]
 
 KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcopy else ()))
-"""The ways of copying samples that this processor can run."""
+"""The names of the kernels for copying samples that this processor can run."""
 
 _FORCED = os.environ.get("SHARDIO_KERNEL", "")
 if _FORCED and _FORCED not in KERNELS:
     raise ImportError(f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
 DEFAULT_KERNEL: str = _FORCED or (_rowcopy.BEST if _rowcopy else "numpy")
-"""The kernel that copies unless another is named: the best for this processor, or SHARDIO_KERNEL of the environment.
-AVX-512 is hardly faster, as memory is the limit, and lowers the clock of older processors."""
+"""The default kernel for copying samples: the environment variable SHARDIO_KERNEL, or the best for this processor.
+
+AVX-512 is hardly faster, as memory is the limit, and lowers the clock of older processors.
+"""
 
 _COSTS = (
     (_resample, "augmentation on the CPU is 17 to 26 times slower"),
@@ -52,9 +54,9 @@ _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """Returns which code copies, reads, resamples and changes samples on the CPU, and fits images to samples.
+    """Returns which code does each kind of work on the CPU, such as {"read": "C", "pixels": "torch"}.
 
-    torch also fits them on processors without AVX2, which the kernel in C needs.
+    "fit", which fits images to the size of samples, is "torch" on processors without AVX2, which the kernel needs.
     """
     return {
         "copy": DEFAULT_KERNEL,

@@ -1,4 +1,4 @@
-"""Steps of color and geometry on a batch, and its normalization: _pixels.c, in as many threads as torch has.
+"""Runs color and geometry steps on a batch, and normalizes it, by _pixels.c, in as many threads as torch has.
 
 shardio.augment.pixels defines the results by operations of torch.
 """
@@ -22,9 +22,9 @@ _MIN_IMAGES = 4
 
 
 def in_slices(count: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all of them.
+    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all threads.
 
-    Raises what `work` raised in one of them.
+    If a call of `work` raises an error, raises this error.
     """
     threads = min(torch.get_num_threads(), count // _MIN_IMAGES)
     if threads <= 1:
@@ -52,9 +52,10 @@ def in_slices(count: int, work: Callable[[slice], None]) -> None:
 
 
 def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
-    """Runs steps on (B, H, W, C) pixels in place. `codes` is (S, B), `values` (S, B, n).
+    """Runs S steps on `pixels`, (B, H, W, C), in place. `codes` is (S, B), `values` (S, B, n).
 
-    Raises ValueError, and changes nothing in its part of the batch, for values that an operation cannot take.
+    A thread that finds values which an operation cannot take raises ValueError, and leaves its part of the batch
+    unchanged.
     """
     shape = pixels.shape[1:]
 
@@ -65,7 +66,7 @@ def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArr
 
 
 def normalize(pixels: NDArray[np.uint8], affine: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns (B, H, W, C) pixels times a factor plus an offset of each channel, rows of `affine`, (2, C)."""
+    """Returns `pixels`, (B, H, W, C), times a factor plus an offset per channel, the rows of `affine`, (2, C)."""
     out = np.empty(pixels.shape, np.float32)
 
     def work(some: slice) -> None:

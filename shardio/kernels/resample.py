@@ -1,4 +1,4 @@
-"""Boxes of images, resampled to one size and mirrored if need be, in the calling thread: _resample.c.
+"""Resamples boxes of images to one size, and mirrors them, by _resample.c in the calling thread.
 
 shardio.augment.resample defines the result by operations of torch.
 """
@@ -26,11 +26,12 @@ def resample_windows(
     cubic: bool,
     antialias: bool,
 ) -> None:
-    """Fills `out`, uint8 (B, H, W, C), or float32 with `affine`, factor and offset of each channel, (2, C).
+    """Resamples a box of each image into `out`, uint8 (B, H, W, C), or float32 with `affine`.
 
-    `pixels` holds the windows, one after the other: tops, lefts, heights and widths in their images, (B, 4). `spans`,
-    (2, B, 4), has start and length of the box and the limits of the filter, for rows and columns. Raises IndexError for
-    a box that is not inside its window.
+    `pixels` holds the windows of the images, one after the other. `windows`, (B, 4), are their tops, lefts, heights and
+    widths in the images. `spans`, (2, B, 4), has the start and length of the box and the limits of the filter, for rows
+    and columns. `affine`, (2, C), is a factor and an offset per channel. Raises IndexError if a box is not inside its
+    window.
     """
     _, height, width, channels = out.shape
     _native.resample(

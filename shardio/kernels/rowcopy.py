@@ -1,10 +1,10 @@
-"""Copies scattered rows of a matrix, or a window of each, into one block of memory: by _rowcopy.c, or else by numpy.
+"""Copies scattered rows of a matrix, or a window of each row, into one block of memory, by _rowcopy.c or by numpy.
 
-Both ways do the same, and pass the same tests. Copying releases the GIL; any number of threads may copy at the same
-time into different memory.
+Both give the same results, and pass the same tests. Copying releases the GIL; any number of threads may copy at the
+same time into different memory.
 
-Rows may lie in a mapped file whose storage fails, or which another process truncates. Then the native kernel stops at
-that row and says so; with numpy, SIGBUS kills the process.
+Rows may be in a mapped file whose storage fails, or which another process truncates. Then the kernel in C stops at the
+row that it cannot read, and returns the number of copied rows; with numpy, SIGBUS kills the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardio.kernels.built import _rowcopy as _native
 
 @dataclass(frozen=True)
 class Windows:
-    """One window for each of some samples. Sizes and places are in pixels, int64 (B,) each."""
+    """A window for each of B samples. Positions and sizes are in pixels, int64 (B,) each."""
 
     tops: NDArray[np.int64]
     lefts: NDArray[np.int64]
@@ -29,7 +29,7 @@ class Windows:
 
     @classmethod
     def alike(cls, height: int, width: int, tops: NDArray[np.int64], lefts: NDArray[np.int64]) -> Windows:
-        """Returns windows of one size at these places."""
+        """Returns windows of one size at the positions `tops` and `lefts`, (B,) each."""
         heights, widths = (np.full(len(tops), side, np.int64) for side in (height, width))
         return cls(tops, lefts, heights, widths)
 
@@ -37,16 +37,16 @@ class Windows:
         return len(self.tops)
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
-        """Returns the windows of some of the samples."""
+        """Returns the windows of the samples `some`, a slice or an array of numbers."""
         return Windows(self.tops[some], self.lefts[some], self.heights[some], self.widths[some])
 
     @property
     def num_pixels(self) -> NDArray[np.int64]:
-        """The pixels of each, (B,)."""
+        """The number of pixels of each window, (B,)."""
         return self.heights * self.widths
 
     def part(self, number: int) -> tuple[slice, slice]:
-        """Returns the rows and the columns of a sample that its window has."""
+        """Returns window `number` as a slice of rows and a slice of columns."""
         top, left = int(self.tops[number]), int(self.lefts[number])
         return slice(top, top + int(self.heights[number])), slice(left, left + int(self.widths[number]))
 
@@ -96,8 +96,8 @@ def copy_windows(
     """Copies a window of each of the images `numbers` into `out`, one window after the other.
 
     `images` is (n, height, width, channels), `out` has as many bytes as all windows together, both C-contiguous.
-    Returns how many windows were copied, as copy_rows does. Raises IndexError before anything is copied if a window is
-    not inside.
+    Returns how many windows were copied: all, unless the storage of the next window fails. Raises IndexError before
+    anything is copied if a number is not from 0 to n - 1, or a window is not inside its image.
     """
     num_images, height, width, channels = images.shape
     if len(windows) != len(numbers):

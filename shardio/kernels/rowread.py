@@ -1,6 +1,6 @@
-"""Reads many rows or windows of a file, giving up the GIL once: _rowread.c.
+"""Reads many rows or windows of a file by _rowread.c, which releases the GIL once for all of them.
 
-Where the kernel was not built, each function does nothing and says so; the caller then reads by itself.
+If the kernel was not built, the functions do nothing and return 0 or False; then the caller must read the rows itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def read_rows(
     out: NDArray[np.uint8],
     drop_behind: bool,
 ) -> int:
-    """Reads `nbytes` from each of the offsets into `out` at the place of the same number.
+    """Reads rows of `nbytes` bytes from the file at `offsets` into `out` at the bytes `places`.
 
-    With `drop_behind`, the page cache forgets what was read. Returns how many rows were read before the first that
-    could not be.
+    With `drop_behind`, drops the rows from the page cache afterwards. Returns the number of rows read before the first
+    row that cannot be read: all, if there is no such row.
     """
     if _native is None:
         return 0
@@ -40,9 +40,11 @@ def read_windows(
     out: NDArray[np.uint8],
     drop_behind: bool,
 ) -> int:
-    """Reads windows, each (offset of its first byte, lines, bytes of a line, place in `out`), through `scratch`.
+    """Reads windows of images into `out`, through the buffer `scratch`.
 
-    Lines of an image are `stride` bytes apart; reads begin and end at multiples of `alignment`. Returns as read_rows.
+    A row of `windows` is (offset of the first byte, lines, bytes of a line, byte in `out`). Lines of an image are
+    `stride` bytes apart. Reads begin and end at multiples of `alignment`. For `drop_behind` see `read_rows`. Returns
+    the number of windows read before the first window that cannot be read.
     """
     if _native is None:
         return 0
@@ -50,7 +52,10 @@ def read_windows(
 
 
 def will_need(spans: NDArray[Any]) -> bool:
-    """Calls madvise(MADV_WILLNEED) for spans of memory, uint64 (n, 2). Returns whether it did."""
+    """Calls madvise(MADV_WILLNEED) for spans of memory; returns False if the kernel was not built.
+
+    `spans`, uint64 (n, 2), are addresses and lengths.
+    """
     if _native is None:
         return False
     _native.will_need(spans)
