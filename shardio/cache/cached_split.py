@@ -1,8 +1,8 @@
-"""A split of a set, wherever it lies, opened through a cache: usable at once, and faster when its copy is complete.
+"""A split of a set, opened through a cache: usable at once, and faster when the copy is complete.
 
     storage -> stager (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
 
-Training does not wait for the copy: samples whose shards are not there yet are read from the storage. Once the copy is
+Training does not wait for the copy: samples whose shards are not copied yet are read from the storage. Once the copy is
 complete, the next epoch reads it like any other set on the node's own disk.
 """
 
@@ -89,7 +89,7 @@ class _Staging:
         self.state = "copied by another process" if process is None else f"copied by process {process}"
 
     def _run(self, stager: Stager) -> None:
-        """The call of the thread. An error becomes a warning, as training can continue without the copy."""
+        """Runs in the thread. An error becomes a warning, as training can continue without the copy."""
         try:
             self.state = "complete" if stager.run() else "stopped"
         except Exception as error:
@@ -183,7 +183,7 @@ class StagedReader(Reader):
 
 
 class StorageReader(Reader):
-    """Reads damaged samples again from the storage, and reports if they are sound there. Thread safe.
+    """Reads damaged samples again from the storage, and reports if the storage has them intact. Thread safe.
 
     There is nothing to close: the storage belongs to the CachedSplit.
     """
@@ -209,10 +209,10 @@ class StorageReader(Reader):
 class CachedSplit:
     """The split `split` of the set `place`, a folder or URL, read through the cache in the folder `cache`.
 
-    A `shardio.reading.choose.SplitSource`. It holds a lease and knows the manifest from the start. `open` begins to
-    stage, if need be, and opens the split. `close` ends the staging and the lease; it also runs when this dies.
+    A `shardio.reading.choose.SplitSource`. It holds a lease and knows the manifest from the start. `open` starts
+    copying if needed, and opens the split. `close` ends the copying and the lease; it also runs when the object dies.
 
-    `digest` and errors are as for `take_lease`. Raises SetNotFoundError if there is no such split.
+    `digest` and errors are as for `take_lease`. Raises SetNotFoundError if the split does not exist.
     """
 
     _shards: ShardSet
@@ -281,8 +281,8 @@ class CachedSplit:
     def make_second(self) -> StorageReader:
         """Returns the reader that reads damaged samples again, from the storage.
 
-        If they are sound there, a thread verifies the whole copy, once, and copies damaged files again. Each file is
-        replaced by a rename, so other processes keep the old file mapped, or find the new one.
+        If the storage has them intact, a thread verifies the whole copy, once, and copies damaged files again. Each
+        file is replaced by a rename, so other processes keep the old file mapped, or find the new one.
         """
         not_begun = [None]  # the gather thread that pops it begins
 
@@ -319,9 +319,9 @@ class CachedSplit:
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """Returns the shards that the first batches need, in that order.
+    """Returns the shards in the order in which the first batches need them.
 
-    If the split has an order of its own these are guesses: no file of the set is read for it.
+    If the split has an order of its own the result is a guess: no file of the set is read.
     """
     if not split.shards:
         return []

@@ -53,7 +53,7 @@ _EVICTED_SUFFIX = ".evicted"
 
 @dataclass(frozen=True)
 class CachedCopy:
-    """The part of one set that a cache holds."""
+    """A cache's copy of one set, complete or partial."""
 
     digest: str
     path: str
@@ -84,7 +84,7 @@ class EvictReport:
 
 
 class Cache:
-    """The cache in `folder`, which the first lease makes.
+    """The cache in `folder`. The first lease makes the folder.
 
     Nothing is kept in memory: any number of threads, processes and, as far as permissions allow, users may use it at
     the same time.
@@ -98,7 +98,7 @@ class Cache:
         """Returns a lease on the copy with this digest, which need not exist yet: it is not evicted until `close`.
 
         Waits while an evictor renames the copy, for half a minute at most. Permission to read is enough. Raises
-        ValueError if `digest` is no digest, CacheError if the folder is not a cache, would not be on a disk of this
+        ValueError if `digest` is not a digest, CacheError if the folder is not a cache, would not be on a disk of this
         machine, or has something else in place of the lock or the copy; OSError if the lock cannot be taken.
         """
         if not is_digest(digest):
@@ -111,8 +111,8 @@ class Cache:
         return shutil.disk_usage(self.folder).free
 
     def copies(self) -> list[CachedCopy]:
-        """Returns the copies, in no order. Raises CacheError if the folder is no cache, FileNotFoundError if there is
-        no folder."""
+        """Returns the copies, unsorted. Raises CacheError if the folder is not a cache, FileNotFoundError if it does
+        not exist."""
         self._check()
         with os.scandir(self.folder) as entries:
             digests = [e.name for e in entries if is_digest(e.name) and e.is_dir(follow_symlinks=False)]
@@ -128,7 +128,7 @@ class Cache:
 
         The limit is `keep`, the most bytes that all copies may have together, or `free`, the bytes that must be free
         on the filesystem. A copy disappears at once (by a rename), and then its files are removed. Raises CacheError,
-        and touches nothing, if the folder is no cache.
+        and touches nothing, if the folder is not a cache.
         """
         if (keep is None) == (free is None):
             raise ValueError(f"either keep or free must be given; found {keep}, {free}")
@@ -169,7 +169,7 @@ class Cache:
         raise self.no_room(digest, nbytes)
 
     def no_room(self, digest: str, nbytes: int, found: str | None = None) -> SpaceError:
-        """Returns the error that says what takes the room. `found` is the filesystem's error, which may name a
+        """Returns the error that lists what fills the disk. `found` is the filesystem's error, which may name a
         quota."""
         copies = [copy for copy in self.copies() if copy.digest != digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
@@ -229,7 +229,7 @@ class Cache:
         return all(os.access(path, everything, effective_ids=True) for path in (self.folder, folder))
 
     def sweep(self) -> None:
-        """Removes what killed evictors have left, and locks without a copy, but nothing that is in use."""
+        """Removes the leftovers of killed evictors, and locks without a copy. Keeps anything in use."""
         with os.scandir(self.folder) as entries:
             names = [entry.name for entry in entries]
         for name in names:
@@ -242,7 +242,8 @@ class Cache:
                     CopyPaths(self.folder, digest).remove_orphans()
 
     def _make(self) -> None:
-        """Makes the marker, and the folder. The marker comes first: a process that sees anything else sees it, too."""
+        """Makes the marker, and the folder. The marker comes first: a process that sees any other file also sees the
+        marker."""
         marker = self.folder / MARKER_NAME
         if marker.exists():
             # A process was killed right after making it, or the owner of the folder has made it.
@@ -305,13 +306,13 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
 
 
 class _CopyFiles:
-    """The files of some copies, by digest, as they were when this was made."""
+    """The files of some copies, by digest, as of its creation."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self._files = {digest: list(_statuses(folder)) for digest, folder in folders.items()}
 
     def nbytes(self, digests: Iterable[str]) -> int:
-        """Returns the size of these copies. A file that has several names in them counts once."""
+        """Returns the size of these copies in bytes. A file with several names counts once."""
         return sum(status.st_size for status, _ in self._names(digests))
 
     def freed(self, digests: Iterable[str]) -> int:
@@ -319,7 +320,7 @@ class _CopyFiles:
         return sum(status.st_size for status, count in self._names(digests) if count >= status.st_nlink)
 
     def _names(self, digests: Iterable[str]) -> list[tuple[os.stat_result, int]]:
-        """Returns each file of these copies, and how many names it has in them."""
+        """Returns each file of these copies, and how many names the file has in the copies."""
         found = [status for digest in digests for status in self._files[digest]]
         counts = Counter((status.st_dev, status.st_ino) for status in found)
         each = {(status.st_dev, status.st_ino): status for status in found}

@@ -1,7 +1,8 @@
 """Leases, which keep a copy in a cache from being evicted, and the right to fill a copy.
 
-Both are locks by flock, which end with their process, however that ends. The right to fill is taken under a lease. So a
-process that holds the lease's lock exclusively is alone with the copy, and only such a process removes lock files.
+Both are locks by flock, which end with their process, even if the process is killed. The right to fill is taken under a
+lease. So a process that holds the lease's lock exclusively is alone with the copy, and only such a process removes lock
+files.
 
 Any user of a cache may put something where a lock is expected, so locks are opened as untrusted files are.
 """
@@ -40,9 +41,10 @@ T = TypeVar("T")
 
 
 class LockedFile:
-    """An open file that is locked until `close`, until the last reference to this dies, or until the process ends.
+    """An open file that is locked until `close`, until the last reference to the object dies, or until the process
+    ends.
 
-    A forked process has it too, and keeps it locked for as long as it lives; an executed program does not. Not thread
+    A forked process inherits the lock and holds it while it lives; an executed program does not. Not thread
     safe.
     """
 
@@ -116,7 +118,7 @@ class CopyPaths:
                 path.unlink()
 
     def remove_orphans(self) -> None:
-        """Removes the lock files if there is no copy and no lease."""
+        """Removes the lock files if the set has no copy and no lease."""
         if not self.folder.exists() and (lock := self.lock_alone()) is not None:
             with lock:
                 if not self.folder.exists():
@@ -176,7 +178,7 @@ class Lease(LockedFile):
                 raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether a file of the set is there, whole: it gets its name once its sha256 has been checked."""
+        """Returns whether the copy has the whole file: a file gets its name after its sha256 is checked."""
         try:
             status = os.lstat(f"{self.path}/{entry.file}")
         except FileNotFoundError:
@@ -214,8 +216,8 @@ class Lease(LockedFile):
     def open_folder(self) -> FolderHandle:
         """Makes the copy's folder if it is missing, and opens it for the process that has the right to fill the copy.
 
-        Raises CacheError if something else is there, including another set; PermissionError if the folder belongs to
-        another user and, under a sticky bit, only that user may continue the copy.
+        Raises CacheError if the path holds anything else, including another set; PermissionError if the folder belongs
+        to another user and, under a sticky bit, only that user may continue the copy.
         """
         make_folder(self.path)
         _check_folder(self.path)
@@ -244,7 +246,7 @@ class Lease(LockedFile):
             self._tried_filling = False
 
     def _touch(self) -> None:
-        """Notes when the copy was last used, if this user may."""
+        """Records the time of the last use, if this user has the permission."""
         with contextlib.suppress(OSError):
             os.utime(self._lock.fileno())
 
@@ -278,7 +280,7 @@ def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = Fal
 
 
 def open_lock(path: Path) -> OpenFile:
-    """Opens a lock file for reading, which is enough to lock it, and makes it if need be, for all users to read."""
+    """Opens a lock file for reading, which is enough to lock it, and makes it if needed, readable by all users."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return open_in_cache(path)
@@ -301,7 +303,7 @@ def lock_at_once(descriptor: int) -> bool:
 
 
 def _lock_shared(descriptor: int) -> None:
-    """Locks a file, shared. Raises OSError if it stays locked for longer than any evictor needs."""
+    """Locks a file, shared. Raises OSError if it stays locked for longer than an eviction takes."""
     deadline = time.monotonic() + _LEASE_SECONDS
     while True:
         try:
@@ -320,7 +322,7 @@ def _lock_shared(descriptor: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether a lock is held. Raises FileNotFoundError if there is no such file."""
+    """Returns whether the lock file is locked. Raises FileNotFoundError if it does not exist."""
     try:
         lock = open_in_cache(path)
     except PermissionError:  # another user's, who does not share it: this user may not remove it
@@ -330,7 +332,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock_key(status: os.stat_result) -> str:
-    """Returns what /proc/locks calls a file."""
+    """Returns the name of a file in /proc/locks."""
     return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 

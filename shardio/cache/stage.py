@@ -1,11 +1,11 @@
 """`stage`: a verified copy of a set in a cache, made once however many processes ask for it at the same time.
 
-One of them has the right to fill the copy; the others wait for it, or read from the source meanwhile. If the first is
+One process has the right to fill the copy; the others wait for it, or read from the source meanwhile. If the first is
 killed, the next one continues with the files that are finished.
 
 A file that another complete copy has is linked (a hard link), not copied: files of a set never change, and a damaged
-file is replaced by another file. So nothing that is done to one copy is seen in another, and removing the last name
-frees the room.
+file is replaced by another file. So a change to one copy never affects another, and removing the last name frees
+the space.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def stage(
     - `on_wait` is called once if another process copies, with its number, or None if that is unknown.
 
     Raises SetNotFoundError, FormatError or OSError if the source is missing, damaged or unreadable; FormatError if its
-    digest is not `digest`; CacheError if `cache` is not a cache; SpaceError if there is too little room.
+    digest is not `digest`; CacheError if `cache` is not a cache; SpaceError if the disk is too full.
     """
     start = time.perf_counter()
     storage = open_storage(src)
@@ -127,7 +127,7 @@ class Stager:
     """Makes the copy that `lease` is for from `storage`, in `run`, by `workers` threads.
 
     The caller holds the lease until `run` has returned. Indexes are copied first, then the files in `order`, then the
-    others. Meanwhile, `lease.has` says which files are there, whichever process has copied them.
+    others. Meanwhile, `lease.has` says which files are complete, whichever process copied them.
 
     Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done. `on_fill` is
     called when this process gets the right to fill the copy; `on_progress` and `on_wait` are as for `stage`.
@@ -195,7 +195,7 @@ class Stager:
         return False
 
     def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
-        """Returns the files that opening would refuse."""
+        """Returns the files that are missing, or that opening the copy would refuse."""
         return [entry for entry in self.files if not self._is_there(folder / entry.file, entry)]
 
     def _is_there(self, path: Path | FileAt, entry: FileEntry) -> bool:
@@ -215,7 +215,7 @@ class Stager:
             return self._lease.open_folder()
 
     def _fill(self, folder: FolderHandle) -> bool:
-        """Fills the copy. Returns what `run` does.
+        """Fills the copy. Returns the result of `run`.
 
         The folder is open: in a cache of several users, its name may lead to another set at any moment.
         """
@@ -266,7 +266,7 @@ class Stager:
         return True
 
     def _unlink(self, folder: FolderHandle) -> None:
-        """Removes the links of a copy that has nothing else: evicting it would free nothing."""
+        """Removes the links of a copy that contains only links: evicting it would free nothing."""
         with contextlib.suppress(OSError):
             for entry in self.linked:
                 os.unlink(entry.file, dir_fd=folder.fileno())
@@ -297,7 +297,7 @@ class Stager:
 
 
 def _absolute(name: str) -> str:
-    """Returns the name of a storage as a process in another folder would give it."""
+    """Returns the place of a storage as an absolute path or URL."""
     return name if "://" in name else os.path.abspath(name)
 
 
@@ -349,7 +349,7 @@ def link_from_others(
 
 
 def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> bool:
-    """Gives a file a second name. Returns False if it is not what the entry says, or the system refuses."""
+    """Gives a file a second name. Returns False if the file differs from its entry, or the system refuses."""
     try:
         with open_sound(source, entry, sample_shape) as file:
             status = os.fstat(file.fileno())

@@ -1,6 +1,7 @@
 """A split that is read while it is copied into a cache: finished shards from the copy, the others from the source.
 
-Shards are mapped as they are finished. Another process may be copying them, so only the copy's folder shows which are.
+Shards are mapped as they are finished. Another process may be copying them, so only the copy's folder shows which
+shards are finished.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Copy(Protocol):
-    """A folder in which files of the set appear, each of them whole."""
+    """A folder where the files of the set appear, each only when it is complete."""
 
     path: Path
 
@@ -63,7 +64,7 @@ class StagedTable(MappedTable):
         self.look()
 
     def look(self) -> bool:
-        """Maps the files that have appeared since the last look. Returns whether all are there."""
+        """Maps the files that have appeared since the last call. Returns whether all files are mapped."""
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
             entry = self.table.files[number]
@@ -78,11 +79,11 @@ class StagedTable(MappedTable):
 
     @property
     def num_away(self) -> int:
-        """The number of files that were not in the copy at the last look."""
+        """The number of files that were not in the copy at the last `look`."""
         return int(self._is_away.sum())
 
     def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns which samples have rows that are not in the copy, after another look if one is due."""
+        """Returns which samples have rows that are not in the copy. Calls `look` first if it is due."""
         if not self._is_away.any():
             return np.zeros(len(indices), bool)
         files = self.table.locate(self.stored(indices))[0]
@@ -93,7 +94,7 @@ class StagedTable(MappedTable):
 
     @property
     def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
-        """As of any table. Raises FormatError while a file is not in the copy."""
+        """See `MappedTable.file_rows`. Raises FormatError while a file is not in the copy."""
         if not self.look():
             missing = self.table.files[int(np.argmax(self._is_away))]
             raise FormatError(f"{self.path_of(missing)}: expected a shard that was copied, found none yet")
@@ -110,7 +111,7 @@ class StagedTable(MappedTable):
         return row
 
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
-        """As MappedTable.copy. Reads rows of missing files from the storage, one after the other.
+        """See `MappedTable.copy`. Reads rows of missing files from the storage, one after the other.
 
         Raises an OSError that names the sample that could not be read.
         """
@@ -160,11 +161,11 @@ def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uin
 
 
 class StagedSet(ShardSet):
-    """The ShardSet that `copy` will be. Until a shard is there, its samples are read from `storage`.
+    """A ShardSet of an unfinished `copy`. Samples of missing shards are read from `storage`.
 
     It can be used like any other, by any number of threads; `path` is the path of the copy. Reading raises an OSError
-    that names the sample that the storage fails to give. An index or order that is not in the copy is fetched and
-    checked when this is made.
+    that names the sample if the storage fails. An index or order that is not in the copy is fetched and
+    checked by the constructor.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Copy) -> None:
@@ -183,13 +184,13 @@ class StagedSet(ShardSet):
         return mapped
 
     def look(self) -> bool:
-        """Maps the shards that have appeared since the last look. Returns whether all are there."""
+        """Maps the shards that have appeared since the last call. Returns whether all shards are mapped."""
         found = [table.look() for table in self._staged()]
         return all(found)
 
     @property
     def num_away(self) -> int:
-        """The number of shards that were not in the copy at the last look."""
+        """The number of shards that were not in the copy at the last `look`."""
         return sum(table.num_away for table in self._staged())
 
     def _staged(self) -> list[StagedTable]:

@@ -1,6 +1,6 @@
 """Makes a folder of a draft: a new set, whole or not at all.
 
-Files that stay become hard links. Where the filesystem has none for them, they are cloned or copied. Indexes, orders
+Unchanged files become hard links; where a link is impossible, they are cloned or copied. Indexes, orders
 and new arrays are written, the manifest comes last, and a rename makes the set appear.
 """
 
@@ -50,7 +50,8 @@ ARRAY_SHARD_NBYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Room:
-    """How the files that stay get into the new set, in bytes. Known before the first copy."""
+    """Bytes of unchanged files by how they get into the new set: linked, cloned or copied. Known before the first
+    copy."""
 
     linked_nbytes: int
     cloned_nbytes: int
@@ -65,7 +66,7 @@ class Room:
 
 @dataclass(frozen=True)
 class ChangeReport:
-    """The set that was made."""
+    """Describes the new set of a change or merge."""
 
     path: str
     digest: str
@@ -86,7 +87,7 @@ class ChangeReport:
 
 @dataclass(frozen=True)
 class Carrying:
-    """How a set is made, besides its content."""
+    """Options of making a set that do not affect its content."""
 
     copy: bool = False
     """Whether the new set shares no file with its parents: files are cloned or copied, and none is a hard link."""
@@ -115,9 +116,9 @@ def carry_out(
     carrying: Carrying,
     notes: Mapping[str, Any] | None = None,
 ) -> ChangeReport:
-    """Makes the set in the folder `new`. Raises ConvertError if that exists; FormatError, SpaceError, OSError: then
-    nothing is there. A killed process leaves the whole set, or a temporary folder next to it, which the next change
-    there removes."""
+    """Makes the set in the folder `new`. Raises ConvertError if `new` exists; FormatError, SpaceError, OSError. After
+    an error `new` does not exist. A killed process leaves the whole set, or a temporary folder next to it, which the
+    next change there removes."""
     target = check_target(new, parents)
     check_arrays(draft)
     for name, split in draft.splits.items():
@@ -176,7 +177,8 @@ class _Maker:
     # --- files that stay ----------------------------------------------------------------------------------------------
 
     def _keep_split(self, name: str, split: SplitDraft) -> SplitEntry:
-        """Brings in the shards that stay. Returns the split's entry, whose index and orders are still to be written."""
+        """Adds the unchanged shards to the new set. Returns the split's entry, whose index and orders are still to be
+        written."""
         orders = Orders()
         pixels = split.pixels.kept()
         shards = [replace(held.entry, file=shard_name(name, i)) for i, held in enumerate(pixels.shards)]
@@ -219,7 +221,7 @@ class _Maker:
         self.room = replace(self.room, copied_nbytes=self.room.copied_nbytes + entry.nbytes)
 
     def _copy(self, written_nbytes: int) -> None:
-        """Copies what could be neither linked nor cloned. Raises SpaceError before that if there is too little room."""
+        """Copies the files that could be neither linked nor cloned. Raises SpaceError first if the disk is too full."""
         self.room = replace(self.room, written_nbytes=written_nbytes)
         if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder.path).free):
             raise SpaceError(
@@ -311,12 +313,12 @@ class _Maker:
 
 
 def _whole(stored: StoredRows, all_rows: bool) -> OldFile[Crc32Entry] | None:
-    """Returns the file that has the checksums of just these rows, if there is one."""
+    """Returns the file with the checksums of exactly these rows; None if there is none."""
     return stored.crc32s[0] if all_rows and len(stored.crc32s) == 1 else None
 
 
 class _ParentStorage(FolderStorage):
-    """Files of other sets, each under the name that it has in the new one."""
+    """Reads files of the parent sets by their names in the new set."""
 
     def __init__(self, files: Iterable[tuple[OldFile[FileEntry], FileEntry]]) -> None:
         self._paths = {entry.file: str(held.path) for held, entry in files}

@@ -44,7 +44,7 @@ def change(
     on_room: Callable[[Room], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ChangeReport:
-    """Makes a new set in the folder `new` of the set in `out`, and rewrites no pixel. Steps run in this order.
+    """Makes a new set in `new` from the set in `out`, rewriting no pixels. Steps run in this order.
 
     - `keep` or `drop`: samples to keep or drop; `drop=Selection()` drops each split named by `split`
     - `labels`: a CSV or parquet file with the columns `key` and `label`, or a mapping of keys
@@ -113,7 +113,7 @@ def _num_relabelled(before: Draft, after: Draft, split: str) -> int:
 
 
 def _select(draft: Draft, splits: Sequence[str], selection: Selection, *, drop: bool, named: bool) -> Draft:
-    """Returns the set with only the selected samples of these splits, or without them."""
+    """Returns the set with only the selected samples of these splits, or without the selected samples."""
     if selection.is_all and not (drop and named):
         raise ValueError("the selection is empty: choose samples by classes, keys, conditions, a list or indices")
     if selection.indices is not None and len(splits) > 1:
@@ -158,7 +158,8 @@ class _RowOrder:
 def _add_arrays(
     draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
 ) -> Draft:
-    """Returns the set with these arrays in a split. Row i of each is of sample i, or of the sample with key i."""
+    """Returns the set with these arrays in a split. Row i of an array belongs to sample i, or to the sample with key
+    i."""
     if not arrays:
         raise ValueError("expected at least one array, found none")
     if unknown := sorted(kinds.keys() - arrays.keys()):

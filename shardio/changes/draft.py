@@ -1,6 +1,6 @@
-"""A set that is to be made of files of other sets: values and arithmetic on them, no I/O.
+"""Describes a set to be made from files of other sets. No I/O happens here.
 
-Stored rows never move. Numbers alone say which of them are samples, and in which order. A shard without any sample is
+Stored rows never move. Row numbers say which stored rows are samples, and in which order. A shard without samples is
 left out.
 """
 
@@ -37,7 +37,7 @@ AnyEntry = TypeVar("AnyEntry", bound=FileEntry, covariant=True)
 
 @dataclass(frozen=True)
 class OldFile(Generic[AnyEntry]):
-    """A file of a set, which the new set has with the same bytes."""
+    """A file of an old set that the new set shares, with the same bytes."""
 
     folder: Path
     entry: AnyEntry
@@ -48,7 +48,7 @@ class OldFile(Generic[AnyEntry]):
 
 
 class Kept(NamedTuple):
-    """Stored rows without the shards that no sample uses."""
+    """Stored rows, left after dropping the shards that no sample uses."""
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
@@ -122,7 +122,8 @@ class ArrayDraft:
 
 @dataclass(frozen=True, eq=False)
 class GivenArray:
-    """An array that no set has yet. `blocks` gives its values in the order of the samples, (some samples, *shape)."""
+    """A new array, not yet in any set. `blocks` gives its values in the order of the samples, (some samples,
+    *shape)."""
 
     kind: ArrayKind
     row: RowType
@@ -149,7 +150,7 @@ class SplitDraft:
         return keys
 
     def take(self, samples: NDArray[np.int64]) -> SplitDraft:
-        """Returns the split of these samples, in this order, some perhaps several times."""
+        """Returns the split with these samples, in this order. A sample may be repeated."""
         if np.array_equal(samples, np.arange(len(self))):
             return self
         arrays = {name: replace(array, stored=array.stored.take(samples)) for name, array in self.arrays.items()}
@@ -157,11 +158,11 @@ class SplitDraft:
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """The labels in the index; None if it has none."""
+        """The labels in the index; None if the index has no labels."""
         return self.rows["label"] if has_label(self.rows.dtype) else None
 
     def with_labels(self, labels: NDArray[np.int64] | None) -> SplitDraft:
-        """Returns the split with these labels in the index, and no array of labels; with None, without the former."""
+        """Returns the split with these labels in the index, and no array of labels; None removes the labels."""
         if labels is None or self.labels is None:
             rows = with_fields(self.rows, columns_of(self.rows.dtype), has_label=labels is not None)
         elif np.array_equal(labels, self.labels):
@@ -177,7 +178,7 @@ class SplitDraft:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A set that is to be made."""
+    """A set to be made."""
 
     sample_shape: SampleShape | None
     classes: tuple[str, ...]
@@ -240,7 +241,7 @@ def check_arrays(draft: Draft) -> None:
 
 
 class Orders:
-    """The distinct orders of a split, numbered as they come."""
+    """The distinct orders of a split, numbered by first appearance."""
 
     def __init__(self) -> None:
         self.distinct: list[NDArray[np.int64]] = []

@@ -35,22 +35,22 @@ _LABEL_COLUMNS = ("label", "class")
 
 @dataclass(frozen=True)
 class Assignment:
-    """Labels of samples by their keys. `where` names their origin in messages."""
+    """Labels of samples by their keys. `where` names the origin of the labels in messages."""
 
     labels: Mapping[bytes, str | int]
     where: str = "labels"
 
     def describe(self) -> dict[str, Any]:
-        """Returns the labels as a provenance has them."""
+        """Returns the labels as a provenance records them."""
         parts = (part for key in sorted(self.labels) for part in (key, os.fsencode(str(self.labels[key]))))
         return {"sha256": hash_of(parts), "count": len(self.labels)}
 
 
 def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes: Classes | None) -> Draft:
-    """Assigns these labels to the samples with these keys; all others keep their labels.
+    """Assigns labels to the samples with the given keys; all other samples keep their labels.
 
-    Raises SourceError if no sample has a key, or a label is no class; ConvertError if `classes` leave out a class that
-    has samples; ValueError for classes that no set can have.
+    Raises SourceError if no sample has a given key, or a label is not a class; ConvertError if `classes` leave out a
+    class that has samples; ValueError for classes that no set can have.
     """
     known = _with_more_classes(draft, assignment.labels, classes)
     numbers: dict[str | int, int] = {}
@@ -87,7 +87,7 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
 def read_labels(labels: Labels) -> Assignment:
     """Reads a CSV or parquet file with the columns `key` and `label`, or a mapping of keys to labels.
 
-    Raises SourceError if the file is something else.
+    Raises SourceError if the file is anything else.
     """
     if not isinstance(labels, (str, os.PathLike)):
         return Assignment({as_key(key): label for key, label in labels.items()})
@@ -161,7 +161,7 @@ def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
 
 
 def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes: Classes | None) -> Draft:
-    """Returns the set with new classes after its own."""
+    """Returns the set with new classes added after its existing classes."""
     more: list[str] = []
     if isinstance(classes, str):
         if classes not in ("used", "new"):

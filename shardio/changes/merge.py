@@ -53,7 +53,7 @@ class MergeOptions:
 
 
 def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOptions) -> Draft:
-    """Returns the set of all samples. `names` name the sets in messages."""
+    """Returns the draft of the merged set. `names` are the names of the sets for messages."""
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
         if draft.sample_shape != first.sample_shape:
@@ -75,7 +75,7 @@ def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOpti
 
 
 def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> list[Draft]:
-    """Returns the sets with the classes of all of them, in order of first appearance."""
+    """Returns the sets, each with the classes of all sets in order of first appearance."""
     if not any(draft.classes for draft in drafts):
         return list(drafts)
     for draft, name in zip(drafts, names, strict=True):
@@ -201,7 +201,7 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
 
 
 class _Samples:
-    """All samples of several sets under one number each, beginning with the first set."""
+    """All samples of several sets, numbered from 0 through all sets in order."""
 
     def __init__(self, drafts: Sequence[Draft], sample_shape: SampleShape) -> None:
         self._splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
@@ -278,7 +278,7 @@ def merge(
     on_room: Callable[[Room], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ChangeReport:
-    """Makes a new set in the folder `new` of all samples of these sets, which must have one shape.
+    """Makes a new set in the folder `new` from all samples of `sets`, which must have the same shape.
 
     Splits with the same name become one: the samples of the first set come first. Classes are matched by name, and
     labels renumbered in order of first appearance. rejects.jsonl has the lines of all sets. `MergeOptions` documents

@@ -1,4 +1,4 @@
-"""Reads a set that others are made from: its manifest, indexes and orders, all compared with their checksums."""
+"""Reads a parent set: its manifest, indexes and orders, all compared with their checksums."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from shardio.sets.names import find_folder
 
 @dataclass(frozen=True)
 class Parent:
-    """A set as it is, in the folder `folder`, an absolute path."""
+    """An existing set in `folder`, an absolute path, from which a new set is made."""
 
     folder: Path
     manifest: Manifest
 
     @cached_property
     def draft(self) -> Draft:
-        """The set itself, as one that is to be made. Raises FormatError if an index or an order is damaged."""
+        """Returns a draft that equals the set. Raises FormatError if an index or an order is damaged."""
         manifest = self.manifest
         return Draft(
             manifest.sample_shape,
@@ -88,7 +88,7 @@ class Parent:
 
 
 def read_held(held: OldFile[FileEntry], sample_shape: SampleShape | None) -> bytes:
-    """Returns all bytes of a file. Raises FormatError if they are not what the manifest says."""
+    """Returns all bytes of a file. Raises FormatError if the bytes differ from the manifest."""
     with open_checked(held.path, held.entry, sample_shape) as file:
         data = file.readall()
     check_sha256(held.path, held.entry, hashlib.sha256(data).hexdigest())
@@ -96,6 +96,7 @@ def read_held(held: OldFile[FileEntry], sample_shape: SampleShape | None) -> byt
 
 
 def open_parent(place: str | os.PathLike[str]) -> Parent:
-    """Returns the set in the folder `place`, or of that name in the catalogue. Raises SetNotFoundError, FormatError."""
+    """Returns the set in the folder `place`, or with the name `place` in the catalogue. Raises SetNotFoundError,
+    FormatError."""
     folder = Path(os.path.realpath(find_folder(place)))
     return Parent(folder, load_manifest(folder))

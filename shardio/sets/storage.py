@@ -27,13 +27,13 @@ class Storage(Protocol):
     """The folder or URL, for people to read: credentials in a URL are left out."""
 
     def is_published(self) -> bool:
-        """Returns whether there is a manifest. Raises OSError if that cannot be known."""
+        """Returns whether the manifest exists. Raises OSError if this cannot be determined."""
 
     def list_folders(self) -> list[str]:
         """Returns the names of the folders directly below, in order. Raises OSError if that fails."""
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
-        """Does what `manifest_file.load_manifest` does. Raises OSError if the manifest cannot be read."""
+        """See `manifest_file.load_manifest`. Raises OSError if the manifest cannot be read."""
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the name of one of the set's files for a message."""
@@ -42,23 +42,23 @@ class Storage(Protocol):
         """Returns, in words, the first file that is missing or has another size than the manifest says; "" if all are
         right.
 
-        It opens no file: it asks for the sizes of a folder's files, lists an object store once, and asks a web server,
-        which has no listing with sizes, for nothing. Raises OSError if that fails.
+        Opens no file. In a folder, it reads the sizes of the files; an object store is listed once. A web server, which
+        cannot list sizes, is not checked. Raises OSError if that fails.
         """
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` with the file's bytes from `offset` on.
 
-        Errors that may pass are retried for a while. Raises OSError with file and offset, and FormatError if the file
+        Transient errors are retried for a while. Raises OSError with file and offset, or FormatError if the file
         ends too early.
         """
 
     def close(self) -> None:
-        """Gives back descriptors and connections. Nothing can be read any more; may be called again."""
+        """Closes files and connections; later reads fail. May be called again."""
 
 
 class FolderStorage:
-    """A set in a folder, on any filesystem. The files that were read last stay open."""
+    """A set in a folder, on any filesystem. Recently read files stay open."""
 
     def __init__(self, folder: str | os.PathLike[str] | FolderHandle) -> None:
         self._opened = folder if isinstance(folder, FolderHandle) else None
@@ -106,7 +106,7 @@ class FolderStorage:
                     raise reading_failed(error, str(path), f"{len(buffer):,} bytes", offset, attempts.failed) from None
 
     def _read_some(self, path: str | FileAt, entry: FileEntry, offset: int, buffer: memoryview) -> int:
-        """Reads at least one byte. Returns how many came."""
+        """Reads at least one byte into `buffer`. Returns the number of bytes read."""
         file = self._files.get((path, entry))
         try:
             if count := os.preadv(file.fileno(), [buffer], offset):
@@ -127,8 +127,8 @@ def _open_sized(file: tuple[str | FileAt, FileEntry]) -> OpenFile:
 def open_storage(place: str | os.PathLike[str]) -> Storage:
     """Returns the storage of the set that a path, a URL or a name in the catalogue (`shardio.sets.names`) stands for.
 
-    It looks for a name, in folders and URLs alike, and at nothing of the set. Raises SetNotFoundError if no root has
-    the name, or if a package is missing that the URL takes; OSError if a root that may have it cannot be asked.
+    Names are looked up in folders and URLs; no file of the set is read. Raises SetNotFoundError if no root has
+    the name, or if a package that the URL needs is missing; OSError if a root that may have the name does not answer.
     """
     found = candidates(place)
     if found == [os.fspath(place)]:
@@ -141,7 +141,7 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
 
 
 def storage_at(place: str) -> Storage:
-    """Returns the storage of a folder or URL without looking at it. Raises what RemoteStorage raises."""
+    """Returns the storage of a folder or URL without reading from it. Raises the errors of RemoteStorage."""
     if place.startswith("file://"):
         return FolderStorage(place.removeprefix("file://"))
     return RemoteStorage(place) if is_url(place) else FolderStorage(place)

@@ -1,4 +1,4 @@
-"""Stored rows of a split: which files hold them, what their checksums should be, and which samples they are of."""
+"""Stored rows of a split: their files, their expected checksums, and the samples that use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, crc32, pi
 
 @dataclass(frozen=True)
 class Values:
-    """What stored rows of a split hold: its pixels, or, with a name, an array's values."""
+    """The stored rows of a split's pixels, or, with a name, of an array's values."""
 
     split: SplitEntry
     name: str
@@ -37,8 +37,7 @@ class Values:
 
 
 def values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[Values]:
-    """Returns the pixels, if there are any, and the arrays in the order of their names, as the order of keys in a
-    manifest means nothing."""
+    """Returns the pixels, if the split has any, and then the arrays, sorted by name."""
     arrays = sorted(split.arrays.items())
     row = None if sample_shape is None else pixels_row(sample_shape)
     return [
@@ -51,8 +50,8 @@ def values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[Value
 class Sums:
     """The checksums of stored rows, in the order of the rows: `rows[i]` has `crc32s[i]` and holds `samples[i]`.
 
-    A row comes once for each sample that uses it. An unused row comes with the sample -1, or not at all if its crc32 is
-    unknown.
+    A row is listed once for each sample that uses it. An unused row is listed with the sample -1, or left out if its
+    crc32 is unknown.
     """
 
     rows: NDArray[np.int64]
@@ -62,7 +61,7 @@ class Sums:
     """The keys of all samples of the split; None if the index cannot be trusted."""
 
     def of(self, first: int, count: int) -> Sums:
-        """Returns the sums of `count` rows from `first` on, which is row 0 of the result."""
+        """Returns the sums of `count` rows from `first` on; row `first` becomes row 0 of the result."""
         start, stop = np.searchsorted(self.rows, [first, first + count])
         return replace(
             self,
@@ -87,7 +86,7 @@ def compare_rows(
 ) -> tuple[NDArray[np.bool_], OSError | None]:
     """Returns a mask of the sums whose stored row is damaged, and the last error of the disk, if any.
 
-    A row is damaged if it has another crc32, is truncated, cannot be read, or is |b1 with other bytes than 0 and 1.
+    A row is damaged if it has the wrong crc32, is truncated, cannot be read, or is |b1 with other bytes than 0 and 1.
     """
     damaged = np.zeros(len(sums.rows), bool)
     failure: OSError | None = None

@@ -2,7 +2,8 @@
 
 `quick` checks what opening checks: types, sizes, headers, and every byte of indexes, orders and checksums. The full
 check reads every byte of every file. Between them, a `subset` of the samples and of the arrays' values is compared with
-its crc32. Files are read and not mapped: a failing disk or a shrinking file is a reported problem and not a signal.
+its crc32. Files are read and not mapped: a failing disk or a shrinking file is then a reported problem, not a fatal
+signal.
 
 Damage is located in stored rows, and reported as the samples that use them: one sample, or any number with an order.
 """
@@ -69,11 +70,11 @@ class CheckedShare:
             raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
 
     def count(self, num_samples: int) -> int:
-        """Returns how many samples are read of a shard with `num_samples`."""
+        """Returns how many samples to read from a shard with `num_samples` samples."""
         return math.ceil(self.share * num_samples)
 
     def positions(self, num_samples: int, shard: int) -> NDArray[np.int64]:
-        """Returns which samples are read of the shard of this number, in ascending order, as disks like it."""
+        """Returns the samples of shard `shard` to read, in ascending order, which suits disks."""
         return np.sort(Permutation(num_samples, self.seed, shard)(np.arange(self.count(num_samples))))
 
 
@@ -103,7 +104,7 @@ def verify(
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Checks every file of the set in the folder `path`. Raises SetNotFoundError if there is none.
+    """Checks every file of the set in the folder `path`. Raises SetNotFoundError if there is no set.
 
     - `quick`: read no pixels and no values of arrays
     - `subset`: read this share of the samples (more than 0, at most 1) at random, at least one per shard
@@ -143,7 +144,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _Verifier:
-    """The checks of one set, one per file; they may run in any order and at the same time."""
+    """The checks of one set, one per file. The checks may run in any order and at the same time."""
 
     folder: Path
     manifest: Manifest
