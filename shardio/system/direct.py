@@ -21,7 +21,7 @@ _ALIGNMENTS = (512, ALIGNMENT)
 
 
 def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Uninitialised uint8 memory at a multiple of ALIGNMENT, which np.empty does not promise."""
+    """Returns uninitialised uint8 memory at a multiple of ALIGNMENT, which np.empty does not promise."""
     nbytes = int(np.prod(shape, dtype=np.int64))
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -29,7 +29,7 @@ def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def set_direct(descriptor: int, on: bool = True) -> None:
-    """Makes an open file bypass the page cache from now on, or use it again.
+    """Makes an open file bypass the page cache, or with `on` false, use it again.
 
     Memory, offsets and lengths must then be multiples of the disk's alignment. Raises OSError (EINVAL) if the
     filesystem or the system does not support it.
@@ -44,7 +44,8 @@ def set_direct(descriptor: int, on: bool = True) -> None:
 def direct_alignment(path: str | Path) -> int | None:
     """Returns the alignment that O_DIRECT demands for this file; None if the file cannot be read with it.
 
-    It tries, since not every filesystem and kernel reports the alignment, and some accept the flag but fail to read.
+    It tests by reading, since not every filesystem and kernel reports the alignment, and some accept the flag but fail
+    to read.
     """
     try:
         file, _ = open_regular(path)

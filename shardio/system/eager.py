@@ -1,5 +1,4 @@
-"""Functions that torch's compiler leaves alone, whether torch.export records an operation, and warnings at the
-caller's line.
+"""Keeps functions away from torch's compiler, detects torch.export, and warns at the caller's line.
 
 torch.compile breaks its graph around a call of an `eager` function, and traces nothing inside it. Threads, mapped
 memory and NumPy's random integers cannot be traced, and compiling would not make them faster.
@@ -62,7 +61,7 @@ _COMPILER = os.path.join("torch", "_dynamo", "")
 
 
 def warn_caller(text: str) -> None:
-    """Gives a RuntimeWarning at the line outside shardio that called into it, however deep the call is."""
+    """Emits a RuntimeWarning at the line outside shardio that called into shardio, however deep the call is."""
     frame, levels = sys._getframe(), 1
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_OWN) or _COMPILER in frame.f_code.co_filename

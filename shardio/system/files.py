@@ -41,7 +41,7 @@ _ABANDONED_SECONDS = 86400.0
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Writes every byte: one call of `os.write` may write less than asked, without an error."""
+    """Writes all of `data`: one call of `os.write` may write less, without an error."""
     view = memoryview(data).cast("B")
     while view:
         view = view[os.write(descriptor, view) :]
@@ -82,8 +82,8 @@ class AtomicFile:
     """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
 
     Leaving the `with` block without `commit` discards it. An existing `path` is replaced. OSError (ENOSPC, EIO, ...)
-    passes through, with the name of the file. In an open folder (FileAt), all happens in that very folder. Dropped
-    without `commit` or `discard`, it leaves the temporary file, as a killed process does. Not thread safe.
+    passes through, with the name of the file. A FileAt is written in the open folder, even if the folder is renamed.
+    Dropped without `commit` or `discard`, it leaves the temporary file, as a killed process does. Not thread safe.
     """
 
     temporary: Path
@@ -103,7 +103,7 @@ class AtomicFile:
             raise
 
     def _begin(self) -> bool:
-        """Makes the temporary file and locks it. Returns False if it was swept in between."""
+        """Makes the temporary file and locks it. Returns False if another process removed the file before the lock."""
         tag = f"{_machine()}-{secrets.token_hex(8)}"
         self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
         self._is_temporary = True
@@ -191,7 +191,7 @@ def open_output(path: Path) -> Iterator[int]:
 
 
 def _check_apart(path: Path, status: os.stat_result) -> None:
-    """Raises ValueError if the file is where this process prints to."""
+    """Raises ValueError if the file is the stdout or stderr of this process."""
     with contextlib.suppress(OSError):  # a closed one
         if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
             raise ValueError(f"{path}: expected a file other than the command's own output; name a file or a FIFO")
@@ -215,7 +215,7 @@ def is_temporary(name: str) -> bool:
 
 
 def _machine_of(name: str) -> str:
-    """Returns which machine writes the temporary file with this name; "" if the name does not say."""
+    """Returns the machine that writes the temporary file with this name; "" if the name does not tell."""
     return name.split(".")[-2].rpartition("-")[0]
 
 
@@ -231,7 +231,7 @@ def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns a time before any process of this machine began, with a minute for differing clocks of servers."""
+    """Returns a time before any process of this machine started, minus a minute as servers' clocks differ."""
     if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
         return 0.0
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
@@ -323,7 +323,7 @@ _NO_CLONE = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENO
 def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
     """Makes `target` a hard link to the file `source`. Returns False where no link can be made.
 
-    Raises FileExistsError and all other errors of the system.
+    Raises FileExistsError if `target` exists, and any other OSError.
     """
     name, folder = at(target)
     try:

@@ -27,7 +27,7 @@ def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
-    """Yields the processor time that each level above this process allows, in cores."""
+    """Yields the limit on processor time, in cores, of each cgroup above this process."""
     for folder, unified in _cgroups(proc, cgroups, "cpu"):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such level, no such limit, or "max"
             if unified:
@@ -54,7 +54,7 @@ def _machine_left(proc: Path) -> Iterator[int]:
 
 
 def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yields how much is left of each memory limit above this process."""
+    """Yields the bytes left of the memory limit of each cgroup above this process."""
     for folder, unified in _cgroups(proc, cgroups, "memory"):
         if unified:
             for limit in ("memory.max", "memory.high"):
@@ -82,7 +82,8 @@ def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path,
 
 
 def _levels(root: Path, path: str) -> list[Path]:
-    """Returns the process's cgroup and all above it. In a container `path` may be the host's: only `root` exists."""
+    """Returns the folders of the process's cgroup and of all cgroups above. In a container `path` may be the host's:
+    only `root` exists."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:  # outside this process's cgroup namespace
         parts = []

@@ -1,4 +1,4 @@
-"""Opens files that another user may have replaced with anything, and gives every descriptor an owner at once.
+"""Opens files that another user may have replaced, and gives every descriptor an owner at once.
 
 `OpenFiles` keeps a few of many files open: a process may open a limited number, and a set may have more.
 """
@@ -59,8 +59,8 @@ def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
 class FolderHandle:
     """An open folder. `handle / name` is a file in this very folder, wherever the folder's path leads later.
 
-    Neither is os.PathLike, so a call that would look the path up again raises TypeError. Raises OSError if `path` is a
-    symbolic link, or not a folder.
+    Neither `FolderHandle` nor `FileAt` is os.PathLike, so a call that would look the path up again raises TypeError.
+    Raises OSError if `path` is a symbolic link, or not a folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class FolderHandle:
         return self._opened.fileno()
 
     def is_in_place(self) -> bool:
-        """Returns whether its path leads to this folder."""
+        """Returns whether the folder's path still leads to this folder."""
         try:
             return os.path.samestat(os.lstat(self.path), os.fstat(self.fileno()))
         except FileNotFoundError:
@@ -134,7 +134,7 @@ def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o6
 def open_nameless() -> OpenFile:
     """Opens a new temporary file, as `open_file` does, that is gone when it is closed.
 
-    No name stays either: no Python runs between the calls that make and remove it.
+    No name is left behind: no Python runs between the calls that make and remove it.
     """
     path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
     try:
@@ -149,7 +149,7 @@ def open_nameless() -> OpenFile:
 def open_memory(name: str) -> OpenFile:
     """Opens memory that reads and writes as a file, as `open_file` does.
 
-    Linux shows `name` among the descriptors of the process.
+    Linux lists it as `name` among the process's descriptors.
     """
     (file,) = map(OpenFile, starmap(os.memfd_create, ((name, os.MFD_CLOEXEC),)))
     return file
@@ -250,7 +250,7 @@ K = TypeVar("K")
 
 
 class OpenFiles(Generic[K]):
-    """The `most` files used last, which `open_file` opens, or one more for each thread at work. Thread safe.
+    """Keeps the `most` files used last open, plus at most one for each running thread. Thread safe.
 
     Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
     `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it works on
@@ -264,7 +264,7 @@ class OpenFiles(Generic[K]):
         self._closed = False
 
     def get(self, key: K) -> OpenFile:
-        """Returns the file, and opens it first if need be. Errors are those of `open_file`."""
+        """Returns the file, opening it first if needed. Errors are those of `open_file`."""
         if self._closed:
             raise RuntimeError("the reader was closed")
         file = self._open.get(key)
@@ -284,7 +284,7 @@ class OpenFiles(Generic[K]):
             self._open.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Opens the file again next time."""
+        """Drops the file, so the next `get` opens it again."""
         self._open.pop(key, None)
 
     def forget_all(self) -> None:
@@ -292,12 +292,12 @@ class OpenFiles(Generic[K]):
             self._forget_oldest()
 
     def close(self) -> None:
-        """Returns no more files. Files in use close when their users drop them."""
+        """Closes the unused files; no file can be opened any more. Files in use close when their users drop them."""
         self._closed = True
         self.forget_all()
 
 
 def most_open() -> int:
-    """Returns a quarter of the files that this process may open, as it opens others too; at most 1024."""
+    """Returns a quarter of the process's limit of open files, at most 1024; the rest is for other files."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1024 if soft < 0 else max(4, min(1024, soft // 4))

@@ -1,4 +1,4 @@
-"""Bytes on their way from one file into another: read, retried, hashed, written in pieces, and synced meanwhile."""
+"""Copies bytes between files in pieces: reads with retries, hashes, writes, and syncs meanwhile."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class BackgroundSync:
     def wrote(self, nbytes: int, sync: Callable[[], object], *, now: bool = False) -> None:
         """Begins `sync` if SYNC_NBYTES were written since the last sync, or `now`, unless a sync is under way.
 
-        Raises what the last sync raised.
+        Raises the error of the last sync.
         """
         self._unsynced_nbytes += nbytes
         if (now or self._unsynced_nbytes >= SYNC_NBYTES) and (self._syncing is None or self._syncing.is_over):
@@ -93,7 +93,7 @@ class BackgroundSync:
             self._unsynced_nbytes = 0
 
     def finish(self) -> None:
-        """Waits for the sync under way, and raises what it raised."""
+        """Waits for the running sync, and raises its error."""
         if self._syncing is not None:
             self._syncing.result()
             self._syncing = None
@@ -151,7 +151,7 @@ class Attempts:
 
 
 def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
-    """Returns the error to raise when `what`, a label or a sample, could not be read after several attempts."""
+    """Returns the error to raise when reading `what` (a label or a sample) failed after several attempts."""
     hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` lists all damage"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))

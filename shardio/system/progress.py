@@ -42,7 +42,7 @@ _Tqdm: Any = _kind_of_bar()
 
 
 class _Lines:
-    """stderr as tqdm writes to it, with each state on its own line. Text that cannot be written is lost."""
+    """A stderr for tqdm that puts each update on its own line. Text that cannot be written is lost."""
 
     def write(self, text: str) -> None:
         if text := text.strip("\r\n "):
@@ -74,7 +74,7 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
         return {**super().format_dict, "ncols": _columns()}
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
-        """tqdm also refreshes at a reset and next to other output, where a log wants no line."""
+        """Skips updates that a log does not need: tqdm also refreshes at a reset and next to other output."""
         if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
             return super().refresh(*arguments, **options)
         return False
@@ -88,7 +88,7 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
 
     @contextlib.contextmanager
     def before_it_begins(self, text: str) -> Iterator[None]:
-        """Shows `text` and the time until there is a count to show: until the block ends, or `begun` is called."""
+        """Shows `text` and the elapsed time until the block ends or `begun` is called."""
         if self.disable:
             yield
             return

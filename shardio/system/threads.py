@@ -36,7 +36,7 @@ class Call(Generic[T]):
         self._over_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Makes the call, and keeps what it raises."""
+        """Makes the call, and keeps its result or error."""
         try:
             try:
                 self._result = self._call()
@@ -49,7 +49,7 @@ class Call(Generic[T]):
             self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the call as if it had raised this."""
+        """Ends the call as if it had raised `error`."""
         self.error = error
         self._end()
 
@@ -64,7 +64,7 @@ class Call(Generic[T]):
         self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
 
     def result(self) -> T:
-        """Waits for the end of the call. Returns what it returned, or raises what it raised."""
+        """Waits for the end of the call. Returns its result, or raises its error."""
         self.wait()
         try:
             if self.error is not None:
@@ -75,7 +75,7 @@ class Call(Generic[T]):
 
 
 class DaemonThread(threading.Thread):
-    """A call in a thread of its own, from `begin` on.
+    """A call in its own thread, which `begin` starts.
 
     The interpreter does not wait for it before finalisers run, which may tell it to stop. Keep a reference to it before
     `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
@@ -111,8 +111,8 @@ class DaemonThread(threading.Thread):
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits for the end of the call, as `Call.wait` does.
 
-        A thread that has not started by now never will. A fork has no threads of its parent, and none runs while the
-        interpreter is finalising.
+        A thread that has not started by now never starts. A forked process lacks its parent's threads, and no thread
+        runs while the interpreter is finalising.
         """
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
@@ -127,7 +127,7 @@ class DaemonThread(threading.Thread):
         return self._call.is_over
 
     def result(self) -> None:
-        """Waits for the end of the call, and raises what it raised."""
+        """Waits for the end of the call, and raises its error."""
         self.wait()
         if self._call.error is not None:
             raise self._call.error
@@ -162,7 +162,7 @@ class Flag:
         self._reasons.append(None)
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps for `seconds`, which must be few, unless it is set already. Returns whether it is set."""
+        """Sleeps for `seconds`, which must be few, unless the flag is set. Returns whether the flag is set."""
         time.sleep(0.0 if self._reasons else seconds)
         return self.is_set()
 
@@ -201,7 +201,7 @@ class ThreadPool:
         return call
 
     def map(self, function: Callable[[T], R], arguments: Iterable[T]) -> Iterator[R]:
-        """Yields what the function returns for each, in order. All are submitted at once."""
+        """Yields the function's result for each argument, in order. All calls are submitted at once."""
         return _results(deque([self.submit(function, argument) for argument in arguments]))
 
     def close(self, *, cancel: bool = False) -> None:
