@@ -22,7 +22,7 @@ def check_installed(path: Path, purpose: str = "read") -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
         raise SourceError(
-            f"{path}: expected pyarrow to {purpose} parquet with, found none. Install it: "
+            f"{path}: pyarrow is needed to {purpose} parquet, but is not installed. Install it: "
             'pip install "shardio[parquet]"'
         ) from None
 
@@ -40,7 +40,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
-        raise SourceError(f"{path}: expected a path in UTF-8, as pyarrow opens no other: rename the file") from None
+        raise SourceError(f"{path}: expected a path in UTF-8, which pyarrow requires: rename the file") from None
     try:
         # Checksums of pages are compared where a file has them.
         with pyarrow.parquet.ParquetFile(

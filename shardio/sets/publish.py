@@ -92,7 +92,7 @@ def _check_target(source: Path, target: Path) -> None:
     if not is_safe_name(target.name):
         raise ConvertError(
             f"{target}: expected ROOT/NAME, with a name of letters, digits, '.', '_' and '-' that begins with a letter "
-            f"or digit, as jobs are to say it; found {target.name!r}"
+            f"or digit; found {target.name!r}"
         )
     if not root.is_dir():
         raise ConvertError(f"{root}: expected a folder to publish into, found none: make it first")

@@ -340,7 +340,7 @@ def _new_filesystem(url: str) -> Any:
         from fsspec.core import url_to_fs
     except ImportError:
         raise SetNotFoundError(
-            f'{name}: expected fsspec to read a URL with, found none. Install it: pip install "shardio[remote]"'
+            f'{name}: reading a URL needs fsspec, which is not installed. Install it: pip install "shardio[remote]"'
         ) from None
     try:
         filesystem = url_to_fs(url, skip_instance_cache=True)[0]
@@ -355,8 +355,7 @@ def _new_filesystem(url: str) -> Any:
         missing = next((cause.name for cause in _chain(error) if isinstance(cause, ImportError) and cause.name), None)
         command = f"pip install {missing.partition('.')[0]}" if missing else str(error)
         raise SetNotFoundError(
-            f"{name}: expected the package with which fsspec reads {urlsplit(url).scheme}://, found none. Install it: "
-            f"{command}"
+            f"{name}: reading {urlsplit(url).scheme}:// needs a package that is not installed. Install it: {command}"
         ) from None
 
 
