@@ -175,7 +175,7 @@ class Cut:
     def places(self) -> NDArray[np.int64]:
         """Where the CUDA kernel finds each image in the packed windows, int64 (B, 2).
 
-        The first number is the byte where pixel (0, 0) of the image would lie, the second the bytes of a line.
+        The first number is the byte where pixel (0, 0) of the image would lie, the second the number of bytes per line.
         """
         lines = self.windows.widths * self.num_channels
         firsts = self.ends[:-1] - self.windows.tops * lines - self.windows.lefts * self.num_channels

@@ -272,7 +272,7 @@ class TimmRandAugment(_Policy):
       0 to `m`. `mmax`: the maximum level (10).
     - `n`: the number of operations (2). `p`: the probability of each (0.5).
     - `inc1`: a higher level always changes the image more. `t`, another set of operations, is not supported.
-    - `interpolation`: Pillow's; "random" chooses one for each image. `fill`: timm's script uses the dataset's mean.
+    - `interpolation`: a filter of Pillow, or "random" for one per image. `fill`: the colour outside of the image.
     """
 
     config: str = "rand-m9-mstd0.5-inc1"

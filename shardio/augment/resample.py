@@ -187,10 +187,10 @@ def resample_windows(
     out: NDArray[Any],
     how: Resampling,
 ) -> None:
-    """Resamples boxes into `out` as `resample` does, from windows of images, by the kernel in C in this thread.
+    """Does what `resample` does, from windows of images, by the kernel in C in the calling thread.
 
     `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
-    `out` is uint8 (B, *size, C), or float32 with statistics. Raises IndexError if a box is not inside its window.
+    `out` is uint8 (B, *size, C), float32 with mean and std. Raises IndexError if a box is not inside its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
     affine = None if how.statistics is None else affine_of(how.statistics).numpy()

@@ -57,7 +57,7 @@ if triton is not None:
     def measure(  # type: ignore[no-untyped-def]
         pixels, rows, tables, size, ROW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
     ):
-        """Makes the table of one channel of an image, for operations that depend on its grey levels."""
+        """Makes the lookup table of one channel of an image, for operations that depend on its histogram."""
         picture = (tl.program_id(0) // CHANNELS).to(tl.int64)
         channel = tl.program_id(0) % CHANNELS
         row = rows + picture * ROW

@@ -87,7 +87,7 @@ def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
 
 
 def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Tensor:
-    """Returns the boxes around mapped boxes, clipped to an image of `size`, (B, K, 5).
+    """Maps the corners of boxes, and returns the smallest upright boxes around them, clipped to `size`: (B, K, 5).
 
     `matrices`, (B, 3, 3), map the corners of `boxes`, (B, K, 5). See `settled` for boxes that leave the image.
     """

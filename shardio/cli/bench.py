@@ -89,7 +89,7 @@ def bench(
 ) -> None:
     """Read the set in OUT with every combination of the given values, next to the limits of this machine.
 
-    Loaders and limits take turns in one run. Each ratio is to a limit in the same round:
+    Loaders and limits take turns in rounds. A ratio is a loader's speed over that of a limit in the same round:
 
     \b
     memcpy   one large block, copied in memory by one thread
@@ -102,7 +102,7 @@ def bench(
     mmap and pread read their samples twice, and the second time counts: they come from the page cache, as in every
     epoch but the first if the set fits there. direct reads from the disk.
 
-    Use --tune on the machine that will train, while it is idle. The last line is the Python to paste.
+    Use --tune on the machine that will train, while it is idle. The last line is the call of ShardLoader to paste.
     """
     import shardio.measure.bench as benchmark
     from shardio.reading.shardset import open_shards

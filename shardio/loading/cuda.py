@@ -20,7 +20,7 @@ _PIECE_NBYTES = 8 << 20
 
 
 class PinnedSlot(Slot):
-    """A slot in pinned memory, with CUDA events at the begin and the end of its copy."""
+    """A slot in pinned memory, with CUDA events for the beginning and the end of its copy to the GPU."""
 
     def __init__(self, images: torch.Tensor, numbers: torch.Tensor, more: Mapping[str, torch.Tensor]) -> None:
         """`numbers`, int64 (2, batch_size), are the labels and the indices, so one copy moves both."""

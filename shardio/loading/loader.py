@@ -191,7 +191,7 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def damaged(self) -> list[int]:
-        """The damaged samples replaced by other samples, ascending. Includes batches that were read ahead."""
+        """The indices of damaged samples that were replaced, ascending. Batches that were read ahead count, too."""
         return self._pipeline.damaged
 
     def report(self) -> LoaderReport:

@@ -99,7 +99,7 @@ def _job() -> str:
 def find_loaders() -> list[FoundLoader]:
     """Returns the loaders of all processes that this user may inspect, in the order of process numbers.
 
-    Leaves out pages that are being written or are not valid.
+    Leaves out loaders whose status page is just being written, or is not valid.
     """
     found: dict[int, FoundLoader] = {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):

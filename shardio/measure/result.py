@@ -97,7 +97,7 @@ class BenchResult:
     loaders: list[LoaderSpeed]
 
     def gigabytes_per_second(self, speed: Speed) -> float:
-        """Returns the speed in gigabytes per second, as stored bytes of the images."""
+        """Returns the speed in gigabytes per second, counting the stored bytes of the images."""
         return speed.images_per_second * sample_nbytes(self.sample_shape) / 1e9
 
     def ratios(self, loader: LoaderSpeed) -> dict[LimitKind, float]:

@@ -96,7 +96,7 @@ class FileReader(Reader):
         return lines if height % lines == 0 else 1
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads the samples' rows of the index. Opening costs the same for any number of samples."""
+        """Reads the column from the index rows of these samples: making a reader costs the same for any set."""
         fields = self._row_dtype.fields
         assert fields is not None
         cell_dtype, start = fields[name][:2]

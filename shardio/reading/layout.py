@@ -189,7 +189,7 @@ def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows:
     if out.ndim != 1 and count:  # windows of one size may have an axis each
         shape = (count, int(windows.heights[0]), int(windows.widths[0]), channels)
         if (windows.heights != shape[1]).any() or (windows.widths != shape[2]).any():
-            raise ValueError(f"expected out of one dimension, for windows of several sizes; found {out.shape}")
+            raise ValueError(f"out must have one dimension for windows of several sizes; found {out.shape}")
     _check_out(out, np.dtype(np.uint8), shape if count else out.shape)
 
 

@@ -65,7 +65,7 @@ class MappedTable:
         return found
 
     def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the row numbers of samples in the mapping, `rows`."""
+        """Returns the row number of each sample in the mapping, which is `self.rows`."""
         stored = self.stored(indices)
         if len(self.table.files) == 1:
             return stored

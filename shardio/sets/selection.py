@@ -165,7 +165,7 @@ class Selection:
         return not any(conditions)
 
     def samples(self, rows: NDArray[np.void], of: HasClasses) -> NDArray[np.int64]:
-        """Returns the samples of a split that match, by its index and the set's classes: in order, but for `indices`.
+        """Returns the samples that match: ascending, or in the order of `indices`. `rows` is the index of the split.
 
         Raises ValueError if there is no such class, column or number, SourceError for numbers in a file.
         """

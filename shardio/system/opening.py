@@ -134,7 +134,7 @@ def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o6
 def open_nameless() -> OpenFile:
     """Opens a new temporary file, as `open_file` does, that is gone when it is closed.
 
-    No name is left behind: no Python runs between the calls that make and remove it.
+    No name is left behind, even by a kill: no Python runs between the calls that make the name and remove it.
     """
     path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
     try:
@@ -147,7 +147,7 @@ def open_nameless() -> OpenFile:
 
 
 def open_memory(name: str) -> OpenFile:
-    """Opens memory that reads and writes as a file, as `open_file` does.
+    """Opens memory that can be read and written like a file, as `open_file` does.
 
     Linux lists it as `name` among the process's descriptors.
     """

@@ -400,7 +400,7 @@ def test_other_tables_are_refused_with_what_was_found(tmp_path: Path, name: str)
             table([b"x"], [0], classes=["n01", "n03", "n02"]),
             "b.parquet: expected the same classes as a.parquet, found oth",
         ),
-        (pa.table({"image": [b"x"], "label": [0]}), "expected the images in 'image.bytes' as a.parquet, found 'image'"),
+        (pa.table({"image": [b"x"], "label": [0]}), "expected images in the column 'image.bytes', as in a.parquet"),
     ],
 )
 def test_files_that_contradict_each_other_are_refused(tmp_path: Path, other: Any, message: str) -> None:

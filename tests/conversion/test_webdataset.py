@@ -355,4 +355,4 @@ def test_names_that_begin_anew_in_each_tar_are_told_apart_by_the_tar(tmp_path: P
         b"train/y/train-1/001.jpg",
     ]
     write_tar(tmp_path / "one.tar", *pair("x/1", "x"), *pair("1", "x"))
-    assert "expected samples of different names in a tar, found 'x/one/1.jpg' twice" in refused(tmp_path / "one.tar")
+    assert "expected each name of a sample once in a tar, found 'x/one/1.jpg' twice" in refused(tmp_path / "one.tar")

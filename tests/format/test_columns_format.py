@@ -244,8 +244,8 @@ def test_info_shows_names_and_columns(make_set: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": ["a"], "class_names": ["x", "y"]}, "class_names must be as many as the 1 classes, found 2"),
-        ({"class_names": ["x"]}, "class_names must be as many as the 0 classes, found 1"),
+        ({"classes": ["a"], "class_names": ["x", "y"]}, "class_names must be one for each of the 1 classes, found 2"),
+        ({"class_names": ["x"]}, "class_names must be one for each of the 0 classes, found 1"),
         ({"columns": {"a": str}}, "columns must be int or float, found <class 'str'> for 'a'"),
         ({"columns": {"a": "<f8"}}, "columns must be int or float, found '<f8' for 'a'"),
         ({"columns": {"label": int}}, "columns must be named apart; found 'label' which every index has"),

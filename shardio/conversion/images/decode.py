@@ -118,9 +118,9 @@ _DEFAULTS = DecodeOptions()
 def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
     """Decodes one image: the bytes of a JPEG, PNG or WebP, a PIL image, or an array. The pixels are a copy.
 
-    Arrays with one channel are grey. The last of four channels is alpha, and the background shows through. PIL images
-    are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not say
-    whether their Exif orientation was applied already.
+    Arrays with one channel are grey. A fourth channel is alpha: the image is blended onto the background color. PIL
+    images are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not
+    say whether their Exif orientation was applied already.
 
     With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, without its finest
     frequencies, which takes a fraction of the time.

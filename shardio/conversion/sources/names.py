@@ -118,7 +118,7 @@ NO_VECTORS = "a conversion takes one class per image, no soft labels: pass the p
 
 @dataclass(frozen=True)
 class Numbering:
-    """The classes of a collection, and the number of each label."""
+    """The classes of a collection, and the class number of each label."""
 
     classes: tuple[str, ...]
     labels: Mapping[str, int]

@@ -291,7 +291,7 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
     for name, other in others:
         if other.image != table.image:
             raise SourceError(
-                f"{root / name}: expected the images in {table.image!r} as {first}, found {other.image!r}"
+                f"{root / name}: expected images in the column {table.image!r}, as in {first}, found {other.image!r}"
             )
     named = {name: table.classes for name, table in tables.items() if table.classes}
     if len(set(named.values())) > 1:

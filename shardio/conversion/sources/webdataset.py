@@ -86,7 +86,7 @@ def scan_webdataset(src: Path) -> Collection:
     if first_repeated(_keys(sources)) is not None:  # names that begin anew in each tar
         sources = _sources(samples, splits, numbering, keep_tar=True)
         if (key := first_repeated(_keys(sources))) is not None:
-            raise SourceError(f"{src}: expected samples of different names in a tar, found {os.fsdecode(key)!r} twice")
+            raise SourceError(f"{src}: expected each name of a sample once in a tar, found {os.fsdecode(key)!r} twice")
     faults = [source.place for source in chain.from_iterable(sources.values()) if isinstance(source.place, Fault)]
     if len(faults) == len(samples):
         raise SourceError(f"{src}: expected samples with a label, found none in {len(samples):,}: {faults[0].detail}")

@@ -139,7 +139,7 @@ class ShardWriter:
             )
         if self.class_names and len(self.class_names) != len(self.classes):
             raise ValueError(
-                f"class_names must be as many as the {len(self.classes)} classes, found {len(self.class_names)}"
+                f"class_names must be one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
             )
         if wrong := [name for name, kind in columns.items() if kind not in _COLUMN_TYPES]:
             raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
