@@ -156,7 +156,7 @@ def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Pa
         ({"columns": ["scores"]}, ValueError, r"columns must be among score, year, source_width.*; found 'scores'"),
         ({"columns": ["label"]}, ValueError, "found 'label'"),
         ({"columns": ["key"]}, ValueError, "found 'key'"),
-        ({"arrays": ["clip", "mask", "clip"]}, ValueError, "once each; found 'clip' twice"),
+        ({"arrays": ["clip", "mask", "clip"]}, ValueError, "not repeat a name; found 'clip' twice"),
         ({"columns": ["year"] * 2}, ValueError, "'year' twice"),
         ({"arrays": "clip"}, TypeError, "arrays must be a list of names; found 'clip'"),
         ({"arrays": [3]}, TypeError, "list of names"),

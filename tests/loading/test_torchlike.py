@@ -73,7 +73,7 @@ def test_the_dataset_goes_under_a_data_loader_and_into_other_processes(
 def test_a_transform_of_the_dataset_would_do_nothing_and_is_an_error(name: str, loader_of: MakeLoader) -> None:
     with loader_of() as loader:
         assert getattr(loader.dataset, name, None) is None
-        with pytest.raises(AttributeError, match=f"{name}: .* set its own transform instead"):
+        with pytest.raises(AttributeError, match=f"{name}: .* set the loader's transform instead"):
             setattr(loader.dataset, name, abs)
 
 

@@ -286,7 +286,7 @@ def test_ways_take_turns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"ios": ("mmap", "fast")}, "io must be one of auto, mmap, pread, direct; found 'fast'"),
         ({"batch_sizes": (4, 31)}, "30 samples are fewer than the global batch of 31"),
         ({"prefetches": (2, -1)}, "prefetch at least 0"),
-        ({"devices": ("cpu", "cuda:9")}, "sees here, cuda:0 to cuda:0; found 'cuda:9'"),
+        ({"devices": ("cpu", "cuda:9")}, "sees here: cuda:0 to cuda:0; found 'cuda:9'"),
         ({"devices": ("cpu", "gpu")}, 'device must be "cpu", "cuda" or "cuda:N"; found .gpu.'),
         ({"devices": ("cpu", "meta")}, "device must be a CPU or a CUDA device"),
     ],

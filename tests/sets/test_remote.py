@@ -472,7 +472,7 @@ except SetNotFoundError as error:
         pytest.importorskip("fsspec")
     command = [sys.executable, "-c", script, missing, str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert found.startswith("s3://bucket/set: expected")
+    assert found.startswith("s3://bucket/set: reading")
     assert f"Install it: {command_expected}\n" in found
 
 

@@ -80,7 +80,7 @@ REASONS = {
     "several conversions": Reason(ShardioError, "different options", "guide/change.md", "with different options"),
     "the same images": Reason(ShardioError, "same_images", "guide/change.md", "--same-images"),
     "a foreign random transform": Reason(ValueError, "PerSample", "guide/augment.md", "PerSample"),
-    "a foreign transform of masks": Reason(ValueError, "alone", "guide/augment.md", "gets only the images"),
+    "a foreign transform of masks": Reason(ValueError, "only", "guide/augment.md", "gets only the images"),
     "other numbers of classes": Reason(ValueError, "num_classes", "guide/augment.md", "num_classes"),
     "mixing with masks": Reason(ValueError, "mask", "guide/augment.md", "refuse masks and boxes"),
 }
