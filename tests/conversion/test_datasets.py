@@ -533,15 +533,15 @@ class Processes(Pictures):
     """A dataset whose labels say which process read the item."""
 
     def __getitem__(self, index: int) -> Any:
-        return picture(index), os.getpid() % 1000
+        return picture(index), os.getpid() % 65_536
 
 
 def test_workers_are_processes_and_without_them_this_one_does_all(tmp_path: Path) -> None:
-    classes = [str(i) for i in range(1000)]
+    classes = [str(i) for i in range(65_536)]  # of fewer, two processes might have the same by chance
     convert(Processes(50, classes=classes), tmp_path / "out", **OPTIONS, workers=2)
-    assert os.getpid() % 1000 not in open_shards(tmp_path / "out").labels.tolist()
+    assert os.getpid() % 65_536 not in open_shards(tmp_path / "out").labels.tolist()
     convert(Processes(50, classes=classes), tmp_path / "here", **OPTIONS)
-    assert set(open_shards(tmp_path / "here").labels.tolist()) == {os.getpid() % 1000}
+    assert set(open_shards(tmp_path / "here").labels.tolist()) == {os.getpid() % 65_536}
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
