@@ -272,7 +272,8 @@ class TimmRandAugment(_Policy):
       0 to `m`. `mmax`: the maximum level (10).
     - `n`: the number of operations (2). `p`: the probability of each (0.5).
     - `inc1`: a higher level always changes the image more. `t`, another set of operations, is not supported.
-    - `interpolation`: a filter of Pillow, or "random" for one per image. `fill`: the colour outside of the image.
+    - `interpolation`: a filter of Pillow, or "random" for one per image. `fill`: the colour outside of the
+      image, for which timm's training script passes the mean of the dataset.
     """
 
     config: str = "rand-m9-mstd0.5-inc1"

@@ -142,7 +142,7 @@ def extract(
     from shardio.reading.shardset import open_shards
     from shardio.sets.selection import Selection
     from shardio.system.progress import Bar
-    from shardio.viewing.extract import LABELS_NAME, extract
+    from shardio.viewing.extract import LABELS_FILE, extract
 
     selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
     if selection.is_all:
@@ -154,6 +154,6 @@ def extract(
         return
     with Bar(unit=" samples") as bar:
         num_files = extract(shards, chosen.tolist(), output, bar.reach)
-    say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_NAME} describes each")
+    say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_FILE} describes each")
     if shards.has_pixels:
         say(next_view(out, split, chosen.tolist()))

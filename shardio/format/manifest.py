@@ -177,11 +177,9 @@ def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> N
 
 
 def _check_no_pixels(where: str, split: SplitEntry) -> None:
-    if split.shards or split.squashed or split.order is not None:
-        raise FormatError(
-            f"{where}: a set without pixels must have no shards, no order of them, and nothing squashed, found one of "
-            "these"
-        )
+    parts = {"shards": bool(split.shards), "order": split.order is not None, "squashed": split.squashed}
+    if found := [name for name, there in parts.items() if there]:
+        raise FormatError(f"{where}: expected no {' and no '.join(found)} in a set without pixels, found some")
     if not split.arrays.keys() - {LABELS_NAME}:
         raise FormatError(
             f"{where}.arrays: expected at least one that is not labels in a set without pixels, found none"

@@ -106,7 +106,10 @@ class TransformStep:
         one-dimensional, they are the windows that `cut` resamples.
         """
         images, more = tensors.images, dict(tensors.more)
-        labels = tensors.labels if self._label_row == LABEL_ROW else more.pop(LABELS_NAME, None)
+        if self._label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
+            labels = None if self._label_row is None else tensors.labels
+        else:
+            labels = more.pop(LABELS_NAME)
         told = [more.pop(name) for name in CUT_ROWS if name in more]
         if self.function is None:
             return images, labels, more

@@ -208,8 +208,12 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return value
 
     def _label(self, position: int) -> Any:
-        label = self.labels_of(np.array([position]))[0] if self.content.label_row else None
-        return label.item() if isinstance(label, np.generic) else label
+        if self.content.index.has_label:
+            return int(self.index["label"][position])
+        if self.content.label_row is None:
+            return None
+        label = self._value(LABELS_NAME, position)
+        return label if label.ndim else label.item()
 
     def expect_random_reads(self, name: str = "") -> None:
         """Asks the kernel not to read around the pages that are touched, in the pixels or in the array `name`."""

@@ -134,7 +134,7 @@ def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o6
 def open_nameless() -> OpenFile:
     """Opens a new temporary file, as `open_file` does, that is gone when it is closed.
 
-    No name is left behind, even by a kill: no Python runs between the calls that make the name and remove it.
+    No name is left behind by an interrupt: no Python runs between the calls that make the name and remove it.
     """
     path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
     try:

@@ -19,13 +19,13 @@ from shardio.format.layout import crc32
 from shardio.reading.shardset import ShardSet
 from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
 
-LABELS_NAME = "labels.csv"
+LABELS_FILE = "labels.csv"
 
 # A name made from a key must not be a folder, a hidden file, or special to a shell or another system.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _MAX_STEM = 80
 # The files that `extract` writes. Temporary files of other commands in the same folder stay.
-_OWN = re.compile(r"[0-9]+(-.*)?\.(png|npy)|" + re.escape(LABELS_NAME))
+_OWN = re.compile(r"[0-9]+(-.*)?\.(png|npy)|" + re.escape(LABELS_FILE))
 
 
 def extract(
@@ -40,8 +40,8 @@ def extract(
     number of files. Raises ValueError if the folder has a labels.csv already or lies in the set, and FormatError for a
     damaged sample.
     """
-    if os.path.lexists(folder / LABELS_NAME):
-        raise ValueError(f"{folder}: there is a {LABELS_NAME} already: choose another folder")
+    if os.path.lexists(folder / LABELS_FILE):
+        raise ValueError(f"{folder}: there is a {LABELS_FILE} already: choose another folder")
     own = Path(os.path.realpath(shards.folder))
     if own in (real := Path(os.path.realpath(folder)), *real.parents):
         raise ValueError(f"{folder}: the folder must be outside of the set {shards.folder}")
@@ -74,7 +74,7 @@ def extract(
         on_progress(done + 1, len(indices))
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
-    write_atomic(folder / LABELS_NAME, text.getvalue().encode("utf-8", "surrogateescape"))
+    write_atomic(folder / LABELS_FILE, text.getvalue().encode("utf-8", "surrogateescape"))
     return num_files
 
 

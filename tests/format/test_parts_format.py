@@ -226,6 +226,15 @@ def test_a_set_is_read_while_it_is_staged_and_after(tmp_path: Path, labels: str)
         stage(out, tmp_path / "cache")
 
 
+def test_a_column_that_is_called_labels_is_no_label(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", SHAPE, labels=None, columns={"labels": int}) as writer:
+        for i in range(COUNT):
+            writer.append(pixels_of(i), columns={"labels": 100 + i})
+    with ShardLoader(tmp_path / "out", 5, columns=["labels"], return_indices=True, device="cpu") as loader:
+        for _, indices, more in loader:
+            assert torch.equal(more["labels"], 100 + indices)
+
+
 def test_a_damaged_label_is_found_and_named(tmp_path: Path) -> None:
     out = write(tmp_path / "out", "vector")
     path = out / "train-labels-00000.npy"
@@ -323,6 +332,7 @@ def test_a_sample_of_other_parts_is_refused_and_nothing_is_added(tmp_path: Path,
         ({"labels": None, "classes": ["a"]}, "classes"),
         ({"labels": ("float32", 3), "classes": ["a", "b"]}, "classes"),
         ({"arrays": {"labels": ("array", "float32", ())}}, "labels"),
+        ({"labels": "float32", "columns": {"labels": int}}, "labels"),
         ({"sample_shape": None}, "arrays"),
         ({"sample_shape": None, "arrays": {"m": ("mask", "uint8", (2, 2))}}, "pixels"),
     ],

@@ -147,6 +147,8 @@ class ShardWriter:
         self.arrays = declare(arrays, self.sample_shape, {*columns, *_PARAMETERS})
         self._stored = self.arrays
         if self._label_row not in (None, LABEL_ROW):
+            if LABELS_NAME in columns:
+                raise ValueError(f"columns must not have the name of the array of labels, found {LABELS_NAME!r}")
             self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
         if self.sample_shape is None and (squashed or not self.arrays):
             raise ValueError("a set without pixels must have arrays, and cannot be squashed")
