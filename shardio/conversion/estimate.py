@@ -34,7 +34,7 @@ from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Given, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.masks import MaskedOrigin
-from shardio.conversion.task import one_torch_thread, prepare
+from shardio.conversion.task import needs_torch, one_torch_thread, prepare
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.names import check_local
@@ -212,7 +212,7 @@ def _measure(
                 break
         return outcomes
 
-    with one_torch_thread(), ThreadPoolExecutor(threads, "shardio-measure") as pool:
+    with one_torch_thread(needs_torch(task)), ThreadPoolExecutor(threads, "shardio-measure") as pool:
         outcome(sources[0])  # what is done once, at the first image, does not count
         start = time.monotonic()
         deadline = start + seconds

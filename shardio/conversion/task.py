@@ -7,6 +7,7 @@ record is written; if it ends earlier, the shard is made again.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -15,7 +16,6 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shardio.conversion.array_files import check_values, make_arrays, map_ahead
@@ -133,13 +133,18 @@ _before = 1
 
 
 @contextlib.contextmanager
-def one_torch_thread() -> Iterator[None]:
+def one_torch_thread(needed: bool = True) -> Iterator[None]:
     """Sets torch to one thread inside the `with` block, for the calling thread and the threads that it starts.
 
     Pictures are too small to be split. Several threads may be inside at once; when the last one leaves, torch gets back
-    the number of threads that it had before the first one entered.
+    the number of threads that it had before the first one entered. If torch is not `needed`, it is not imported.
     """
     global _inside, _before
+    if not needed and "torch" not in sys.modules:
+        yield
+        return
+    import torch
+
     with _lock:
         # A thread takes the number over that was set last anywhere when it first asks for it, and not when it sets it.
         number = torch.get_num_threads()
@@ -155,12 +160,17 @@ def one_torch_thread() -> Iterator[None]:
             torch.set_num_threads(_before)
 
 
+def needs_torch(task: ShardTask) -> bool:
+    """Whether torch resizes the task's pictures. Masks are resized without it, pictures of another size are not."""
+    return task.options.fit.needs_torch or bool(task.arrays)
+
+
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """Makes the task's shard and arrays, writes their record, and returns it. Raises Stopped if `control` says so.
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
-    with one_torch_thread():
+    with one_torch_thread(needs_torch(task)):
         return _do_task(task, control)
 
 

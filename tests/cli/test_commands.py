@@ -28,6 +28,7 @@ from places import ROOT
 
 from shardio.cli import main
 from shardio.conversion.convert import convert
+from shardio.conversion.images.fit import Fit
 from shardio.conversion.report import Progress
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.system.opening import OpenFile
@@ -203,10 +204,14 @@ def test_plan_exits_with_1_if_the_set_would_not_fit(image_tree: Path, tmp_path: 
     assert f"{tmp_path / 'out'}: TOO LITTLE" in result.stdout
 
 
-def test_info_does_not_load_torch(converted: Path) -> None:
-    code = "import sys, shardio.cli.main as c; sys.argv = ['shardio', 'info', sys.argv[1]]\n"
+@pytest.mark.parametrize("words", ["info {out}", "convert {images} {tmp}/new --size 16 --workers 2"])
+def test_what_needs_no_torch_does_not_load_it(words: str, converted: Path, image_tree: Path, tmp_path: Path) -> None:
+    if words.startswith("convert") and Fit().needs_torch:
+        pytest.skip("torch resizes pictures here")
+    code = "import sys, shardio.cli.main as c\n"
     code += "try:\n    c.main()\nexcept SystemExit as e:\n    assert e.code == 0\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, str(converted)], check=True, capture_output=True, timeout=60)
+    words = words.format(out=converted, images=image_tree, tmp=tmp_path)
+    subprocess.run([sys.executable, "-c", code, *words.split()], check=True, capture_output=True, timeout=60)
 
 
 def test_the_next_step_after_damage_is_one_that_works(converted: Path, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ the same bytes as torch, and resizes only the part of the picture that the sampl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shardio.conversion.images.headers import check_pixels
@@ -59,7 +59,12 @@ class Fit:
             try:
                 resize_pixels(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
             except (NotImplementedError, ValueError):
-                raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
+                raise ValueError(f"resample 'lanczos' needs a newer torch than {version('torch')}") from None
+
+    @property
+    def needs_torch(self) -> bool:
+        """True if torch resizes pictures, not the kernel."""
+        return self.resample == "lanczos" or not kernel.AVAILABLE
 
     def placement(self, height: int, width: int) -> Placement:
         """Returns where a picture of this height and width goes in its sample.
@@ -112,7 +117,7 @@ class Fit:
         # The last rows and columns of a reduced picture may belong to it in part.
         extent = (height / reduction, width / reduction)
         factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
-        if kernel.AVAILABLE and self.resample != "lanczos":
+        if not self.needs_torch:
             size, resized_size = pixels.shape[:2], placement.resized
             scales = (size[0] / resized_size[0], size[1] / resized_size[1])
             if factors is not None:
@@ -188,6 +193,8 @@ def resize_pixels(
     """
     if pixels.shape[:2] == size:
         return pixels
+    import torch  # here, as most conversions do not need it, and it takes most of the time that a worker needs to start
+
     # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
     # channels_last. The other way round costs twice the time.
     batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec
@@ -25,6 +24,9 @@ from shardio.conversion.sources.names import DEFAULT_SPLIT, check_label, check_s
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import MAX_CLASSES, check_split_name
 from shardio.format.parse import check_text, first_repeated
+
+if TYPE_CHECKING:
+    import torch
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
 _MOST_TRIED = 8
@@ -152,7 +154,8 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int, arrays: tu
     else:
         image, label = item
     try:
-        image = check_object(_to_array(image) if isinstance(image, torch.Tensor) else image)
+        torch = sys.modules.get("torch")  # without it, there are no tensors
+        image = check_object(_to_array(image) if torch and isinstance(image, torch.Tensor) else image)
         label = check_label(label)
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from None
@@ -164,7 +167,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int, arrays: tu
 
 def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
     """Returns the tensor as an array with channels last, without a copy. Raises TypeError if it is not an image."""
-    if image.dtype != torch.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[0] in (1, 3, 4))):
+    if str(image.dtype) != "torch.uint8" or not (image.ndim == 2 or (image.ndim == 3 and image.shape[0] in (1, 3, 4))):
         raise TypeError(
             "expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found one of "
             f"{str(image.dtype).removeprefix('torch.')}, shape {tuple(image.shape)}"
