@@ -98,14 +98,8 @@ def end(process: subprocess.Popen[str]) -> str:
     return f"{out}\n{err}"
 
 
-def succeed(*arguments: str | Path) -> None:
-    process = start(*arguments)
-    said = end(process)
-    assert process.returncode == 0, said
-
-
-def succeed_forked(starts: Starts, shards: Path, run: Path, *options: str, ranks: int = 0) -> None:
-    """What `succeed` does, but in processes that need not import torch; by a launcher of our own if there are ranks."""
+def succeed(starts: Starts, shards: Path, run: Path, *options: str, ranks: int = 0) -> None:
+    """Runs the recipe in processes that need not import torch, by a launcher of our own if there are ranks."""
     codes = starts.run(IMAGENET / "train.py", shards, run, *options, folder=run.parent, ranks=ranks)
     assert not any(codes), starts.said()
 
@@ -150,17 +144,17 @@ def assert_same_bits(run: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(shards: Path, starts: Starts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     more = ["--tensorboard"] if WITH_TENSORBOARD else []
-    succeed(shards, run, *MIXED, "--profile", "2", *more)
+    succeed(starts, shards, run, *MIXED, "--profile", "2", *more)
     return run
 
 
 @pytest.fixture(scope="module")
 def undisturbed_pair(shards: Path, starts: Starts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("pair") / "run"
-    succeed_forked(starts, shards, run, *RECIPE, ranks=2)
+    succeed(starts, shards, run, *RECIPE, ranks=2)
     return run
 
 
@@ -203,10 +197,10 @@ def test_stopped_by_a_signal_and_by_a_limit_it_ends_in_the_same_bits(
     steps = len(log_of(run))
     assert checkpoint_of(run)["loader"]["consumed"] == steps * 8, said
     assert 0 < steps < STEPS
-    succeed_forked(starts, shards, run, *MIXED, "--stop-after", str(STEPS))  # in the next epoch
+    succeed(starts, shards, run, *MIXED, "--stop-after", str(STEPS))  # in the next epoch
     place = checkpoint_of(run)["loader"]
     assert (place["epoch"], place["consumed"]) == (1, steps * 8)
-    succeed_forked(starts, shards, run, *MIXED)
+    succeed(starts, shards, run, *MIXED)
     assert_same_bits(run, undisturbed)
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint.pt", "log.jsonl"]
 
@@ -219,7 +213,7 @@ def test_two_ranks_stopped_through_torchrun_end_in_the_same_bits(
     assert code != 0, said  # torchrun's own
     place = checkpoint_of(run)["loader"]
     assert (place["epoch"], place["consumed"]) == (0, len(log_of(run)) * 16), said
-    succeed_forked(starts, shards, run, *RECIPE, ranks=2)
+    succeed(starts, shards, run, *RECIPE, ranks=2)
     assert_same_bits(run, undisturbed_pair)
 
 

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +21,6 @@ import pytest
 import torch
 from documents import BATCH_SIZE, BLOCKS, RECORDER
 from pictures import sample_pixels
-from places import ROOT
 from starts import Starts, starting
 
 from shardio import ShardDataset, ShardLoader, ShardWriter
@@ -34,7 +30,6 @@ SHAPE = (6, 5, 3)
 NUM_TRAIN, NUM_VAL = 520, 65
 FIVE_BATCHES = 100
 EPOCHS = 2
-SECONDS = 120
 
 
 # Runs after a recipe of several ranks. A thread of gloo in torch 2.13 may still let go of a Python object when the
@@ -75,28 +70,13 @@ def undisturbed(epochs: int = EPOCHS, **options: Any) -> list[list[int]]:
         return [labels for _ in range(epochs) for labels in labels_of(loader)]
 
 
-def run(script: str, *, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script in the current folder, on `ranks` processes of torchrun if more than one is asked for."""
+def run_by_torchrun(starts: Starts, script: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Runs a script in the current folder on `ranks` processes of torchrun, whose own process imports nothing."""
     Path("train.py").write_text(script, encoding="utf-8")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    # The processes of a test share this machine, and must not share a GPU.
-    settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "STOP_AFTER": "0"}
-    settings["TMPDIR"] = os.getcwd()  # torchrun leaves a folder of logs there
-    command = [sys.executable, *torchrun, "train.py"]
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **settings, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=SECONDS)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # the ranks too: they hold the pipes open
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    Path("torchrun.py").write_text("from torch.distributed.run import main\n\nmain()\n", encoding="utf-8")
+    words = ["--standalone", "--nproc-per-node", str(ranks), "train.py"]
+    (code,) = starts.run(Path("torchrun.py").absolute(), *words, folder=Path.cwd())
+    return subprocess.CompletedProcess(words, code, starts.said(), "")
 
 
 def succeed(result: subprocess.CompletedProcess[str]) -> None:
@@ -127,8 +107,8 @@ def check_whole_epochs(per_rank: list[list[list[int]]]) -> None:
         assert len(samples) == len(set(samples)) == per_epoch * global_batch
 
 
-def run_forked(starts: Starts, script: str, *, ranks: int, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Does what `run` does, but in processes that need not import anything, and by a launcher of our own."""
+def run_forked(starts: Starts, script: str, *, ranks: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in the current folder, in processes that need not import anything."""
     Path("train.py").write_text(script, encoding="utf-8")
     codes = starts.run(Path("train.py").absolute(), folder=Path.cwd(), ranks=ranks, **variables)
     return subprocess.CompletedProcess(script, int(any(codes)), starts.said(), "")
@@ -171,7 +151,7 @@ def test_under_torchrun_it_goes_on_exactly_after_being_killed_and_the_models_sta
     (block,) = BLOCKS["torch DDP"]
     keep = "\ntorch.save([parameter.detach() for parameter in model.parameters()], f'model-{loader.world.rank}.pt')\n"
     first = partial(run_forked, starts, ranks=2)
-    check_resumed(RECORDER + block + keep, 2, 3, partial(run, ranks=2), first)
+    check_resumed(RECORDER + block + keep, 2, 3, partial(run_by_torchrun, starts, ranks=2), first)
     first, second = (torch.load(f"model-{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -198,9 +178,9 @@ def test_a_loader_is_stateful_as_torchdata_says_it(reader: Path) -> None:
         assert isinstance(loader, stateful.Stateful)
 
 
-def test_the_torchdata_recipes_run(reader: Path) -> None:
+def test_the_torchdata_recipes_run(reader: Path, starts: Starts) -> None:
     pytest.importorskip("torchdata")
-    succeed(run("\n\n".join(BLOCKS["torchdata"])))
+    succeed(run_forked(starts, "\n\n".join(BLOCKS["torchdata"])))
 
 
 @pytest.mark.parametrize("reading_ahead", [False, True])
@@ -311,12 +291,14 @@ def fit(names: dict[str, Any], *, checkpoint: str | None = None, **options: Any)
     return steps
 
 
-def test_lightning_goes_on_exactly_after_being_killed_on_two_ranks_of_its_own(reader: Path) -> None:
+def test_lightning_goes_on_exactly_after_being_killed_on_two_ranks_of_its_own(reader: Path, starts: Starts) -> None:
     pytest.importorskip("lightning")
     assert LIGHTNING.count('devices="auto"') == 1
     script = RECORDER + LIGHTNING.replace('devices="auto"', 'devices=2, accelerator="cpu"')
     counted = "print(trainer.callback_metrics['val_count'].item(), file=open(f'counted-{rank()}', 'w'))\n"
-    check_resumed(script + counted, 2, 3, run)
+    # The first start has a launcher of ours; in the second, Lightning starts the other rank.
+    first, second = (partial(run_forked, starts, ranks=ranks) for ranks in (2, 0))
+    check_resumed(script + counted, 2, 3, second, first)
     assert [Path(f"counted-{rank}").read_text() for rank in range(2)] == [f"{NUM_VAL:.1f}\n"] * 2
 
 
@@ -588,9 +570,9 @@ def test_scripts_of_others_train_on_the_order_of_the_epoch_with_which_they_begin
 # SPDL
 
 
-def test_the_spdl_recipe_runs(reader: Path) -> None:
+def test_the_spdl_recipe_runs(reader: Path, starts: Starts) -> None:
     pytest.importorskip("spdl.pipeline")
-    succeed(run(BLOCKS["SPDL"][0]))
+    succeed(run_forked(starts, BLOCKS["SPDL"][0]))
 
 
 def spdl_threads() -> list[str]:

@@ -3,8 +3,9 @@
     python killed.py [MODULE ...]
 
 Each line of stdin is a start, as JSON: {"script": path, "words": [...], "folder": path, "ranks": 2, "environ": {...},
-"kill": [rank, call]}. If there is a "kill", each rank writes down in calls-RANK.txt what it does to files in its
-folder; `rank`, unless it is null, is killed before its call number `call`, or after half of it where it writes a file.
+"kill": [rank, call], "kept": path}. If there is a "kill", each rank writes down in calls-RANK.txt what it does to files
+in its folder; `rank`, unless it is null, is killed before its call number `call`, or after half of it where it writes a
+file. If there is a folder "kept", its folder NUMBER becomes a copy of what a kill at each call would have left.
 Each line of stdout has the ranks' exit codes of a start.
 """
 
@@ -16,6 +17,7 @@ import importlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import sys
@@ -36,25 +38,43 @@ CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
 class Calls:
-    """Notes what this process does to files in `folder`. It ends by SIGKILL at call number `last`."""
+    """Notes what this process does to files in `folder`.
 
-    def __init__(self, folder: Path, rank: int, last: int | None) -> None:
+    It ends by SIGKILL at call number `last`. It copies the folder to `kept` at each call.
+    """
+
+    def __init__(self, folder: Path, rank: int, last: int | None, kept: Path | None) -> None:
         self._folder = folder
+        self._kept = kept
+        self._number = -1
         self._log = os.open(folder / f"calls-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._left = -1 if last is None else last
+        self._last = last
+        self._is_copying = False
         sys.addaudithook(self._on_event)
 
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in CHANGES or not (self._folder / arguments[0]).is_relative_to(self._folder):
+        if event not in CHANGES or self._is_copying or not (self._folder / arguments[0]).is_relative_to(self._folder):
             return
-        if self._is_last(event, *(one for one in arguments if isinstance(one, str | Path))):
+        is_last = self._is_last(event, *(one for one in arguments if isinstance(one, str | Path)))
+        if self._kept:
+            self._keep()
+        if is_last:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _is_last(self, *words: object) -> bool:
-        if self._left:
-            os.write(self._log, " ".join(map(str, words)).encode() + b"\n")
-        self._left -= 1
-        return self._left == -1
+        self._number += 1
+        if self._number == self._last:
+            return True
+        os.write(self._log, " ".join(map(str, words)).encode() + b"\n")
+        return False
+
+    def _keep(self) -> Path:
+        """Copies the folder, and returns the copy."""
+        assert self._kept is not None
+        self._is_copying = True
+        copy = shutil.copytree(self._folder, self._kept / str(self._number), symlinks=True)
+        self._is_copying = False
+        return copy
 
     def writing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         """`write(what, file or path)`."""
@@ -64,12 +84,18 @@ class Calls:
             if not isinstance(name, str | Path):
                 write(what, file, *rest, **options)
                 return
-            last = self._is_last("write", os.path.abspath(name))
+            path = Path(os.path.abspath(name))
+            is_last = self._is_last("write", path)
             write(what, file, *rest, **options)
-            if last:
-                if name is not file:
-                    file.flush()
-                os.truncate(name, os.path.getsize(name) // 2)
+            if not is_last and not self._kept:
+                return
+            if name is not file:
+                file.flush()
+            half = path.stat().st_size // 2
+            if self._kept:
+                os.truncate(self._keep() / path.relative_to(self._folder), half)
+            if is_last:
+                os.truncate(path, half)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return call
@@ -93,7 +119,8 @@ def run_rank(start: dict[str, Any], rank: int, port: int) -> None:
     if kill := start["kill"]:
         with open(f"steps-{rank}.jsonl", "a", encoding="ascii") as file:
             file.write("[]\n")  # where this start begins
-        calls = Calls(folder, rank, kill[1] if kill[0] == rank else None)
+        kept = Path(start["kept"]) if start["kept"] else None
+        calls = Calls(folder, rank, kill[1] if kill[0] == rank else None, kept)
         torch.save = calls.writing(torch.save)
         if accelerate := sys.modules.get("accelerate.utils.other"):
             accelerate.__dict__["safe_save_file"] = calls.writing(accelerate.__dict__["safe_save_file"])

@@ -32,14 +32,19 @@ class Starts:
         folder: Path,
         ranks: int = 0,
         kill: tuple[int | None, int] | None = None,
+        kept: Path | None = None,
         **environ: str,
     ) -> list[int]:
-        """Returns the exit codes of `ranks` processes, or of one without the variables of a launcher."""
+        """Returns the exit codes of `ranks` processes, or of one without the variables of a launcher.
+
+        See killed.py for `kill` and `kept`.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._said.write_bytes(b"")  # each process appends
         start = {"script": str(script), "words": list(map(str, words)), "folder": str(folder), "ranks": ranks}
-        self._process.stdin.write(json.dumps({**start, "kill": kill, "environ": environ}) + "\n")
+        start |= {"kill": kill, "kept": kept and str(kept), "environ": environ}
+        self._process.stdin.write(json.dumps(start) + "\n")
         codes: list[int] = json.loads(self._process.stdout.readline())
         return codes
 
