@@ -5,10 +5,10 @@ Each script runs in an interpreter of its own, with warnings as errors.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from interpreters import Interpreter, end, serving
 
 import shardio
 
@@ -39,43 +40,45 @@ def set_path(make_set: Callable[..., Path]) -> Path:
     return make_set(1000, (4, 4, 3), 300)
 
 
-@pytest.fixture
-def start(set_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """start(script): an interpreter that runs the script, with the set's path in `path`."""
-    started: list[subprocess.Popen[str]] = []
+@pytest.fixture(scope="module")
+def server() -> Iterator[socket.socket]:
+    with serving() as server:
+        yield server
 
-    def run(script: str, prologue: str = WATCHDOG + PROLOGUE) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-X", "faulthandler", "-c", prologue + script, str(set_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            # A launcher's variables would change the order; PYTHONWARNINGS would change which warnings are errors.
-            env={name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
-        )
-        started.append(process)
-        return process
+
+@pytest.fixture
+def start(server: socket.socket, set_path: Path) -> Iterator[Callable[..., Interpreter]]:
+    """start(script): an interpreter, which has imported torch, that runs the script, with the set's path in `path`."""
+    started: list[Interpreter] = []
+
+    def run(script: str, prologue: str = WATCHDOG + PROLOGUE) -> Interpreter:
+        started.append(Interpreter(server, prologue + script, str(set_path)))
+        return started[-1]
 
     yield run
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and processes that it may have forked
-        process.communicate()
+    for interpreter in started:
+        end(interpreter)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def run_fresh(script: str, path: Path) -> tuple[int, str, str]:
+    """Runs the script in an interpreter that has imported nothing."""
+    command = [sys.executable, "-W", "error", "-c", script, str(path)]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def finish(process: Interpreter) -> tuple[int | None, str, str]:
     out, err = process.communicate(timeout=DEADLINE_SECONDS)
     return process.returncode, out, err
 
 
-def interrupt_when_ready(process: subprocess.Popen[str], asleep: bool = False) -> None:
+def interrupt_when_ready(process: Interpreter, asleep: bool = False) -> None:
     """Ctrl-C when the script has written a line, and, if `asleep`, when its main thread waits for something.
 
     A signal that arrives when a thread is about to wait, but does not yet, is not noticed before the wait ends. CPython
     has no way around that.
     """
-    assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], DEADLINE_SECONDS)
     assert ready, "the script did not get ready"
     assert process.stdout.readline() == "ready\n", finish(process)
@@ -101,7 +104,7 @@ def check_traceback(err: str, last_line: str, tracebacks: int = 1) -> None:
     assert "shardio-gather" not in err, err
 
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Interpreter]
 
 
 def test_a_script_may_end_in_the_middle_of_an_epoch(start: Start) -> None:
@@ -302,7 +305,7 @@ print(code, sum(1 for batch in iterator))
     )
 
 
-def test_importing_shardio_imports_nothing_else(start: Start) -> None:
+def test_importing_shardio_imports_nothing_else(set_path: Path) -> None:
     script = """
 import sys
 before = set(sys.modules)
@@ -310,7 +313,7 @@ import shardio
 others = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 print(*sorted(others))
 """
-    assert finish(start(script, prologue="")) == (0, "shardio\n", "")
+    assert run_fresh(script, set_path) == (0, "shardio\n", "")
 
 
 def test_everything_public_is_imported_by_a_star() -> None:
@@ -322,7 +325,7 @@ def test_everything_public_is_imported_by_a_star() -> None:
     assert all(namespace[name] is getattr(shardio, name) for name in names)
 
 
-def test_training_imports_neither_decoders_nor_the_command_line(start: Start) -> None:
+def test_training_imports_neither_decoders_nor_the_command_line(set_path: Path) -> None:
     # torch itself imports tqdm where it is installed: only modules count that shardio adds to those of numpy and torch.
     script = """
 import sys
@@ -337,7 +340,7 @@ print(*sorted({name.partition(".")[0] for name in new} - set(sys.stdlib_module_n
 print(*sorted({"PIL", "simplejpeg", "click"} & set(sys.modules)))
 print(*sorted(name for name in new if name.startswith("shardio.")))
 """
-    code, out, err = finish(start(script, prologue=""))
+    code, out, err = run_fresh(script, set_path)
     assert (code, err) == (0, "")
     packages, unwanted, modules = out.splitlines()
     assert set(packages.split()) <= {"numpy", "shardio", "torch", "zlib_ng"}  # the last for check="sample"
@@ -362,10 +365,10 @@ print(*sorted(name for name in new if name.startswith("shardio.")))
     assert {name.removeprefix("shardio.") for name in modules.split()} & converting == set()
 
 
-def test_opening_a_set_does_not_import_torch(start: Start) -> None:
+def test_opening_a_set_does_not_import_torch(set_path: Path) -> None:
     script = """
 import sys
 from shardio import open_shards
 print(len(open_shards(sys.argv[1])), *sorted({"torch", "PIL", "simplejpeg", "click", "tqdm"} & set(sys.modules)))
 """
-    assert finish(start(script, prologue="")) == (0, "1000\n", "")
+    assert run_fresh(script, set_path) == (0, "1000\n", "")
