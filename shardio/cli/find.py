@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardio.sets.index import IndexedSet, IndexedSplit
+    from shardio.sets.index import IndexedSet
 
 # Lines that are written at a time: a million of single ones would take most of the time.
 _CHUNK = 10_000
@@ -52,17 +52,17 @@ def find(
     elif any(map(len, found)):
         _print_lines(out, indexed, found)
     else:
-        say(selection.describe_none([key for one in indexed.splits for key in one.rows["key"].tolist()]))
+        say(selection.describe_none([key for rows in indexed.splits.values() for key in rows["key"].tolist()]))
 
 
-def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[IndexedSplit, Any]]:
+def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[str, Any]]:
     """Yields (split, records) in chunks. Records have number, label and key of the samples found."""
     from shardio.sets.index import labels_of
 
-    for split, samples in zip(indexed.splits, found, strict=True):
+    for (split, index), samples in zip(indexed.splits.items(), found, strict=True):
         for first in range(0, len(samples), _CHUNK):
             some = samples[first : first + _CHUNK]
-            rows = split.rows[some]
+            rows = index[some]
             yield split, zip(some.tolist(), labels_of(rows), rows["key"].tolist(), strict=True)
 
 
@@ -75,19 +75,19 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
     widest = max(len(class_text(label, names)) for _, samples in _chunks(indexed, found) for _, label, _ in samples)
     several = len(indexed.splits) > 1
     for split, samples in _chunks(indexed, found):
-        before = f"{split.name}  " if several else ""
+        before = f"{split}  " if several else ""
         click.echo(
             "\n".join(
                 f"{before}{number:>{width}}  {class_text(label, names):<{widest}}  {printable(os.fsdecode(key))}"
                 for number, label, key in samples
             )
         )
-    total, of = sum(map(len, found)), sum(len(split.rows) for split in indexed.splits)
+    total, of = sum(map(len, found)), sum(map(len, indexed.splits.values()))
     say(f"{total:,} of {counted(of, 'sample')}")
     if indexed.manifest.sample_shape is None:
         return
     split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
-    say(next_view(out, split.name, samples.tolist()))
+    say(next_view(out, split, samples.tolist()))
 
 
 def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
@@ -99,7 +99,7 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
     for split, samples in _chunks(indexed, found):
         facts = [
             {
-                "split": split.name,
+                "split": split,
                 "index": number,
                 "label": label,
                 "class": classes[label] if classes and label is not None else None,

@@ -50,8 +50,9 @@ def info(out: str, verbose: bool, target: Path | None, against: str | None, as_j
     shardio info out/ --write-index index.parquet
     shardio info out/ --against relabelled/
     """
-    from shardio.sets.index import compare, open_place
+    from shardio.sets.index import compare
     from shardio.sets.index_file import write_index_file
+    from shardio.sets.storage import open_storage
 
     if against is not None:
         with telling_of_servers([out, against]):
@@ -63,7 +64,7 @@ def info(out: str, verbose: bool, target: Path | None, against: str | None, as_j
             say(f"{target}: {counted(write_index_file(out, target), 'sample')}")
         return
     with telling_of_servers([out]):
-        storage = open_place(out)
+        storage = open_storage(out)
         manifest = storage.load_manifest()
         fault = storage.find_fault(manifest)
         in_use = {} if fault else {name: _in_use(storage, split) for name, split in manifest.splits.items()}

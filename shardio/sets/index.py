@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -24,30 +24,18 @@ from shardio.sets.storage import Storage, open_storage
 
 
 @dataclass(frozen=True, eq=False)
-class IndexedSplit:
-    """A split's index, one row per sample."""
-
-    name: str
-    rows: NDArray[np.void]
-
-
-@dataclass(frozen=True, eq=False)
 class IndexedSet:
     """A set's manifest, and the indexes of some of its splits."""
 
     place: str
     """The folder or URL for messages."""
     manifest: Manifest
-    splits: tuple[IndexedSplit, ...]
+    splits: Mapping[str, NDArray[np.void]]
+    """The index of each split, one row per sample."""
 
     def find(self, selection: Selection) -> list[NDArray[np.int64]]:
         """Returns the selected samples of each split. Raises like `Selection.samples`."""
-        return [selection.samples(split.rows, self.manifest) for split in self.splits]
-
-
-def open_place(place: str | os.PathLike[str]) -> Storage:
-    """Returns the storage of the set in a folder, at a URL or with a name in the catalogue."""
-    return open_storage(place)
+        return [selection.samples(rows, self.manifest) for rows in self.splits.values()]
 
 
 def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> IndexedSet:
@@ -56,13 +44,12 @@ def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> I
     Raises SetNotFoundError if the set or a split does not exist, FormatError if the set is damaged, OSError if it
     cannot be read.
     """
-    with closing(open_place(place)) as storage:
+    with closing(open_storage(place)) as storage:
         manifest = storage.load_manifest()
         for name in splits:
             check_split(storage.name, manifest, name)
         chosen = [name for name in manifest.splits if not splits or name in splits]
-        read = tuple(IndexedSplit(name, read_index(storage, manifest, name)) for name in chosen)
-        return IndexedSet(storage.name, manifest, read)
+        return IndexedSet(storage.name, manifest, {name: read_index(storage, manifest, name) for name in chosen})
 
 
 def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.void]:
@@ -180,7 +167,7 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> dict[str, l
         ("sample shape", shapes if one.sample_shape != two.sample_shape else []),
         *_names_differ("splits", one.splits, two.splits),
     ]
-    with closing(open_place(a)) as here, closing(open_place(b)) as there:
+    with closing(open_storage(a)) as here, closing(open_storage(b)) as there:
         for name in (name for name in one.splits if name in two.splits):
             splits = [_ComparedSplit(storage, each, name) for storage, each in zip((here, there), sets, strict=True)]
             found += [(f"{name}: {what}", keys) for what, keys in _compare_splits(*splits)]
@@ -190,7 +177,7 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> dict[str, l
 class _ComparedSplit:
     def __init__(self, storage: Storage, indexed: IndexedSet, name: str) -> None:
         self._storage, self.entry, classes = storage, indexed.manifest.splits[name], indexed.manifest.classes
-        (self.rows,) = (split.rows for split in indexed.splits if split.name == name)
+        self.rows = indexed.splits[name]
         has_classes = classes and has_label(self.rows.dtype)
         self.labels = np.array(classes if has_classes else labels_of(self.rows), object)
         if has_classes:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from shardio.format.layout import columns_of
 from shardio.format.manifest import Manifest
 from shardio.sets.arrow import check_installed
-from shardio.sets.index import open_place, read_index, read_order
+from shardio.sets.index import read_index, read_order
 from shardio.sets.names import is_url
-from shardio.sets.storage import Storage
+from shardio.sets.storage import Storage, open_storage
 from shardio.system.files import open_output, write_all
 from shardio.system.opening import naming
 
@@ -43,7 +43,7 @@ def write_index_file(place: str | os.PathLike[str], target: Path) -> int:
         raise ValueError(f"expected a name that ends in .csv or .parquet, found {target.name!r}")
     if is_parquet := target.suffix.lower() == ".parquet":
         check_installed(target, "write")
-    with closing(open_place(place)) as storage:
+    with closing(open_storage(place)) as storage:
         if not is_url(storage.name) and os.path.realpath(target.parent) == os.path.realpath(storage.name):
             raise ValueError(f"{target}: expected a file outside of the set's folder, found one among its files")
         manifest = storage.load_manifest()

@@ -74,20 +74,18 @@ def sync_names(folder: Path) -> None:
         fsync_folder(folder)
 
 
-def rename_new(folder: Path | FolderHandle, target: Path) -> None:
+def rename_new(folder: FolderHandle, target: Path) -> None:
     """Renames a folder. Raises ConvertError if the target exists, even as an empty folder, or if something
-    else has replaced an open `folder`."""
-    if isinstance(folder, FolderHandle):
-        if not folder.is_in_place():
-            raise ConvertError(f"{folder}: expected the folder of the new set, found that another process replaced it")
-        folder = folder.path
+    else has replaced `folder`."""
+    if not folder.is_in_place():
+        raise ConvertError(f"{folder}: expected the folder of the new set, found that another process replaced it")
     try:
-        if not rename_without_replacing(folder, target):
+        if not rename_without_replacing(folder.path, target):
             # A filesystem without it, such as NFS. A folder can replace nothing but an empty folder, and that only if
             # another process makes one between these two lines.
             if os.path.lexists(target):
                 raise taken(target)
-            folder.rename(target)
+            folder.path.rename(target)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(target):
             raise taken(target) from None

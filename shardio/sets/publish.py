@@ -22,7 +22,7 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.fill import Filler
 from shardio.sets.names import check_local, hinting_at_order
-from shardio.sets.new_folder import rename_new, sweep_beside, sync_names, taken, temporary_folder
+from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import fsync_folder, sweep_temporaries
@@ -70,7 +70,12 @@ def publish(
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)
     names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
-    _check_target(source, target)
+    if not is_safe_name(target.name):
+        raise ConvertError(
+            f"{target}: expected ROOT/NAME, with a name of letters, digits, '.', '_' and '-' that begins with a letter "
+            f"or digit; found {target.name!r}"
+        )
+    check_new(target, [source])
     with temporary_folder(target) as (folder, lock):
         renamed = move and _can_be_renamed(source, target.parent)
         if renamed:
@@ -85,21 +90,6 @@ def publish(
     return PublishReport(
         str(target), manifest.digest, len(names), manifest.nbytes, renamed, _readable_by(target, names)
     )
-
-
-def _check_target(source: Path, target: Path) -> None:
-    root = target.parent
-    if not is_safe_name(target.name):
-        raise ConvertError(
-            f"{target}: expected ROOT/NAME, with a name of letters, digits, '.', '_' and '-' that begins with a letter "
-            f"or digit; found {target.name!r}"
-        )
-    if not root.is_dir():
-        raise ConvertError(f"{root}: expected a folder to publish into, found none: make it first")
-    if source in (real := Path(os.path.realpath(root)), *real.parents):
-        raise ConvertError(f"{target}: expected a place outside of the set {source} itself")
-    if os.path.lexists(target):
-        raise taken(target)
 
 
 # --- by copy ---------------------------------------------------------------------------------------------------------
@@ -186,7 +176,8 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
 def _move_new(source: Path, target: Path) -> bool:
     """Renames the set. Returns False if that is impossible: from one mount of a filesystem to another."""
     try:
-        rename_new(source, target)
+        with FolderHandle(source) as opened:
+            rename_new(opened, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise

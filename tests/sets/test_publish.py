@@ -27,6 +27,7 @@ from shardio.sets.new_folder import find_left_overs, sweep_left_overs
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 from shardio.system.files import _machine
+from shardio.system.opening import FolderHandle
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_what_appears_at_the_last_moment_is_not_replaced(
 ) -> None:
     real = publisher.rename_new
 
-    def late(folder: Path, target: Path) -> None:
+    def late(folder: FolderHandle, target: Path) -> None:
         if there == "file":
             target.write_text("mine")
         else:
@@ -265,7 +266,7 @@ def test_a_failure_stops_the_other_copies(out: Path, root: Path, monkeypatch: py
 def test_places_that_cannot_be_are_refused(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for target, told in (
         *((root / name, "expected ROOT/NAME, with a name of letters") for name in (".hidden", "a b", "a:b", "-x")),
-        (root / "missing" / "small", "expected a folder to publish into, found none"),
+        (root / "missing" / "small", "expected a folder for the new set 'small', found none"),
         (out / "small", "outside of the set"),
     ):
         for move in (False, True):
