@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardio.changes.draft import ArrayDraft, Draft, GivenArray, OldFile, Orders, SplitDraft, StoredRows, check_arrays
-from shardio.changes.parents import Parent, read_held
+from shardio.changes.parents import Parent
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, SplitEntry
 from shardio.format.layout import (
@@ -36,6 +36,7 @@ from shardio.format.manifest_file import commit_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.fill import Filler
 from shardio.sets.history import describe_change
+from shardio.sets.index import read_checked, read_rows
 from shardio.sets.names import check_local
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
 from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
@@ -280,8 +281,7 @@ class _Maker:
         if entry.crc32.nbytes:
             return entry
         stored = draft.arrays[name].stored
-        data = [read_held(held, self._draft.sample_shape) for held in stored.crc32s]
-        numbers = np.concatenate([np.frombuffer(one, CRC32_ROW.dtype, offset=HEADER_NBYTES) for one in data])
+        numbers = np.concatenate([read_rows(FolderStorage(held.folder), held.entry) for held in stored.crc32s])
         rows = stored.kept().rows
         return replace(entry, crc32=write_crc32s(self._folder, split, name, numbers if rows is None else numbers[rows]))
 
@@ -302,7 +302,7 @@ class _Maker:
 
     def _rejects(self) -> RejectsEntry:
         held = self._draft.rejects
-        data = b"".join(read_held(one, self._draft.sample_shape) for one in held)
+        data = b"".join(read_checked(FolderStorage(one.folder), one.entry).tobytes() for one in held)
         path = self._folder / REJECTS_NAME
         if self._carrying.copy or len(held) != 1 or not try_link(held[0].path, path):
             write_atomic(path, data)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.changes.draft import ArrayDraft, Draft, OldFile, SplitDraft, StoredRows
-from shardio.errors import FormatError
-from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, SplitEntry
-from shardio.format.layout import HEADER_NBYTES, SampleShape
+from shardio.format.entries import ArrayEntry, OrderEntry, ShardEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
-from shardio.format.opening import check_sha256, open_checked
-from shardio.sets.index import check_labels
+from shardio.sets.index import check_range, read_index, read_rows
 from shardio.sets.names import find_folder
+from shardio.sets.storage import FolderStorage
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,16 @@ class Parent:
     def draft(self) -> Draft:
         """Returns a draft that equals the set. Raises FormatError if an index or an order is damaged."""
         manifest = self.manifest
-        return Draft(
-            manifest.sample_shape,
-            manifest.classes,
-            manifest.class_names,
-            {name: self._split(split) for name, split in manifest.splits.items()},
-            (OldFile(self.folder, manifest.rejects),),
-        )
+        with closing(FolderStorage(self.folder)) as storage:
+            splits = {name: self._split(storage, name) for name in manifest.splits}
+        rejects = (OldFile(self.folder, manifest.rejects),)
+        return Draft(manifest.sample_shape, manifest.classes, manifest.class_names, splits, rejects)
 
-    def _split(self, split: SplitEntry) -> SplitDraft:
-        orders = [(entry, self._order(entry)) for entry in split.orders]
+    def _split(self, storage: FolderStorage, name: str) -> SplitDraft:
+        split = self.manifest.splits[name]
+        orders = [(entry, read_rows(storage, entry)) for entry in split.orders]
         return SplitDraft(
-            rows=self._rows(split.index),
+            rows=read_index(storage, self.manifest, name),
             index=OldFile(self.folder, split.index),
             pixels=self._stored(split.shards, split.order, orders),
             arrays={
@@ -54,14 +50,6 @@ class Parent:
             },
             squashed=split.squashed,
         )
-
-    def _rows(self, entry: IndexEntry) -> NDArray[np.void]:
-        rows = np.frombuffer(self._read(entry), entry.dtype, offset=HEADER_NBYTES)
-        check_labels(rows, len(self.manifest.classes), self.folder / entry.file)
-        return rows
-
-    def _order(self, entry: OrderEntry) -> NDArray[np.int64]:
-        return np.frombuffer(self._read(entry), np.int64, offset=HEADER_NBYTES)
 
     def _stored(
         self,
@@ -75,24 +63,8 @@ class Parent:
         if number is None:
             return stored
         entry, order = orders[number]
-        if not (order.min() >= 0 and order.max() < stored.num_rows):
-            at = int(np.argmax((order < 0) | (order >= stored.num_rows)))
-            raise FormatError(
-                f"{self.folder / entry.file}: sample {at}: expected a stored row from 0 to {stored.num_rows - 1}, "
-                f"found {order[at]}"
-            )
-        return StoredRows(stored.shards, order, crc32s)
-
-    def _read(self, entry: FileEntry) -> bytes:
-        return read_held(OldFile(self.folder, entry), self.manifest.sample_shape)
-
-
-def read_held(held: OldFile[FileEntry], sample_shape: SampleShape | None) -> bytes:
-    """Returns all bytes of a file. Raises FormatError if the bytes differ from the manifest."""
-    with open_checked(held.path, held.entry, sample_shape) as file:
-        data = file.readall()
-    check_sha256(held.path, held.entry, hashlib.sha256(data).hexdigest())
-    return data
+        check_range(order, stored.num_rows, "a stored row", self.folder / entry.file)
+        return replace(stored, order=order)
 
 
 def open_parent(place: str | os.PathLike[str]) -> Parent:

@@ -79,6 +79,11 @@ class RowsEntry(TableEntry):
 
     row: ClassVar[RowType]
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of one row."""
+        return np.dtype(self.row.dtype)
+
     def header(self, sample_shape: SampleShape | None) -> bytes:
         return self.row.file_header(self.num_rows)
 

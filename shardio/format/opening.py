@@ -35,17 +35,21 @@ def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: Samp
     file = open_sized(path, entry)
     header = entry.header(sample_shape)
     try:
-        found = os.pread(file.fileno(), len(header), 0)
-        if found != header:
-            at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
-            raise FormatError(
-                f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
-                "copy the file again, or convert again"
-            )
+        check_header(path, header, os.pread(file.fileno(), len(header), 0))
     except BaseException:
         file.close()
         raise
     return file
+
+
+def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None:
+    """Raises FormatError unless `found`, the first bytes of a file, equals its `header` according to the manifest."""
+    if found != header:
+        at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
+        raise FormatError(
+            f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
+            "copy the file again, or convert again"
+        )
 
 
 def open_sound(

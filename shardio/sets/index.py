@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.entries import ArrayEntry, FileEntry, SplitEntry
+from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, RowsEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, columns_of, has_label
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
-from shardio.format.opening import check_sha256
+from shardio.format.opening import check_header, check_sha256
 from shardio.sets.selection import Selection
 from shardio.sets.storage import Storage, open_storage
 
@@ -58,8 +58,9 @@ def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.v
     Raises FormatError if the index differs from the manifest or a label is not a class; OSError if it cannot be read.
     """
     entry = manifest.splits[split].index
-    rows = _read_checked(storage, entry)[HEADER_NBYTES:].view(entry.dtype)
-    check_labels(rows, len(manifest.classes), storage.path_of(entry))
+    rows = read_rows(storage, entry)
+    if manifest.classes and entry.has_label:
+        check_range(rows["label"], len(manifest.classes), "a label", storage.path_of(entry))
     return rows
 
 
@@ -69,39 +70,46 @@ def labels_of(rows: NDArray[np.void]) -> list[int | None]:
     return labels
 
 
-def check_labels(rows: NDArray[np.void], num_classes: int, path: object) -> None:
-    """Raises FormatError, naming the index `path`, if a label is not a class.
-
-    A set without classes may have any labels."""
-    if not has_label(rows.dtype):
-        return
-    labels = rows["label"]
-    if num_classes and not (labels.min() >= 0 and labels.max() < num_classes):
-        at = int(np.argmax((labels < 0) | (labels >= num_classes)))
-        raise FormatError(f"{path}: label: expected 0 to {num_classes - 1}, found {labels[at]} at sample {at}")
-
-
 def read_order(storage: Storage, split: SplitEntry, array: ArrayEntry | None = None) -> NDArray[np.int64]:
     """Returns the stored row of each sample of a split, in the pixels or in an array. Raises like `read_index`."""
     stored = split if array is None else array
     if stored.order is None:
         return np.arange(split.num_samples)
     entry = split.orders[stored.order]
-    order = _read_checked(storage, entry)[HEADER_NBYTES:].view(np.int64)
-    if not (order.min() >= 0 and order.max() < stored.num_rows):
-        raise FormatError(
-            f"{storage.path_of(entry)}: expected stored rows from 0 to {stored.num_rows - 1}, found {order.min()} to "
-            f"{order.max()}"
-        )
+    order = read_rows(storage, entry)
+    check_range(order, stored.num_rows, "a stored row", storage.path_of(entry))
     return order
 
 
-def _read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
+def read_rows(storage: Storage, entry: IndexEntry | RowsEntry) -> NDArray[Any]:
+    """Returns the rows of an index, an order or a file of checksums, without checking their values.
+
+    Raises FormatError if the file differs from the manifest, OSError if it cannot be read.
+    """
+    data = read_checked(storage, entry)
+    check_header(storage.path_of(entry), entry.header(None), data[:HEADER_NBYTES].tobytes())
+    return data[HEADER_NBYTES:].view(entry.dtype)
+
+
+def read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
     """Returns all bytes of a file. Raises FormatError if they differ from the manifest."""
     data = np.empty(entry.nbytes, np.uint8)
     storage.read_into(entry, 0, data.data)
     check_sha256(storage.path_of(entry), entry, hashlib.sha256(data.data).hexdigest())
     return data
+
+
+def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) -> None:
+    """Raises FormatError, naming the file `path`, unless each sample's number is from 0 to `stop` - 1."""
+    if text := find_outside(numbers, stop, what)[1]:
+        raise FormatError(f"{path}: {text}")
+
+
+def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
+    """Returns the samples whose number is not from 0 to `stop` - 1, and an error text for the first; "" if none."""
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
+    text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""
+    return wrong, text
 
 
 # --- counts ----------------------------------------------------------------------------------------------------------
@@ -191,8 +199,7 @@ class _ComparedSplit:
 
     def checksums(self, array: str) -> NDArray[np.uint32]:
         entry = self.entry.arrays[array]
-        crc32s = _read_checked(self._storage, entry.crc32)[HEADER_NBYTES:].view(np.uint32)
-        return crc32s[read_order(self._storage, self.entry, entry)]
+        return read_rows(self._storage, entry.crc32)[read_order(self._storage, self.entry, entry)]
 
 
 def _names_differ(what: str, a: Iterable[str], b: Iterable[str]) -> Iterator[tuple[str, list[str]]]:

@@ -11,7 +11,6 @@ Damage is located in stored rows, and reported as the samples that use them: one
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import math
 import os
@@ -22,18 +21,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
-from shardio.format.entries import FileEntry, ShardEntry, SplitEntry, TableEntry
-from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME
+from shardio.format.entries import FileEntry, IndexEntry, OrderEntry, ShardEntry, SplitEntry, TableEntry
+from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.permutation import Permutation
+from shardio.sets.index import find_outside, read_rows
+from shardio.sets.storage import FolderStorage
 from shardio.sets.stored import Sums, Values, compare_rows, values_of
 from shardio.system.opening import open_regular
 from shardio.system.pour import pour
@@ -133,10 +133,11 @@ def verify(
         if on_progress is not None:
             on_progress(nbytes, total)
 
-    verifier = _Verifier(folder, manifest, quick, progress, drawn)
-    checks, total = verifier.checks()
-    with ThreadPoolExecutor(workers, "shardio-verify") as pool:
-        found = [problem for problem in pool.map(lambda check: check(), checks) if problem is not None]
+    with contextlib.closing(FolderStorage(folder)) as storage:
+        verifier = _Verifier(folder, storage, manifest, quick, progress, drawn)
+        checks, total = verifier.checks()
+        with ThreadPoolExecutor(workers, "shardio-verify") as pool:
+            found = [problem for problem in pool.map(lambda check: check(), checks) if problem is not None]
     if drawn is not None:
         drawn = replace(drawn, num_samples=sum(verifier.num_compared), num_values=sum(verifier.num_values_compared))
     return VerifyReport(str(folder), quick, len(checks) + 1, total, tuple(found), drawn)
@@ -147,6 +148,7 @@ class _Verifier:
     """The checks of one set, one per file. The checks may run in any order and at the same time."""
 
     folder: Path
+    storage: FolderStorage
     manifest: Manifest
     quick: bool
     progress: Callable[[int], None]
@@ -189,39 +191,25 @@ class _Verifier:
             checks.append(partial(self.check_samples, values, shard, first, of_shard, self.subset, number))
         return checks, total
 
-    def read_rows(self, entry: FileEntry, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns the rows of an index, order or file of checksums, read and not mapped. Raises FormatError or OSError
-        if it cannot be trusted."""
-        path = self.folder / entry.file
-        with open_checked(path, entry, self.manifest.sample_shape) as file:
-            data = file.readall()
-        if (found := hashlib.sha256(data).hexdigest()) != entry.sha256:
-            raise FormatError(_other_sha256(path, entry, found))
-        return np.frombuffer(data, dtype, offset=HEADER_NBYTES)
-
-    def read_index(self, split: SplitEntry) -> NDArray[np.void]:
-        return self.read_rows(split.index, split.index.dtype)
-
     def read_sums(self, values: Values) -> Sums:
         """Returns the checksums of all stored rows. Raises FormatError or OSError if they cannot be trusted."""
         split = values.split
         index: NDArray[np.void] | None = None
         try:
-            index = self.read_index(split)
+            index = read_rows(self.storage, split.index)
         except (FormatError, OSError):
             if values.crc32 is None:
                 raise
         samples = rows = np.arange(split.num_samples)
         if values.order is not None:
-            entry = split.orders[values.order]
-            order = self.read_rows(entry, np.dtype(entry.row.dtype))
+            order = read_rows(self.storage, split.orders[values.order])
             samples = np.argsort(order, kind="stable")
             samples = samples[
                 (order[samples] >= 0) & (order[samples] < values.num_rows)
             ]  # `check_order` reports the others
             rows = order[samples]
         if values.crc32 is not None:
-            crc32s = self.read_rows(values.crc32, np.dtype(values.crc32.row.dtype))
+            crc32s = read_rows(self.storage, values.crc32)
             unused = np.setdiff1d(np.arange(values.num_rows), rows)
             rows, samples = np.concatenate([rows, unused]), np.concatenate([samples, np.full(len(unused), -1)])
             by_row = np.argsort(rows, kind="stable")
@@ -233,41 +221,29 @@ class _Verifier:
         return Sums(rows, crc32s, samples, None if index is None else index["key"])
 
     def check_index(self, split: SplitEntry) -> Problem | None:
-        problem = self.check_file(split.index)
-        if problem is None and not self.quick and self.manifest.classes and split.index.has_label:
-            path = self.folder / split.index.file
-            try:
-                labels = self.read_index(split)["label"]
-            except (FormatError, OSError) as error:  # it has changed since the check just before
-                return _problem(path, error)
-            wrong = np.flatnonzero((labels < 0) | (labels >= len(self.manifest.classes)))
-            if wrong.size:
-                last = len(self.manifest.classes) - 1
-                detail = f"{path}: label: expected 0 to {last}, found {labels[wrong[0]]} at sample {wrong[0]}"
-                return Problem(path.name, detail, tuple(wrong.tolist()))
-        return problem
+        if self.manifest.classes and split.index.has_label:
+            return self.check_numbers(split.index, len(self.manifest.classes), "a label")
+        return self.check_file(split.index)
 
     def check_order(self, split: SplitEntry, number: int) -> Problem | None:
         """Compares an order with its entry, and its numbers with the stored rows of pixels and arrays in this order."""
-        entry = split.orders[number]
+        values = values_of(split, self.manifest.sample_shape)
+        stored = {each.name or "pixels": each.num_rows for each in values if each.order == number}
+        what, fewest = min(stored.items(), key=lambda item: item[1])
+        return self.check_numbers(split.orders[number], fewest, f"a stored row of the {what}")
+
+    def check_numbers(self, entry: IndexEntry | OrderEntry, stop: int, what: str) -> Problem | None:
+        """Compares a file with its entry, and the labels or stored rows in it with their range, 0 to `stop` - 1."""
         problem = self.check_file(entry)
         if problem is not None or self.quick:
             return problem
         path = self.folder / entry.file
         try:
-            rows = self.read_rows(entry, np.dtype(entry.row.dtype))
+            rows = read_rows(self.storage, entry)
         except (FormatError, OSError) as error:  # it has changed since the check just before
             return _problem(path, error)
-        values = values_of(split, self.manifest.sample_shape)
-        stored = {each.name or "pixels": each.num_rows for each in values if each.order == number}
-        what, fewest = min(stored.items(), key=lambda item: item[1])
-        wrong = np.flatnonzero((rows < 0) | (rows >= fewest))
-        if not wrong.size:
-            return None
-        detail = (
-            f"{path}: sample {wrong[0]}: expected a stored row of the {what}, 0 to {fewest - 1}, found {rows[wrong[0]]}"
-        )
-        return Problem(path.name, detail, tuple(wrong.tolist()))
+        wrong, detail = find_outside(rows["label"] if isinstance(entry, IndexEntry) else rows, stop, what)
+        return Problem(path.name, f"{path}: {detail}", tuple(wrong.tolist())) if detail else None
 
     def check_shard(self, values: Values, shard: ShardEntry, first: int) -> Problem | None:
         problem = self.check_file(shard)
@@ -326,11 +302,9 @@ class _Verifier:
                 found = pour(lambda offset, buffer: file.readinto(buffer), entry.nbytes, progress=progress)
         except (FormatError, OSError) as error:
             return _problem(path, error)
-        return None if found == entry.sha256 else Problem(entry.file, _other_sha256(path, entry, found))
-
-
-def _other_sha256(path: Path, entry: FileEntry, found: str) -> str:
-    return f"{path}: sha256: expected {entry.sha256}, found {found}"
+        if found == entry.sha256:
+            return None
+        return Problem(entry.file, f"{path}: sha256: expected {entry.sha256}, found {found}")
 
 
 def _problem(path: Path, error: FormatError | OSError) -> Problem:

@@ -245,7 +245,7 @@ def test_labels_that_name_no_class_are_found(tmp_path: Path, wrong: int) -> None
         ("val-index.npy", (2,)),
     ]
     for problem in problems:
-        assert f"label: expected 0 to 2, found {wrong} at sample 2" in problem.detail
+        assert f"sample 2: expected a label, 0 to 2, found {wrong}" in problem.detail
         assert problem.file in problem.detail
     assert verify(tmp_path / "set", quick=True).ok
 
