@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardio.changes.draft import ArrayDraft, Draft, GivenArray, OldFile, Orders, SplitDraft, StoredRows, check_arrays
+from shardio.changes.draft import ArrayDraft, Draft, GivenArray, OldFile, Orders, SplitDraft, check_arrays
 from shardio.changes.parents import Parent
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, SplitEntry
@@ -42,22 +42,22 @@ from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_na
 from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import AtomicFile, is_same_file, remove_temporaries, try_clone, try_link, write_atomic
-from shardio.system.opening import FolderHandle, naming
+from shardio.system.opening import FileAt, FolderHandle, naming
 from shardio.system.threads import Flag
 
 ARRAY_SHARD_NBYTES = 4 << 30
 """The most bytes of a file of a new array."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Room:
     """Bytes of unchanged files by how they get into the new set: linked, cloned or copied. Known before the first
     copy."""
 
-    linked_nbytes: int
-    cloned_nbytes: int
-    copied_nbytes: int
-    written_nbytes: int
+    linked_nbytes: int = 0
+    cloned_nbytes: int = 0
+    copied_nbytes: int = 0
+    written_nbytes: int = 0
     """The size of new files, without arrays of unknown length."""
 
     @property
@@ -151,7 +151,7 @@ class _Maker:
     """Fills `folder` with one set."""
 
     def __init__(self, draft: Draft, folder: FolderHandle, carrying: Carrying) -> None:
-        self.room = Room(0, 0, 0, 0)
+        self.room = Room()
         self._draft = draft
         self._folder = folder
         self._carrying = carrying
@@ -199,7 +199,8 @@ class _Maker:
             shards.append(ArrayShard(file, shard.nbytes, shard.sha256, shard.num_samples, draft.row))
             self._keep(held, shards[-1])
         crc32 = Crc32Entry(array_crc32_name(split, name), 0, "")
-        if (held_crc32 := _whole(draft.stored, kept.rows is None)) is not None:
+        if kept.rows is None and len(draft.stored.crc32s) == 1:  # one file has the checksums of exactly these rows
+            (held_crc32,) = draft.stored.crc32s
             crc32 = replace(held_crc32.entry, file=crc32.file)
             self._keep(held_crc32, crc32)
         return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, orders.number(kept.order))
@@ -208,22 +209,28 @@ class _Maker:
         """Gives the new set the file `entry`, which has the bytes of `held`."""
         path = self._folder / entry.file
         with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
-            if not self._carrying.copy and try_link(held.path, path):
+            if self._link(held, path):
                 if not is_same_file(file, path):
                     raise FormatError(f"{held.path}: expected a file that stays, found another now: try again")
-                self.room = replace(self.room, linked_nbytes=self.room.linked_nbytes + entry.nbytes)
                 return
             with AtomicFile(path) as clone, naming(path):
                 if try_clone(file, clone.descriptor):
                     clone.commit()
-                    self.room = replace(self.room, cloned_nbytes=self.room.cloned_nbytes + entry.nbytes)
+                    self.room.cloned_nbytes += entry.nbytes
                     return
         self._to_copy.append((held, entry))
-        self.room = replace(self.room, copied_nbytes=self.room.copied_nbytes + entry.nbytes)
+        self.room.copied_nbytes += entry.nbytes
+
+    def _link(self, held: OldFile[FileEntry], path: FileAt) -> bool:
+        """Makes `path` a hard link to an old file. Returns False if links are impossible or not wanted."""
+        if self._carrying.copy or not try_link(held.path, path):
+            return False
+        self.room.linked_nbytes += held.entry.nbytes
+        return True
 
     def _copy(self, written_nbytes: int) -> None:
         """Copies the files that could be neither linked nor cloned. Raises SpaceError first if the disk is too full."""
-        self.room = replace(self.room, written_nbytes=written_nbytes)
+        self.room.written_nbytes = written_nbytes
         if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder.path).free):
             raise SpaceError(
                 f"{self._folder.path.parent}: expected room for {self.room.needed_nbytes:,} bytes, found {free:,} "
@@ -271,10 +278,8 @@ class _Maker:
             return write_index(self._folder, name, split.rows)
         entry = replace(split.index.entry, file=index_name(name))
         path = self._folder / entry.file
-        if self._carrying.copy or not try_link(split.index.path, path):
+        if not self._link(split.index, path):
             write_atomic(path, *index_content(split.rows))
-            return entry
-        self.room = replace(self.room, linked_nbytes=self.room.linked_nbytes + entry.nbytes)
         return entry
 
     def _with_crc32s(self, split: str, name: str, draft: SplitDraft, entry: ArrayEntry) -> ArrayEntry:
@@ -304,17 +309,10 @@ class _Maker:
         held = self._draft.rejects
         data = b"".join(read_checked(FolderStorage(one.folder), one.entry).tobytes() for one in held)
         path = self._folder / REJECTS_NAME
-        if self._carrying.copy or len(held) != 1 or not try_link(held[0].path, path):
+        if len(held) != 1 or not self._link(held[0], path):
             write_atomic(path, data)
-        else:
-            self.room = replace(self.room, linked_nbytes=self.room.linked_nbytes + len(data))
         num_rejects = sum(one.entry.num_rejects for one in held)
         return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), num_rejects)
-
-
-def _whole(stored: StoredRows, all_rows: bool) -> OldFile[Crc32Entry] | None:
-    """Returns the file with the checksums of exactly these rows; None if there is none."""
-    return stored.crc32s[0] if all_rows and len(stored.crc32s) == 1 else None
 
 
 class _ParentStorage(FolderStorage):

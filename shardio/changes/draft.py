@@ -70,10 +70,6 @@ class StoredRows:
     def num_rows(self) -> int:
         return sum(shard.entry.num_samples for shard in self.shards)
 
-    def rows_of(self) -> NDArray[np.int64]:
-        """Returns the stored row of each sample."""
-        return np.arange(self.num_rows) if self.order is None else self.order
-
     def locate(self, sample: int) -> tuple[OldFile[ShardEntry], int]:
         """Returns the shard that holds a sample, and the sample's row in it."""
         row = sample if self.order is None else int(self.order[sample])
@@ -108,7 +104,8 @@ def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
     order = None
     if any(part.order is not None for part in parts):
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
-        order = np.concatenate([part.rows_of() + start for part, start in zip(parts, starts[:-1], strict=True)])
+        orders = [np.arange(part.num_rows) if part.order is None else part.order for part in parts]
+        order = np.concatenate([rows + start for rows, start in zip(orders, starts[:-1], strict=True)])
     shards, crc32s = (chain.from_iterable(each) for each in zip(*((p.shards, p.crc32s) for p in parts), strict=True))
     return StoredRows(tuple(shards), order, tuple(crc32s))
 

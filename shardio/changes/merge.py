@@ -113,9 +113,11 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
             f"split {split!r}: expected all sets squashed or none, found only {squashed} squashed: convert one of them "
             "again with the `--fit` of the others"
         )
-    columns = _common_columns(split, parts, names, options)
-    arrays = _common_arrays(split, parts, names, options)
-    rows = _join_rows(parts, columns)
+    columns = [dict(columns_of(part.rows.dtype)) for part in parts]
+    common = _common(split, "columns", columns, names, options)
+    rows = _join_rows(parts, tuple(column for column in columns[0].items() if column[0] in common))
+    types = [{name: _type_of(array) for name, array in part.arrays.items()} for part in parts]
+    arrays = _common(split, "arrays", types, names, options)
     if options.same_keys == "refuse":
         keys, counts = np.unique(rows["key"], return_counts=True)
         if (twice := keys[counts > 1]).size:
@@ -147,36 +149,29 @@ def _join_rows(parts: Sequence[SplitDraft], columns: IndexColumns) -> NDArray[np
     return rows
 
 
-def _common_columns(
-    split: str, parts: Sequence[SplitDraft], names: Sequence[str], options: MergeOptions
-) -> IndexColumns:
-    first = columns_of(parts[0].rows.dtype)
-    for part, name in zip(parts, names, strict=True):
-        if not options.only_common and set(columns_of(part.rows.dtype)) != set(first):
-            _refuse(split, "columns", dict(first), dict(columns_of(part.rows.dtype)), names[0], name)
-    return tuple(one for one in first if all(one in columns_of(part.rows.dtype) for part in parts))
+def _type_of(array: ArrayDraft) -> str:
+    return f"{array.kind} of {array.row.dtype} {array.row.shape}"
 
 
-def _common_arrays(split: str, parts: Sequence[SplitDraft], names: Sequence[str], options: MergeOptions) -> list[str]:
-    first = _types(parts[0].arrays)
-    for part, name in zip(parts, names, strict=True):
-        if not options.only_common and _types(part.arrays) != first:
-            _refuse(split, "arrays", first, _types(part.arrays), names[0], name)
-    return [name for name, kind in first.items() if all(_types(part.arrays).get(name) == kind for part in parts)]
+def _common(
+    split: str, what: str, types: Sequence[Mapping[str, str]], names: Sequence[str], options: MergeOptions
+) -> list[str]:
+    """Returns the names of the columns or arrays that have the same type in all parts.
 
+    Raises ConvertError if the parts differ, unless `options` allow it.
+    """
 
-def _types(arrays: Mapping[str, ArrayDraft]) -> dict[str, str]:
-    return {name: f"{array.kind} of {array.row.dtype} {array.row.shape}" for name, array in arrays.items()}
-
-
-def _refuse(split: str, what: str, first: dict[str, str], other: dict[str, str], here: str, there: str) -> None:
-    def shown(types: dict[str, str]) -> str:
+    def shown(types: Mapping[str, str]) -> str:
         return ", ".join(f"{name} ({kind})" for name, kind in types.items()) or "none"
 
-    raise ConvertError(
-        f"split {split!r}: expected equal {what}, found {shown(first)} in {here}, and {shown(other)} in {there}: "
-        f"`--only-common`, from Python `only_common=True`, leaves out those that not all have"
-    )
+    first = types[0]
+    for other, name in zip(types, names, strict=True):
+        if not options.only_common and other != first:
+            raise ConvertError(
+                f"split {split!r}: expected equal {what}, found {shown(first)} in {names[0]}, and {shown(other)} in "
+                f"{name}: `--only-common`, from Python `only_common=True`, leaves out those that not all have"
+            )
+    return [name for name, kind in first.items() if all(other.get(name) == kind for other in types)]
 
 
 # --- images that two sets have ---------------------------------------------------------------------------------------
