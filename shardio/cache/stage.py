@@ -29,7 +29,7 @@ from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.fill import Filler
-from shardio.sets.names import hinting_at_order
+from shardio.sets.names import hinting_at_order, is_url
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.files import fsync_folder, remove_temporaries
 from shardio.system.opening import FileAt, FolderHandle, at
@@ -177,11 +177,12 @@ class Stager:
         Raises the errors of `stage`.
         """
         self._cache.sweep()
+        source = self._storage.name if is_url(self._storage.name) else os.path.abspath(self._storage.name)
         waiting = False
         while not self._stop.is_set():
             if not self._verify and self._lease.manifest() is not None and not self._missing(self._lease.path):
                 return True
-            filling = self._lease.try_filling(_absolute(self._storage.name))
+            filling = self._lease.try_filling(source)
             if filling is not None:
                 with filling:
                     if self._on_fill is not None:
@@ -294,11 +295,6 @@ class Stager:
     def _progress(self, nbytes: int) -> None:
         if self._on_progress is not None:
             self._on_progress(nbytes, self._total)
-
-
-def _absolute(name: str) -> str:
-    """Returns the place of a storage as an absolute path or URL."""
-    return name if "://" in name else os.path.abspath(name)
 
 
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:

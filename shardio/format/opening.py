@@ -20,11 +20,16 @@ def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
     file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
         file.close()
-        raise FormatError(
-            f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; "
-            "copy the file again, or convert again"
-        )
+        raise wrong_size(path, entry, nbytes)
     return file
+
+
+def wrong_size(path: object, entry: FileEntry, nbytes: int) -> FormatError:
+    """Returns the error for a file of `nbytes` bytes."""
+    return FormatError(
+        f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; copy the file again, or convert "
+        "again"
+    )
 
 
 def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> OpenFile:

@@ -19,12 +19,14 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
-from shardio.errors import FormatError, SetNotFoundError, printable
+from shardio.errors import SetNotFoundError, printable
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_manifest_nbytes, manifest_of
+from shardio.format.opening import wrong_size
 from shardio.sets.names import join_place, without_credentials, without_credentials_in
+from shardio.system.opening import missing_file
 from shardio.system.pour import Attempts
 
 # A throttled or restarting server is back within a minute, or something is wrong with it.
@@ -115,9 +117,9 @@ class RemoteStorage:
         try:
             nbytes = self._size_of(entry.file)
         except FileNotFoundError:
-            raise self._missing(entry) from None
+            raise missing_file(self.path_of(entry)) from None
         if nbytes != entry.nbytes:
-            raise self._cut(entry, nbytes)
+            raise wrong_size(self.path_of(entry), entry, nbytes)
 
     def find_fault(self, manifest: Manifest) -> str:
         if self._is_http:
@@ -129,9 +131,9 @@ class RemoteStorage:
         sizes: dict[str, Any] = {str(item["name"]).rpartition("/")[2]: item.get("size") for item in listed}
         for entry in manifest.files:
             if entry.file not in sizes:
-                return str(self._missing(entry))
+                return str(missing_file(self.path_of(entry)))
             if (nbytes := sizes[entry.file]) not in (None, entry.nbytes):
-                return str(self._cut(entry, nbytes))
+                return str(wrong_size(self.path_of(entry), entry, nbytes))
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
@@ -139,7 +141,7 @@ class RemoteStorage:
         try:
             self._read_into(entry.file, offset, buffer)
         except FileNotFoundError:
-            raise self._missing(entry) from None
+            raise missing_file(self.path_of(entry)) from None
         except OSError as error:
             if error.errno == errno.EINVAL:  # for some servers, a range that is not in the file is one
                 self._check(entry)
@@ -171,15 +173,6 @@ class RemoteStorage:
             return page.decode("utf-8", "replace")
 
         return self._insist(look, self.name, "listing", deadline)
-
-    def _missing(self, entry: FileEntry) -> FormatError:
-        return FormatError(f"{self.path_of(entry)}: expected a file of the shard set, found nothing")
-
-    def _cut(self, entry: FileEntry, nbytes: int) -> FormatError:
-        return FormatError(
-            f"{self.path_of(entry)}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; copy the "
-            "file there again"
-        )
 
     def _size_of(self, name: str, deadline: float | None = None) -> int:
         """Returns the size of a file in bytes. Raises FileNotFoundError if the file does not exist."""

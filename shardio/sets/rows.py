@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -131,9 +130,7 @@ class ArrayWriter:
     def __enter__(self) -> ArrayWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._finished:
             self.discard()
 

@@ -154,15 +154,8 @@ class Selection:
     @property
     def is_all(self) -> bool:
         """Whether there is no condition: every sample matches."""
-        conditions = (
-            self.classes,
-            self.globs,
-            self.where,
-            self.listed is not None,
-            self.share,
-            self.indices is not None,
-        )
-        return not any(conditions)
+        has_list = self.listed is not None or self.indices is not None
+        return not (self.classes or self.globs or self.where or self.share or has_list)
 
     def samples(self, rows: NDArray[np.void], of: HasClasses) -> NDArray[np.int64]:
         """Returns the samples that match: ascending, or in the order of `indices`. `rows` is the index of the split.

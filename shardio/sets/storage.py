@@ -13,10 +13,10 @@ from typing import Protocol
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
-from shardio.format.opening import check_not_cut, open_sized
+from shardio.format.opening import check_not_cut, open_sized, wrong_size
 from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
-from shardio.system.opening import FileAt, FolderHandle, OpenFile, OpenFiles, kind_of, most_open
+from shardio.system.opening import FileAt, FolderHandle, OpenFile, OpenFiles, kind_of, missing_file, most_open
 from shardio.system.pour import TRANSIENT, Attempts, reading_failed
 
 
@@ -86,11 +86,11 @@ class FolderStorage:
             try:
                 status = os.lstat(path)
             except FileNotFoundError:
-                return f"{path}: expected a file of the shard set, found nothing"
+                return str(missing_file(path))
             if not stat.S_ISREG(status.st_mode):
                 return f"{path}: expected a regular file, found {kind_of(status.st_mode)}"
             if status.st_size != entry.nbytes:
-                return f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {status.st_size}"
+                return str(wrong_size(path, entry, status.st_size))
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:

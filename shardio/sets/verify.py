@@ -161,34 +161,27 @@ class _Verifier:
     def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
         """Returns the checks, and how many bytes they read."""
         checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects)]
-        shards: list[tuple[Values, int, ShardEntry, int]] = []
-        splits = [values_of(split, self.manifest.sample_shape) for split in self.manifest.splits.values()]
+        every: list[Values] = []
         for split in self.manifest.splits.values():
+            every += values_of(split, self.manifest.sample_shape)
             checks.append(partial(self.check_index, split))
             checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
             checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
-        # Pixels of all splits first: arrays do not change which samples a seed draws.
-        every = sorted((values for group in splits for values in group), key=lambda values: bool(values.name))
-        numbers = count()
+        every.sort(key=lambda values: bool(values.name))  # pixels first: arrays do not change what a seed draws of them
+        total, numbers = self.manifest.nbytes, count()
         for values in every:
-            shards += [
-                (values, first, shard, next(numbers)) for first, shard in zip(values.starts, values.shards, strict=True)
-            ]
-        if self.subset is None:
-            checks += [partial(self.check_shard, values, shard, first) for values, first, shard, _ in shards]
-            return checks, self.manifest.nbytes
-        total = self.manifest.nbytes
-        sums: dict[int, Sums | None] = {}
-        for values in every:
-            sums[id(values)] = None  # if its checksums cannot be trusted, which another check reports
-            with contextlib.suppress(OSError, FormatError):
-                sums[id(values)] = self.read_sums(values)
-        for values, first, shard, number in shards:
-            known = sums[id(values)]
-            of_shard = None if known is None else known.of(first, shard.num_samples)
-            num_rows = shard.num_samples if of_shard is None else len(of_shard.known_rows())
-            total += self.subset.count(num_rows) * values.row.nbytes - shard.nbytes
-            checks.append(partial(self.check_samples, values, shard, first, of_shard, self.subset, number))
+            sums: Sums | None = None  # if the checksums cannot be trusted, which another check reports
+            if self.subset is not None:
+                with contextlib.suppress(OSError, FormatError):
+                    sums = self.read_sums(values)
+            for first, shard in zip(values.starts, values.shards, strict=True):
+                if self.subset is None:
+                    checks.append(partial(self.check_shard, values, shard, first))
+                    continue
+                of_shard = None if sums is None else sums.of(first, shard.num_samples)
+                num_rows = shard.num_samples if of_shard is None else len(of_shard.known_rows())
+                total += self.subset.count(num_rows) * values.row.nbytes - shard.nbytes
+                checks.append(partial(self.check_samples, values, shard, of_shard, self.subset, next(numbers)))
         return checks, total
 
     def read_sums(self, values: Values) -> Sums:
@@ -265,7 +258,7 @@ class _Verifier:
         return None if problem is None else _described(problem, values, sums, shard, is_damaged)
 
     def check_samples(
-        self, values: Values, shard: ShardEntry, first: int, sums: Sums | None, drawn: CheckedShare, number: int
+        self, values: Values, shard: ShardEntry, sums: Sums | None, drawn: CheckedShare, number: int
     ) -> Problem | None:
         """Checks size and header of a shard, and the crc32 of some of its rows."""
         path = self.folder / shard.file

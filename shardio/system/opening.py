@@ -235,9 +235,13 @@ def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
     try:
         file = open_untrusted(path)
     except FileNotFoundError:
-        raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
+        raise missing_file(path) from None
     with naming(path):
         return file, os.fstat(file.fileno()).st_size
+
+
+def missing_file(path: object) -> FormatError:
+    return FormatError(f"{path}: expected a file of the shard set, found nothing")
 
 
 def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatError, way_out: str = "") -> bytes:
