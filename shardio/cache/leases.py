@@ -166,10 +166,9 @@ class Lease(LockedFile):
     def manifest(self) -> Manifest | None:
         """Returns the copy's manifest, if the copy is complete and the manifest belongs to the set."""
         try:
-            manifest = load_manifest(self.path)
+            return load_manifest(self.path, self.digest)
         except (SetNotFoundError, FormatError):
             return None
-        return manifest if manifest.digest == self.digest else None
 
     def check_own(self, folder: Path | FolderHandle) -> None:
         """Raises CacheError if the folder of the copy holds another set, which shardio never puts there."""

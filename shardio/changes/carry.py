@@ -38,7 +38,7 @@ from shardio.sets.fill import Filler
 from shardio.sets.history import describe_change
 from shardio.sets.index import read_checked, read_rows
 from shardio.sets.names import check_local
-from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
+from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import AtomicFile, is_same_file, remove_temporaries, try_clone, try_link, write_atomic
@@ -130,7 +130,6 @@ def carry_out(
         provenance = describe_change(operation, arguments, [parent.manifest for parent in parents])
         manifest = maker.make(provenance)
         rename_new(folder, target)
-        sync_names(target.parent)
     room = maker.room
     return ChangeReport(
         str(target),

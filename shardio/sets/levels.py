@@ -127,26 +127,21 @@ def measure_shards(
     Raises OSError if a shard cannot be read, FormatError if a shard is damaged.
     """
     chosen = chosen_samples(len(crc32s))
-    ends = np.cumsum([shard.num_samples for shard in shards])
+    starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
 
-    def path_of(sample: int) -> str:
-        return str(folder / shards[int(np.searchsorted(ends, sample, "right"))].file)
+    def locate(sample: int) -> tuple[ShardEntry, int]:
+        place = int(np.searchsorted(starts, sample, "right")) - 1
+        return shards[place], sample - int(starts[place])
 
-    pictures = _read(folder, shards, shape, chosen, ends)
-    return measure_levels(split, sound_pictures(chosen, pictures, crc32s[chosen], path_of))
-
-
-def _read(
-    folder: Path,
-    shards: Sequence[ShardEntry],
-    shape: SampleShape,
-    chosen: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> Iterator[NDArray[np.uint8]]:
     picture = np.empty(shape, np.uint8)
     with closing(FolderStorage(folder)) as storage:
-        for number, place in zip(chosen.tolist(), np.searchsorted(ends, chosen, "right").tolist(), strict=True):
-            shard = shards[place]
-            position = number - int(ends[place]) + shard.num_samples
-            storage.read_into(shard, HEADER_NBYTES + position * sample_nbytes(shape), picture.data.cast("B"))
-            yield picture
+
+        def read(sample: int) -> NDArray[np.uint8]:
+            shard, row = locate(sample)
+            storage.read_into(shard, HEADER_NBYTES + row * sample_nbytes(shape), picture.data.cast("B"))
+            return picture
+
+        def path_of(sample: int) -> str:
+            return storage.path_of(locate(sample)[0])
+
+        return measure_levels(split, sound_pictures(chosen, map(read, chosen.tolist()), crc32s[chosen], path_of))

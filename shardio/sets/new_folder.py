@@ -69,13 +69,8 @@ def check_new(target: Path, sets: list[Path]) -> None:
         raise taken(target)
 
 
-def sync_names(folder: Path) -> None:
-    with contextlib.suppress(PermissionError):  # a folder that may be written to but not read
-        fsync_folder(folder)
-
-
 def rename_new(folder: FolderHandle, target: Path) -> None:
-    """Renames a folder. Raises ConvertError if the target exists, even as an empty folder, or if something
+    """Renames a folder, durably. Raises ConvertError if the target exists, even as an empty folder, or if something
     else has replaced `folder`."""
     if not folder.is_in_place():
         raise ConvertError(f"{folder}: expected the folder of the new set, found that another process replaced it")
@@ -90,6 +85,9 @@ def rename_new(folder: FolderHandle, target: Path) -> None:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(target):
             raise taken(target) from None
         raise
+    for parent in {target.parent, folder.path.parent}:
+        with contextlib.suppress(PermissionError):  # a folder that may be written to but not read
+            fsync_folder(parent)
 
 
 def rename_without_replacing(folder: Path, target: Path) -> bool:

@@ -22,7 +22,7 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.fill import Filler
 from shardio.sets.names import check_local, hinting_at_order
-from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
+from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import fsync_folder, sweep_temporaries
@@ -84,7 +84,6 @@ def publish(
         if not renamed:
             _copy_set(source, manifest, folder, workers, on_progress)
             rename_new(folder, target)
-        sync_names(target.parent)
     if move and not renamed:
         _remove_set(source, manifest, target)
     return PublishReport(
@@ -182,7 +181,6 @@ def _move_new(source: Path, target: Path) -> bool:
         if error.errno != errno.EXDEV:
             raise
         return False
-    sync_names(source.parent)
     return True
 
 

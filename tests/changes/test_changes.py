@@ -107,7 +107,7 @@ def test_random_sequences_of_changes_equal_a_model_whatever_is_killed(tmp_path: 
         ("draft.StoredRows.take = lambda self, samples: take(self, np.sort(samples))", "other samples"),
         ("carry.write_order = lambda *a: real(*a[:3], a[3][::-1].copy())", "other samples"),
         ("carry.try_link = lambda a, b: [shutil.copy(a, str(b)), open(a, 'ab').write(b'x')]", "changed"),
-        ("carry.sync_names = lambda folder: (folder / 'left').mkdir(exist_ok=True)", "left"),
+        ("carry.rename_new = lambda a, b: [rename(a, b), (b.parent / 'left').mkdir(exist_ok=True)]", "left"),
     ],
 )
 def test_a_careless_change_is_noticed(careless: str, told: str, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ from pathlib import Path
 import numpy as np
 import change_sets
 from shardio.changes import carry, draft
-real, take = carry.write_order, draft.StoredRows.take
+real, take, rename = carry.write_order, draft.StoredRows.take, carry.rename_new
 {careless}
 counts = change_sets.change_sets(Path(sys.argv[1]), 6, 1, say=lambda text: None)
 print("\\n".join(counts.violations))

@@ -117,7 +117,7 @@ def test_a_folder_whose_names_cannot_be_synced_as_it_may_not_be_read_is_no_failu
     def fsync_folder(folder: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
-    monkeypatch.setattr(publisher, "fsync_folder", fsync_folder)
+    monkeypatch.setattr(new_folder, "fsync_folder", fsync_folder)
     assert publish(out, root / "small", move=move).renamed is move
     assert verify(root / "small").ok
 
