@@ -33,7 +33,7 @@ from shardio.format.manifest_file import check_split
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.choose import Io, LocalSplit, SplitSource, make_reader
 from shardio.reading.layout import as_rows
-from shardio.reading.reader import ReadCounts, Reader, Request
+from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.direct import direct_alignment
@@ -141,21 +141,15 @@ class StagedReader(Reader):
         self.name = "staged"
         self._shards = shards
         self._settle = settle
-        self._settled: Reader | None = None
+        # Without tables to announce: the kernel cannot read ahead what is not here yet.
+        self._first = MappedReader(shards, ())
+        self._reader: Reader = self._first
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        if self._settled is not None:
-            self._settled.copy(name, indices, out)
-        else:
-            self._shards.mapped(name).copy(indices, as_rows(out))
-            self._count(out.nbytes)
+        self._reader.copy(name, indices, out)
 
     def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
-        if self._settled is not None:
-            self._settled.copy_windows(indices, windows, out)
-        else:
-            self._shards.mapped().copy_windows(indices, out, windows, self._shards.sample_shape)
-            self._count(out.nbytes)
+        self._reader.copy_windows(indices, windows, out)
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._shards.copy_column(name, indices)
@@ -164,22 +158,19 @@ class StagedReader(Reader):
         return self._shards.copy_crc32s(name, indices)
 
     def begin_epoch(self) -> bool:
-        if self._settled is None and (settled := self._settle()) is not None:
-            self._settled = settled
-            self.name = settled.name
-        return self._settled is not None and self._settled.begin_epoch()
+        if self._reader is self._first and (settled := self._settle()) is not None:
+            self._reader, self.name = settled, settled.name
+        return self._reader.begin_epoch()
 
     def will_read(self, request: Request) -> None:
-        if self._settled is not None:
-            self._settled.will_read(request)
+        self._reader.will_read(request)
 
     def counts(self) -> ReadCounts:
-        counts = super().counts()
-        return ReadCounts(*map(sum, zip(counts, self._settled.counts(), strict=True))) if self._settled else counts
+        readers = {self._first, self._reader}
+        return ReadCounts(*map(sum, zip(*(reader.counts() for reader in readers), strict=True)))
 
     def close(self) -> None:
-        if self._settled is not None:
-            self._settled.close()
+        self._reader.close()
 
 
 class StorageReader(Reader):

@@ -29,7 +29,6 @@ from shardio.cache.leases import (
     CopyPaths,
     Lease,
     is_held,
-    lock_at_once,
     lock_holders,
     lock_key,
     open_in_cache,
@@ -38,7 +37,7 @@ from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
 from shardio.sets.names import check_local
-from shardio.system.files import make_folder, write_all
+from shardio.system.files import lock_at_once, make_folder, write_all
 from shardio.system.machine import filesystem_kind, is_shared
 from shardio.system.opening import open_folder
 

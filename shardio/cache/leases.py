@@ -26,7 +26,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest, read_manifest
-from shardio.system.files import make_folder, write_all
+from shardio.system.files import lock_at_once, make_folder, write_all
 from shardio.system.machine import PROC
 from shardio.system.opening import FolderHandle, OpenFile, kind_of, naming, open_untrusted
 
@@ -103,12 +103,7 @@ class CopyPaths:
             yield False
             return
         with lock:
-            try:
-                fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield os.fstat(lock.fileno()).st_nlink > 0
+            yield lock_at_once(lock.fileno(), fcntl.LOCK_SH) and os.fstat(lock.fileno()).st_nlink > 0
 
     def remove_locks(self) -> None:
         """Removes the lock files of a copy that is gone. The caller holds the exclusive lock."""
@@ -292,32 +287,20 @@ def open_lock(path: Path) -> OpenFile:
             return lock
 
 
-def lock_at_once(descriptor: int) -> bool:
-    """Locks a file exclusively. Returns False if another process, or another part of this one, has locked it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _lock_shared(descriptor: int) -> None:
     """Locks a file, shared. Raises OSError if it stays locked for longer than an eviction takes."""
     deadline = time.monotonic() + _LEASE_SECONDS
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                break
-        time.sleep(LOOKING_SECONDS)
-    found = sorted(lock_holders().get(lock_key(os.fstat(descriptor)), ()))
-    by = f"process {', '.join(map(str, found))}" if found else "another process"
-    raise OSError(
-        errno.ETIMEDOUT,
-        f"expected the lock within {_LEASE_SECONDS:.0f} seconds, as evictors hold it only for a moment; found that "
-        f"{by} keeps it. End that process, or choose another cache",
-    )
+    while not lock_at_once(descriptor, fcntl.LOCK_SH):
+        if time.monotonic() < deadline:
+            time.sleep(LOOKING_SECONDS)
+            continue
+        found = sorted(lock_holders().get(lock_key(os.fstat(descriptor)), ()))
+        by = f"process {', '.join(map(str, found))}" if found else "another process"
+        raise OSError(
+            errno.ETIMEDOUT,
+            f"expected the lock within {_LEASE_SECONDS:.0f} seconds, as evictors hold it only for a moment; found that "
+            f"{by} keeps it. End that process, or choose another cache",
+        )
 
 
 def is_held(path: Path) -> bool:

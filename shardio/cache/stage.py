@@ -243,8 +243,11 @@ class Stager:
         try:
             self._make_room(todo)
         except SpaceError:
-            if was_empty:
-                self._unlink(folder)
+            if was_empty:  # evicting a copy that has only links would free nothing
+                with contextlib.suppress(OSError):
+                    for entry in self.linked:
+                        os.unlink(entry.file, dir_fd=folder.fileno())
+                self.linked = []
             raise
         self._total += sum(entry.nbytes for entry in todo)
         try:
@@ -265,13 +268,6 @@ class Stager:
                 "there: look whose it is and remove it, or choose another cache"
             )
         return True
-
-    def _unlink(self, folder: FolderHandle) -> None:
-        """Removes the links of a copy that contains only links: evicting it would free nothing."""
-        with contextlib.suppress(OSError):
-            for entry in self.linked:
-                os.unlink(entry.file, dir_fd=folder.fileno())
-        self.linked = []
 
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
         try:

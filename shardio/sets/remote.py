@@ -113,14 +113,6 @@ class RemoteStorage:
     def path_of(self, entry: FileEntry) -> str:
         return join_place(self.name, entry.file)
 
-    def _check(self, entry: FileEntry) -> None:
-        try:
-            nbytes = self._size_of(entry.file)
-        except FileNotFoundError:
-            raise missing_file(self.path_of(entry)) from None
-        if nbytes != entry.nbytes:
-            raise wrong_size(self.path_of(entry), entry, nbytes)
-
     def find_fault(self, manifest: Manifest) -> str:
         if self._is_http:
             return ""
@@ -139,13 +131,15 @@ class RemoteStorage:
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         """See `Storage.read_into`. Only checksums show whether the server sent the right bytes."""
         try:
-            self._read_into(entry.file, offset, buffer)
+            try:
+                self._read_into(entry.file, offset, buffer)
+            except OSError as error:
+                # For some servers, a range that is not in the file is an invalid argument.
+                if error.errno == errno.EINVAL and (nbytes := self._size_of(entry.file)) != entry.nbytes:
+                    raise wrong_size(self.path_of(entry), entry, nbytes) from None
+                raise
         except FileNotFoundError:
             raise missing_file(self.path_of(entry)) from None
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # for some servers, a range that is not in the file is one
-                self._check(entry)
-            raise
 
     def close(self) -> None:
         """Ends running requests, and requests that wait for a retry.

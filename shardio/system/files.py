@@ -237,15 +237,24 @@ def _boot_time() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
 
 
-def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
-    """Locks an open file without waiting. Returns whether it is locked now; None if the filesystem has no locks."""
+def lock_at_once(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
+    """Locks an open file without waiting. Returns False if another process, or another part of this one, has locked it.
+
+    Raises OSError if the filesystem has no locks.
+    """
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return True
+
+
+def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
+    """Locks as `lock_at_once` does. Returns None if the filesystem has no locks."""
+    try:
+        return lock_at_once(descriptor, operation)
     except OSError:
         return None
-    return True
 
 
 @contextlib.contextmanager

@@ -44,13 +44,10 @@ def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
     Page cache counts as free, as the kernel reclaims it. So a set that is in the page cache does not reduce the result.
     """
-    found = [*_machine_left(proc), *_cgroups_left(proc, cgroups)]
-    return max(0, min(found)) if found else None
-
-
-def _machine_left(proc: Path) -> Iterator[int]:
+    found = list(_cgroups_left(proc, cgroups))
     with contextlib.suppress(OSError, KeyError):
-        yield 1024 * _numbers(proc / "meminfo")["MemAvailable:"]
+        found.append(1024 * _numbers(proc / "meminfo")["MemAvailable:"])
+    return max(0, min(found)) if found else None
 
 
 def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
