@@ -93,7 +93,11 @@ def read_rows(storage: Storage, entry: IndexEntry | RowsEntry) -> NDArray[Any]:
 
 def read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
     """Returns all bytes of a file. Raises FormatError if they differ from the manifest."""
-    data = np.empty(entry.nbytes, np.uint8)
+    try:
+        data = np.empty(entry.nbytes, np.uint8)
+    except MemoryError:
+        storage.read_into(entry, 0, memoryview(bytearray(1)))  # raises FormatError if the file is not that large
+        raise
     storage.read_into(entry, 0, data.data)
     check_sha256(storage.path_of(entry), entry, hashlib.sha256(data.data).hexdigest())
     return data

@@ -15,7 +15,9 @@ from command import shardio
 from folders import flip
 from manifests import reseal
 
-from shardio.format.layout import HEADER_NBYTES
+from shardio.changes.change import change
+from shardio.errors import FormatError
+from shardio.format.layout import HEADER_NBYTES, shard_nbytes
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.rows import write_order
 from shardio.sets.verify import CheckedShare, Problem, VerifyReport, verify
@@ -185,6 +187,21 @@ def test_an_order_must_fit_all_that_have_it(make_set: Callable[..., Path]) -> No
     commit_manifest(out, replace(manifest, splits={"train": replace(train, orders=(order,), arrays={"short": short})}))
     problem = only(verify(out), "train-order-0.npy")
     assert "sample 2: expected a stored row of the short, 0 to 3, found 4" in problem.detail
+
+
+def test_files_that_the_manifest_calls_larger_than_memory_are_damaged_ones(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    out, count = make_set(COUNT), 1 << 36
+    manifest = load_manifest(out)
+    train = manifest.splits["train"]
+    index = replace(train.index, nbytes=HEADER_NBYTES + count * train.index.dtype.itemsize)
+    shard = replace(train.shards[0], num_samples=count, nbytes=shard_nbytes(count, manifest.sample_shape or (0, 0, 0)))
+    huge = replace(train, num_samples=count, index=index, shards=(shard,))
+    commit_manifest(out, replace(manifest, splits={"train": huge}))
+    assert {problem.file for problem in verify(out, subset=0.5).problems} == {index.file, shard.file}
+    with pytest.raises(FormatError, match=f"{index.file}: expected {index.nbytes} bytes"):
+        change(out, tmp_path / "new", classes="used")
 
 
 def test_a_nan_is_a_value_and_a_bool_that_is_neither_0_nor_1_is_not(in_order: Path, tmp_path: Path) -> None:
