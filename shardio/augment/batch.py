@@ -136,6 +136,11 @@ class Batch:
         """The part of each stored image that is used: `boxes`, or the whole images."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
+    @property
+    def is_mirrored(self) -> NDArray[np.bool_]:
+        """Whether each image is mirrored, (B,): `flips`, or false for all."""
+        return np.zeros(len(self), bool) if self.flips is None else self.flips
+
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
         """Returns a batch of other images of the same samples, with no recorded changes.
 
@@ -169,8 +174,7 @@ class Batch:
             return None
         if self.boxes is None and self.flips is None:
             return self.targets.moved(None, None, self.size, self.steps)
-        flips = np.zeros(len(self), bool) if self.flips is None else self.flips
-        return self.targets.moved(self.region, flips, self.size, self.steps)
+        return self.targets.moved(self.region, self.is_mirrored, self.size, self.steps)
 
     def _done(self) -> torch.Tensor:
         if self.steps:
@@ -190,8 +194,7 @@ class Batch:
             if self.statistics is not None:
                 images = normalized(images, self.statistics)
             return images if self.dtype is None else images.to(self.dtype)
-        boxes, how = self.region, self.resampling
-        flips = np.zeros(len(self), bool) if self.flips is None else self.flips
+        boxes, flips, how = self.region, self.is_mirrored, self.resampling
         if images.is_cuda:
             from shardio.augment.resample_cuda import can_fuse, resample_fused  # Triton takes its time to import
 

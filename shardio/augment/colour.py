@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shardio.augment.batch import Batch
+from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
 from shardio.augment.checks import NotNegative, Probability, around, check_number, check_range, check_whole, whole
 from shardio.augment.steps import Op
@@ -30,6 +31,7 @@ class ColorJitter(Transform):
     contrast: Range = 0.0
     saturation: Range = 0.0
     hue: Range = 0.0
+    keeps_places = True
 
     _OPS: ClassVar = {
         "brightness": (Op.BRIGHTNESS, 1.0, 0.0, float("inf")),
@@ -51,10 +53,10 @@ class ColorJitter(Transform):
         numbers = batch.draws.uniform(purpose, 2 * len(self._OPS))
         ops, factors, places = [], [], []
         for (name, (op, centre, *_)), share, place in zip(self._OPS.items(), numbers[::2], numbers[1::2], strict=True):
-            low, high = self._bounds(name)
-            if (low, high) != (centre, centre):
+            bounds = self._bounds(name)
+            if bounds != (centre, centre):
                 ops.append(op)
-                factors.append(low + (high - low) * share)
+                factors.append(between(bounds, share))
                 places.append(place)
         if not ops:
             return batch
@@ -68,6 +70,7 @@ class ColorJitter(Transform):
 class _Sometimes(Transform):
     """Applies one operation, with fixed values, to each image with probability `p`."""
 
+    keeps_places = True
     op: ClassVar[Op]
     p: Probability
 
@@ -167,6 +170,7 @@ class GaussianBlur(Transform):
 
     kernel_size: int | tuple[int, int]
     sigma: Range = (0.1, 2.0)
+    keeps_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,6 +200,5 @@ class GaussianBlur(Transform):
                 f"kernel_size must be less than twice the image's size, (height, width) = {batch.size}; found "
                 f"{self.kernel_size!r}"
             )
-        low, high = self._sigmas
-        sigmas = low + (high - low) * batch.draws.uniform(purpose, 1)[0]
+        sigmas = between(self._sigmas, batch.draws.uniform(purpose, 1)[0])
         return batch.stepped(Op.BLUR, width, height, sigmas, sigmas)

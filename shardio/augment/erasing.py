@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Draws
+from shardio.augment.boxes import Draws, between
 from shardio.augment.chain import Transform
 from shardio.augment.checks import Probability, check_fill, check_number, check_whole, fill_of, positive_range
 from shardio.augment.resample import to_device
@@ -44,6 +44,7 @@ class RandomErasing(Transform):
     ratio: Annotated[tuple[float, float], positive_range()] = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
     count: int | tuple[int, int] = 1
+    keeps_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,9 +94,8 @@ class RandomErasing(Transform):
         """Returns random boxes: top, left, height and width, (4, B). The height is 0 where no try fits the image."""
         numbers = draws.uniform(purpose, 2 * _TRIES + 2)
         height, width = size
-        areas = (self.scale[0] + (self.scale[1] - self.scale[0]) * numbers[:_TRIES]) * height * width / counts
-        low, high = map(math.log, self.ratio)
-        ratios = np.exp(low + (high - low) * numbers[_TRIES:-2])
+        areas = between(self.scale, numbers[:_TRIES]) * height * width / counts
+        ratios = np.exp(between(map(math.log, self.ratio), numbers[_TRIES:-2]))
         heights, widths = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
         fits = (heights < height) & (widths < width)
         first = fits.argmax(axis=0), np.arange(fits.shape[1])

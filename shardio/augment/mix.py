@@ -65,6 +65,7 @@ class _Mix(Transform):
     per_sample: bool = False
     partner: Partner = "roll"
     label_smoothing: Annotated[float, check_number] = 0.0
+    keeps_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

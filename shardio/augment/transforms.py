@@ -194,6 +194,7 @@ class HorizontalFlip(Transform):
     """Flips left and right, with probability `p`."""
 
     p: Probability = 0.5
+    keeps_places = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         return batch.mirrored(batch.draws.uniform(purpose, 1)[0] < self.p)
@@ -207,6 +208,8 @@ class AlternatingFlip(Transform):
 
     Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     """
+
+    keeps_places = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         first = replace(batch.draws, epoch=0).uniform(purpose, 1)[0] < 0.5
@@ -233,6 +236,7 @@ class Normalize(Transform):
 
     mean: str | float | Sequence[float] = "imagenet"
     std: float | Sequence[float] | None = None
+    keeps_places = True
     _values: tuple[tuple[float, ...], tuple[float, ...]] = field(init=False, repr=False, default=((), ()))
 
     def __post_init__(self) -> None:
@@ -277,6 +281,7 @@ class ToDtype(Transform):
 
     dtype: torch.dtype
     scale: bool = False
+    keeps_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
