@@ -172,9 +172,8 @@ class Batch:
     def _moved_targets(self) -> Targets | None:
         if self.targets is None:
             return None
-        if self.boxes is None and self.flips is None:
-            return self.targets.moved(None, None, self.size, self.steps)
-        return self.targets.moved(self.region, self.is_mirrored, self.size, self.steps)
+        is_whole = self.boxes is None and self.flips is None
+        return self.targets.moved(None if is_whole else self.region, self.is_mirrored, self.size, self.steps)
 
     def _done(self) -> torch.Tensor:
         if self.steps:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
+
+T = TypeVar("T")
 
 
 def check_number(name: str, value: object) -> None:
@@ -42,6 +44,11 @@ def check_whole(name: str, value: object, least: int, most: float = math.inf) ->
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         bounds = f"{least} or more" if most == math.inf else f"from {least} to {most:.0f}"
         raise ValueError(f"{name} must be an integer, {bounds}; found {value!r}")
+
+
+def as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
+    """Returns an argument that is a pair or a number for both as a pair; whether it is valid is for checks to say."""
+    return value if isinstance(value, Sequence) else (value, value)  # type: ignore[return-value]
 
 
 def check_range(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -12,7 +10,16 @@ import numpy as np
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import NotNegative, Probability, around, check_number, check_range, check_whole, whole
+from shardio.augment.checks import (
+    NotNegative,
+    Probability,
+    around,
+    as_pair,
+    check_number,
+    check_range,
+    check_whole,
+    whole,
+)
 from shardio.augment.steps import Op
 
 Range = float | tuple[float, float]
@@ -160,6 +167,19 @@ class RandomAdjustSharpness(_Sometimes):
         return (self.sharpness_factor,)
 
 
+def _check_kernel_size(name: str, kernel_size: int | tuple[int, int]) -> None:
+    if len(as_pair(kernel_size)) != 2:
+        raise ValueError(f"{name} must be an odd number of pixels, or (width, height); found {kernel_size!r}")
+    for size in as_pair(kernel_size):
+        check_whole(name, size, 1)
+        if size % 2 == 0:
+            raise ValueError(f"{name} must be odd; found {kernel_size!r}")
+
+
+def _check_sigma(name: str, sigma: Range) -> None:
+    check_range(name, as_pair(sigma), 0, above=True)
+
+
 @dataclass(frozen=True, repr=False)
 class GaussianBlur(Transform):
     """Blurs with a Gaussian of `kernel_size` pixels.
@@ -168,37 +188,17 @@ class GaussianBlur(Transform):
     is mirrored at its edges.
     """
 
-    kernel_size: int | tuple[int, int]
-    sigma: Range = (0.1, 2.0)
+    kernel_size: Annotated[int | tuple[int, int], _check_kernel_size]
+    sigma: Annotated[Range, _check_sigma] = (0.1, 2.0)
     keeps_places = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self._sizes) != 2:
-            raise ValueError(
-                f"kernel_size must be an odd number of pixels, or (width, height); found {self.kernel_size!r}"
-            )
-        for size in self._sizes:
-            check_whole("kernel_size", size, 1)
-            if size % 2 == 0:
-                raise ValueError(f"kernel_size must be odd; found {self.kernel_size!r}")
-        check_range("sigma", self._sigmas, 0, above=True)
-
-    @property
-    def _sizes(self) -> Sequence[int]:
-        return self.kernel_size if isinstance(self.kernel_size, Sequence) else (self.kernel_size, self.kernel_size)
-
-    @property
-    def _sigmas(self) -> tuple[float, float]:
-        return (self.sigma, self.sigma) if isinstance(self.sigma, Real) else self.sigma  # type: ignore[return-value]
-
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        width, height = self._sizes
+        width, height = as_pair(self.kernel_size)
         batch = batch.unsquashed()
         if width // 2 >= batch.size[1] or height // 2 >= batch.size[0]:
             raise ValueError(
                 f"kernel_size must be less than twice the image's size, (height, width) = {batch.size}; found "
                 f"{self.kernel_size!r}"
             )
-        sigmas = between(self._sigmas, batch.draws.uniform(purpose, 1)[0])
+        sigmas = between(as_pair(self.sigma), batch.draws.uniform(purpose, 1)[0])
         return batch.stepped(Op.BLUR, width, height, sigmas, sigmas)

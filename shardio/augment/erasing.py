@@ -19,7 +19,7 @@ from torch import Tensor
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws, between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Probability, check_fill, check_number, check_whole, fill_of, positive_range
+from shardio.augment.checks import Probability, as_pair, check_fill, check_number, check_whole, fill_of, positive_range
 from shardio.augment.resample import to_device
 
 # torchvision and timm draw so often before they leave the image as it is.
@@ -27,6 +27,14 @@ _TRIES = 10
 
 # splitmix64, as in shardio.order.rng, of int64 numbers, whose products are the same modulo 2**64.
 _GAMMA, _MIX_1, _MIX_2 = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _check_count(name: str, count: int | tuple[int, int]) -> None:
+    if len(as_pair(count)) != 2:
+        raise ValueError(f"{name} must be a number of rectangles, or (min, max); found {count!r}")
+    least, most = as_pair(count)
+    check_whole(name, least, 1)
+    check_whole(name, most, least)
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +51,7 @@ class RandomErasing(Transform):
     scale: Annotated[tuple[float, float], positive_range(1)] = (0.02, 0.33)
     ratio: Annotated[tuple[float, float], positive_range()] = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
-    count: int | tuple[int, int] = 1
+    count: Annotated[int | tuple[int, int], _check_count] = 1
     keeps_places = True
 
     def __post_init__(self) -> None:
@@ -60,15 +68,6 @@ class RandomErasing(Transform):
                     raise ValueError(f"value must be finite; found {self.value!r}")
             if self.value == ():
                 raise ValueError("value must be a number, or a number per channel; found ()")
-        if len(self._counts) != 2:
-            raise ValueError(f"count must be a number of rectangles, or (min, max); found {self.count!r}")
-        least, most = self._counts
-        check_whole("count", least, 1)
-        check_whole("count", most, least)
-
-    @property
-    def _counts(self) -> tuple[int, int]:
-        return self.count if isinstance(self.count, tuple) else (self.count, self.count)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
@@ -81,7 +80,7 @@ class RandomErasing(Transform):
             if not images.dtype.is_floating_point:
                 check_fill("value", self.value)
         whether, how_many = batch.draws.uniform(purpose, 2)
-        least, most = self._counts
+        least, most = as_pair(self.count)
         counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)
         for number in range(int(counts.max(initial=0))):
             part = f"{purpose}/{number}"

@@ -55,15 +55,9 @@ _OPERATIONS: dict[str, _Operation] = {
     "Invert": _Operation(Op.INVERT),
 }
 
-_SIGNED = frozenset(
-    {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness"}
-)
 _COLOURS = ("Brightness", "Color", "Contrast", "Sharpness")
-_SPACE = (
-    *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
-    *_COLOURS,
-    *("Posterize", "Solarize", "AutoContrast", "Equalize"),
-)
+_SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *_COLOURS)
+_SPACE = (*_SIGNED, "Posterize", "Solarize", "AutoContrast", "Equalize")
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from shardio.augment.checks import check_choice
 from shardio.loading.options import as_names, find_parts
 from shardio.reading.shardset import ShardSet, open_shards, position_of
 from shardio.system.eager import eager
@@ -43,8 +44,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         image: ImageKind = "tensor",
         arrays: Sequence[str] = (),
     ) -> None:
-        if image not in get_args(ImageKind):
-            raise ValueError(f"image must be one of {', '.join(get_args(ImageKind))}; found {image!r}")
+        check_choice("image", image, ImageKind)
         self.path = os.fspath(path)
         self.split = split
         self.transform = transform
