@@ -83,19 +83,22 @@ class Batch:
 
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
         if self.steps:
-            return self.stepped(np.where(flips, np.uint8(Op.MIRROR), np.uint8(Op.NOTHING)))
+            return self.stepped(Op.MIRROR, where=flips)
         self.check_uint8()
         return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
 
-    def stepped(self, codes: Op | NDArray[np.uint8], *values: ArrayLike) -> Batch:
+    def stepped(
+        self, codes: Op | NDArray[np.uint8], *values: ArrayLike, where: NDArray[np.bool_] | None = None
+    ) -> Batch:
         """Returns the batch with one more operation: an Op for all images, or `codes`, (B,).
 
-        Each of the operation's `values` is a number for all images, or an array (B,).
+        Each of the operation's `values` is a number for all images, or an array (B,). With `where`, (B,), other images
+        stay unchanged.
         """
         self.check_uint8()
         step = Step.of(len(self), self.images.shape[1], codes, *values)
         self.check_channels(map(Op, np.unique(step.codes).tolist()))
-        return replace(self, steps=(*self.steps, step))
+        return replace(self, steps=(*self.steps, step if where is None else step.where(where)))
 
     def check_channels(self, ops: Iterable[Op]) -> None:
         """Raises ValueError if one of `ops` is not defined for the images' number of channels.

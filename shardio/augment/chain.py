@@ -34,13 +34,14 @@ class _NoDraws(Draws):
 
 
 class _Samples(TypedDict, total=False):
-    """The arguments that identify the samples of a batch. A ShardLoader passes them to its transform."""
+    """The arguments of every call. A ShardLoader passes those that identify the samples of a batch."""
 
     indices: ArrayLike | None
     seed: int | None
     epoch: int | None
     view: int | None
     sizes: ArrayLike | None
+    mask_fill: MaskFill | None
 
 
 class _Alone(_Samples, total=False):
@@ -48,7 +49,6 @@ class _Alone(_Samples, total=False):
 
     masks: None
     boxes: None
-    mask_fill: MaskFill | None
 
 
 class _WithArrays(_Samples, total=False):
@@ -56,7 +56,6 @@ class _WithArrays(_Samples, total=False):
 
     masks: Mapping[str, torch.Tensor] | None
     boxes: Mapping[str, torch.Tensor] | None
-    mask_fill: MaskFill | None
 
 
 class Transform(Described, ABC):

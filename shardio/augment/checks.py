@@ -26,11 +26,10 @@ def check_number(name: str, value: object) -> None:
         )
 
 
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Raises TypeError or ValueError unless `value` is a finite number of at least `least`."""
+def check_not_negative(name: str, value: float) -> None:
     check_number(name, value)
-    if not least <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number of at least {least:g}; found {value!r}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least 0; found {value!r}")
 
 
 def check_probability(name: str, value: float) -> None:
@@ -126,6 +125,6 @@ def positive_range(most: float = math.inf) -> Callable[[str, Any], object]:
 
 
 Probability = Annotated[float, check_probability]
-NotNegative = Annotated[float, lambda name, value: check_at_least(name, value, 0)]
+NotNegative = Annotated[float, check_not_negative]
 Fill = Annotated[float | Sequence[float] | None, check_fill]
 Angles = Annotated[float | tuple[float, float], lambda name, value: around(name, value, 0)]

@@ -75,19 +75,16 @@ class ColorJitter(Transform):
 
 
 class _Sometimes(Transform):
-    """Applies one operation, with fixed values, to each image with probability `p`."""
+    """Applies the operation `op`, with the arguments named in `values`, to each image with probability `p`."""
 
     keeps_places = True
     op: ClassVar[Op]
+    values: ClassVar[tuple[str, ...]] = ()
     p: Probability
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch.check_channels([self.op])
-        codes = np.where(batch.draws.uniform(purpose, 1)[0] < self.p, np.uint8(self.op), np.uint8(Op.NOTHING))
-        return batch.stepped(codes, *self._values())
-
-    def _values(self) -> tuple[float, ...]:
-        return ()
+        values = (getattr(self, name) for name in self.values)
+        return batch.stepped(self.op, *values, where=batch.draws.uniform(purpose, 1)[0] < self.p)
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,9 +126,7 @@ class RandomPosterize(_Sometimes):
     bits: Annotated[int, whole(0, 8)]
     p: Probability = 0.5
     op = Op.POSTERIZE
-
-    def _values(self) -> tuple[float, ...]:
-        return (self.bits,)
+    values = ("bits",)
 
 
 def _check_threshold(name: str, threshold: float) -> None:
@@ -147,9 +142,7 @@ class RandomSolarize(_Sometimes):
     threshold: Annotated[float, _check_threshold]
     p: Probability = 0.5
     op = Op.SOLARIZE
-
-    def _values(self) -> tuple[float, ...]:
-        return (self.threshold,)
+    values = ("threshold",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,9 +155,7 @@ class RandomAdjustSharpness(_Sometimes):
     sharpness_factor: NotNegative
     p: Probability = 0.5
     op = Op.SHARPNESS
-
-    def _values(self) -> tuple[float, ...]:
-        return (self.sharpness_factor,)
+    values = ("sharpness_factor",)
 
 
 def _check_kernel_size(name: str, kernel_size: int | tuple[int, int]) -> None:

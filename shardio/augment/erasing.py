@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -139,14 +139,20 @@ def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | 
     if not isinstance(colours, Tensor):
         keys = to_device(torch.from_numpy(colours), images.device)
         colours = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
-    inside = []
-    for first, length, size in zip(boxes[:2], boxes[2:], images.shape[2:], strict=True):
-        places = np.arange(size)
-        inside.append((places >= first[:, None]) & (places < (first + length)[:, None]))
-    rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
-    is_erased = rows[:, None, :, None] & columns[:, None, None, :]
     # The images come first: the result has the memory format of the first that is as large as it.
-    return torch.where(~is_erased, images, colours)
+    return torch.where(~are_inside(images, boxes[:2], boxes[:2] + boxes[2:]), images, colours)
+
+
+def are_inside(images: Tensor, firsts: NDArray[Any], ends: NDArray[Any]) -> Tensor:
+    """Returns which pixels are in a window of each image, bool (B, 1, H, W).
+
+    `firsts` and `ends`, (2, B), are the first row and column of each window, and the row and column after the last.
+    """
+    rows, columns = (
+        to_device(torch.from_numpy((places >= first[:, None]) & (places < end[:, None])), images.device)
+        for places, first, end in zip(map(np.arange, images.shape[2:]), firsts, ends, strict=True)
+    )
+    return rows[:, None, :, None] & columns[:, None, None, :]
 
 
 def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:

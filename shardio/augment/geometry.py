@@ -100,8 +100,7 @@ class VerticalFlip(Transform):
     keeps_places = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        flips = batch.draws.uniform(purpose, 1)[0] < self.p
-        return batch.stepped(np.where(flips, np.uint8(Op.FLIP), np.uint8(Op.NOTHING)))
+        return batch.stepped(Op.FLIP, where=batch.draws.uniform(purpose, 1)[0] < self.p)
 
 
 class _Warp(Transform):
@@ -111,11 +110,13 @@ class _Warp(Transform):
     interpolation: Reading
     fill: Fill
 
-    def _warped(self, batch: Batch, codes: Op | NDArray[np.uint8], numbers: Sequence[ArrayLike]) -> Batch:
+    def _warped(
+        self, batch: Batch, op: Op, numbers: Sequence[ArrayLike], where: NDArray[np.bool_] | None = None
+    ) -> Batch:
         """Returns the batch with an AFFINE or PERSPECTIVE operation added, which has six or eight `numbers`."""
         padded = [*numbers, *[0.0] * (8 - len(numbers))]
         fill = fill_of(self.fill, batch.images.shape[1])
-        return batch.stepped(codes, *padded, SAMPLINGS[self.interpolation], *fill)
+        return batch.stepped(op, *padded, SAMPLINGS[self.interpolation], *fill, where=where)
 
 
 @dataclass(frozen=True, repr=False)
@@ -226,8 +227,7 @@ class RandomPerspective(_Warp):
         corners = np.array([[left, top], [right, top], [right, low], [left, low]], np.float64)
         inwards = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])
         seen = corners[:, :, None] + inwards[:, :, None] * ways
-        codes = np.where(numbers[0] < self.p, np.uint8(Op.PERSPECTIVE), np.uint8(Op.NOTHING))
-        return self._warped(batch, codes, perspective(seen, corners))
+        return self._warped(batch, Op.PERSPECTIVE, perspective(seen, corners), numbers[0] < self.p)
 
 
 def perspective(seen: Floats, corners: Floats) -> list[Floats]:

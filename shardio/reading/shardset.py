@@ -294,7 +294,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if name not in self._mapped_crc32s:
             self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name]))
         found = np.empty(len(indices), np.uint32)
-        self._mapped_crc32s[name].copy(indices, found.view(np.uint8).reshape(len(indices), found.itemsize))
+        self._mapped_crc32s[name].copy(indices, as_rows(found))
         return found
 
     def mapped(self, name: str = "") -> MappedTable:
