@@ -87,8 +87,8 @@ class Loaded:
 
     images: torch.Tensor
     draws: Draws
-    sizes: Callable[[], NDArray[np.int64]] | None = None
-    """Returns the images' sizes before they were squashed, (B, 2)."""
+    sizes: Callable[[], NDArray[np.int64] | None] | None = None
+    """Returns the images' sizes before they were squashed, (B, 2), or None."""
     num_calls: int = 0
 
     @contextmanager

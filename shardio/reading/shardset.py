@@ -313,14 +313,18 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
         Raises ShardioError if the split has no labels, and the errors of `gather`.
         """
-        row = self.content.label_row
-        if row is None:
+        if self.content.label_row is None:
             raise ShardioError(f"{self.path}, {self.split}: expected a split with labels, found one without")
         if self.content.index.has_label:
             return self.column_of("label", indices)
-        labels = np.empty((len(indices), *row.shape), row.dtype)
-        self.gather_array(LABELS_NAME, indices, labels)
-        return labels
+        return self.values_of(LABELS_NAME, indices)
+
+    def values_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a copy of the values of an array for these samples. Raises the errors of `gather_array`."""
+        row = self.array(name).row
+        values = np.empty((len(indices), *row.shape), row.dtype)
+        self.gather_array(name, indices, values)
+        return values
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
