@@ -33,7 +33,7 @@ from shardio.format.manifest_file import check_split
 from shardio.kernels.rowcopy import Windows
 from shardio.reading.choose import Io, LocalSplit, SplitSource, make_reader
 from shardio.reading.layout import as_rows
-from shardio.reading.reader import ReadCounts, Reader, Request
+from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.direct import direct_alignment
@@ -130,16 +130,15 @@ class _Staging:
             self.lease.close()
 
 
-class StagedReader(Reader):
+class StagedReader(MappedReader):
     """Reads a StagedSet. The first epoch that finds the copy complete switches to the reader that `settle` returns."""
 
     num_threads = _STORAGE_THREADS
     whole_lines = 1
 
     def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
-        super().__init__()
+        super().__init__(shards, ())  # nothing is announced: what is not in the copy is read from the source
         self.name = "staged"
-        self._shards = shards
         self._settle = settle
         self._settled: Reader | None = None
 
@@ -147,21 +146,13 @@ class StagedReader(Reader):
         if self._settled is not None:
             self._settled.copy(name, indices, out)
         else:
-            self._shards.mapped(name).copy(indices, as_rows(out))
-            self._count(out.nbytes)
+            super().copy(name, indices, out)
 
     def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
         if self._settled is not None:
             self._settled.copy_windows(indices, windows, out)
         else:
-            self._shards.mapped().copy_windows(indices, out, windows, self._shards.sample_shape)
-            self._count(out.nbytes)
-
-    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        return self._shards.copy_column(name, indices)
-
-    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        return self._shards.copy_crc32s(name, indices)
+            super().copy_windows(indices, windows, out)
 
     def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
