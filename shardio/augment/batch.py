@@ -83,19 +83,22 @@ class Batch:
 
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
         if self.steps:
-            return self.stepped(np.where(flips, np.uint8(Op.MIRROR), np.uint8(Op.NOTHING)))
+            return self.stepped(Op.MIRROR, where=flips)
         self.check_uint8()
         return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
 
-    def stepped(self, codes: Op | NDArray[np.uint8], *values: ArrayLike) -> Batch:
+    def stepped(
+        self, codes: Op | NDArray[np.uint8], *values: ArrayLike, where: NDArray[np.bool_] | None = None
+    ) -> Batch:
         """Returns the batch with one more operation: an Op for all images, or `codes`, (B,).
 
-        Each of the operation's `values` is a number for all images, or an array (B,).
+        Each of the operation's `values` is a number for all images, or an array (B,). With `where`, (B,), other images
+        stay unchanged.
         """
         self.check_uint8()
         step = Step.of(len(self), self.images.shape[1], codes, *values)
         self.check_channels(map(Op, np.unique(step.codes).tolist()))
-        return replace(self, steps=(*self.steps, step))
+        return replace(self, steps=(*self.steps, step if where is None else step.where(where)))
 
     def check_channels(self, ops: Iterable[Op]) -> None:
         """Raises ValueError if one of `ops` is not defined for the images' number of channels.
@@ -136,6 +139,11 @@ class Batch:
         """The part of each stored image that is used: `boxes`, or the whole images."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
+    @property
+    def is_mirrored(self) -> NDArray[np.bool_]:
+        """Whether each image is mirrored, (B,): `flips`, or false for all."""
+        return np.zeros(len(self), bool) if self.flips is None else self.flips
+
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
         """Returns a batch of other images of the same samples, with no recorded changes.
 
@@ -167,10 +175,8 @@ class Batch:
     def _moved_targets(self) -> Targets | None:
         if self.targets is None:
             return None
-        if self.boxes is None and self.flips is None:
-            return self.targets.moved(None, None, self.size, self.steps)
-        flips = np.zeros(len(self), bool) if self.flips is None else self.flips
-        return self.targets.moved(self.region, flips, self.size, self.steps)
+        is_whole = self.boxes is None and self.flips is None
+        return self.targets.moved(None if is_whole else self.region, self.is_mirrored, self.size, self.steps)
 
     def _done(self) -> torch.Tensor:
         if self.steps:
@@ -190,8 +196,7 @@ class Batch:
             if self.statistics is not None:
                 images = normalized(images, self.statistics)
             return images if self.dtype is None else images.to(self.dtype)
-        boxes, how = self.region, self.resampling
-        flips = np.zeros(len(self), bool) if self.flips is None else self.flips
+        boxes, flips, how = self.region, self.is_mirrored, self.resampling
         if images.is_cuda:
             from shardio.augment.resample_cuda import can_fuse, resample_fused  # Triton takes its time to import
 

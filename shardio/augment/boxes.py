@@ -6,7 +6,7 @@ The formulas match torchvision's RandomResizedCrop, which takes one image at a t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -87,8 +87,8 @@ class Loaded:
 
     images: torch.Tensor
     draws: Draws
-    sizes: Callable[[], NDArray[np.int64]] | None = None
-    """Returns the images' sizes before they were squashed, (B, 2)."""
+    sizes: Callable[[], NDArray[np.int64] | None] | None = None
+    """Returns the images' sizes before they were squashed, (B, 2), or None."""
     num_calls: int = 0
 
     @contextmanager
@@ -152,6 +152,12 @@ class Boxes:
         )
 
 
+def between(bounds: Iterable[float], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns numbers within `bounds`, (low, high), for random numbers from [0, 1)."""
+    low, high = bounds
+    return low + (high - low) * shares
+
+
 def random_resized_boxes(
     draws: Draws,
     purpose: str,
@@ -167,9 +173,8 @@ def random_resized_boxes(
     among whole pixels. If none of ten such boxes fits, the box is the largest centered box whose ratio is allowed.
     """
     numbers = draws.uniform(purpose, 2 * _TRIES + 2)
-    area = (heights * widths) * (scale[0] + (scale[1] - scale[0]) * numbers[:_TRIES])
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    aspect = np.exp(low + (high - low) * numbers[_TRIES : 2 * _TRIES])
+    area = (heights * widths) * between(scale, numbers[:_TRIES])
+    aspect = np.exp(between(map(math.log, ratio), numbers[_TRIES:-2]))
     box_widths = np.rint(np.sqrt(area * aspect))
     box_heights = np.rint(np.sqrt(area / aspect))
     fits = (box_widths > 0) & (box_widths <= widths) & (box_heights > 0) & (box_heights <= heights)

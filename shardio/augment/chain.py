@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
 import numpy as np
 import torch
@@ -34,13 +34,14 @@ class _NoDraws(Draws):
 
 
 class _Samples(TypedDict, total=False):
-    """The arguments that identify the samples of a batch. A ShardLoader passes them to its transform."""
+    """The arguments of every call. A ShardLoader passes those that identify the samples of a batch."""
 
     indices: ArrayLike | None
     seed: int | None
     epoch: int | None
     view: int | None
     sizes: ArrayLike | None
+    mask_fill: MaskFill | None
 
 
 class _Alone(_Samples, total=False):
@@ -48,7 +49,6 @@ class _Alone(_Samples, total=False):
 
     masks: None
     boxes: None
-    mask_fill: MaskFill | None
 
 
 class _WithArrays(_Samples, total=False):
@@ -56,7 +56,6 @@ class _WithArrays(_Samples, total=False):
 
     masks: Mapping[str, torch.Tensor] | None
     boxes: Mapping[str, torch.Tensor] | None
-    mask_fill: MaskFill | None
 
 
 class Transform(Described, ABC):
@@ -64,6 +63,8 @@ class Transform(Described, ABC):
 
     mask_fill: MaskFill | None = None
     """The `mask_fill` of calls that do not pass this argument."""
+    keeps_places: ClassVar[bool] = False
+    """True if it takes images as they come, and neither crops nor resizes them; see `shardio.augment.cut`."""
 
     @overload
     def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
@@ -153,15 +154,13 @@ class Transform(Described, ABC):
 
         None stands for a Mixup or CutMix that gets labels (B, K) and needs no number of classes.
         """
-        return frozenset[int | None]().union(*(part.mixed_classes for part in self._inner()))
+        parts = (part for part in getattr(self, "transforms", ()) if isinstance(part, Transform))
+        return frozenset[int | None]().union(*(part.mixed_classes for part in parts))
 
     @property
     def mixes(self) -> bool:
         """True if the transform combines images of different samples, and their labels."""
-        return bool(self.mixed_classes) or any(part.mixes for part in self._inner())
-
-    def _inner(self) -> list[Transform]:
-        return [part for part in getattr(self, "transforms", ()) if isinstance(part, Transform)]
+        return bool(self.mixed_classes)
 
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         done = self.apply(batch, type(self).__name__).finished()
@@ -175,7 +174,22 @@ class Transform(Described, ABC):
         """
 
 
-def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
+class Container(Transform):
+    """A transform that consists of other transforms: the base class of Compose, Views, RandomApply and others."""
+
+    transforms: Iterable[Transform]
+    may_be_empty: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", _checked(self.transforms))
+        super().__post_init__()
+        if not self.transforms and not self.may_be_empty:
+            raise ValueError(f"{type(self).__name__} needs one or more transforms; found none")
+        if self.mask_fill is not None:
+            check_mask_fill(self.mask_fill)
+
+
+def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     """Returns the transforms as a tuple. Raises ValueError if one of them cannot be inside another transform."""
     if not isinstance(transforms, Iterable):
         raise TypeError(f"transforms must be a list of transforms; found {transforms!r}")
@@ -186,12 +200,6 @@ def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
         if transform.mask_fill is not None:
             raise ValueError(f"only the outermost Compose or Views may have mask_fill; found {transform!r}")
     return parts
-
-
-def _check_parts(whole: Compose | Views) -> None:
-    object.__setattr__(whole, "transforms", checked(whole.transforms))
-    if whole.mask_fill is not None:
-        check_mask_fill(whole.mask_fill)
 
 
 def _draws(
@@ -246,7 +254,7 @@ def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
 
 
 @dataclass(frozen=True, repr=False)
-class Compose(Transform):
+class Compose(Container):
     """Applies one transform after the other.
 
     `mask_fill` is the value of masks outside of the image: a number, or a dict of numbers by name.
@@ -254,10 +262,7 @@ class Compose(Transform):
 
     transforms: Iterable[Transform]
     mask_fill: MaskFill | None = field(default=None, metadata=LATER)
-
-    def __post_init__(self) -> None:
-        _check_parts(self)
-        super().__post_init__()
+    may_be_empty = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         for transform, own in self.parts(purpose):
@@ -275,7 +280,7 @@ class Compose(Transform):
 
 
 @dataclass(frozen=True, repr=False)
-class Views(Transform):
+class Views(Container):
     """Augments each sample several times; returns a tuple of images.
 
     The tuple has an item per transform. Equal transforms draw different random numbers. Labels are returned once,
@@ -284,12 +289,6 @@ class Views(Transform):
 
     transforms: Sequence[Transform]
     mask_fill: MaskFill | None = field(default=None, metadata=LATER)
-
-    def __post_init__(self) -> None:
-        _check_parts(self)
-        super().__post_init__()
-        if not self.transforms:
-            raise ValueError("Views needs one or more transforms; found none")
 
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         count = len(self.transforms)

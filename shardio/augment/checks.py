@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
+
+T = TypeVar("T")
 
 
 def check_number(name: str, value: object) -> None:
@@ -24,11 +26,10 @@ def check_number(name: str, value: object) -> None:
         )
 
 
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Raises TypeError or ValueError unless `value` is a finite number of at least `least`."""
+def check_not_negative(name: str, value: float) -> None:
     check_number(name, value)
-    if not least <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number of at least {least:g}; found {value!r}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least 0; found {value!r}")
 
 
 def check_probability(name: str, value: float) -> None:
@@ -42,6 +43,11 @@ def check_whole(name: str, value: object, least: int, most: float = math.inf) ->
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         bounds = f"{least} or more" if most == math.inf else f"from {least} to {most:.0f}"
         raise ValueError(f"{name} must be an integer, {bounds}; found {value!r}")
+
+
+def as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
+    """Returns an argument that is a pair or a number for both as a pair; whether it is valid is for checks to say."""
+    return value if isinstance(value, Sequence) else (value, value)  # type: ignore[return-value]
 
 
 def check_range(
@@ -119,6 +125,6 @@ def positive_range(most: float = math.inf) -> Callable[[str, Any], object]:
 
 
 Probability = Annotated[float, check_probability]
-NotNegative = Annotated[float, lambda name, value: check_at_least(name, value, 0)]
+NotNegative = Annotated[float, check_not_negative]
 Fill = Annotated[float | Sequence[float] | None, check_fill]
 Angles = Annotated[float | tuple[float, float], lambda name, value: around(name, value, 0)]

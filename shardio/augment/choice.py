@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import MOST_DRAWS, Boxes
-from shardio.augment.chain import Compose, Transform, checked
+from shardio.augment.chain import Compose, Container, Transform
 from shardio.augment.checks import Probability, check_number
 from shardio.augment.resample import to_device
 from shardio.augment.steps import merged
@@ -38,9 +38,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
         sizes=np.stack([other.sizes for other in alternatives])[picked],
     )
     if any(other.flips is not None for other in alternatives):
-        none = np.zeros(len(base), bool)
-        flips = [none if other.flips is None else other.flips for other in alternatives]
-        changed = replace(changed, flips=np.stack(flips)[picked])
+        changed = replace(changed, flips=np.stack([other.is_mirrored for other in alternatives])[picked])
     if any(other.boxes is not None for other in alternatives):
         changed = replace(
             changed,
@@ -75,24 +73,16 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
     return replace(done[0], images=images, targets=Targets.chosen(targets, chosen))
 
 
-def _parts(kind: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    parts = checked(transforms)
-    if not parts:
-        raise ValueError(f"{kind} needs one or more transforms; found none")
-    return parts
-
-
 @dataclass(frozen=True, repr=False)
-class RandomApply(Transform):
+class RandomApply(Container):
     """Applies all of `transforms`, in order, with probability `p` for each image."""
 
     transforms: Sequence[Transform]
     p: Probability = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", _parts("RandomApply", self.transforms))
         super().__post_init__()
-        if any(transform.mixes for transform in self.transforms):
+        if self.mixes:
             raise ValueError(
                 "RandomApply cannot apply Mixup or CutMix, which combine several images: use their argument p"
             )
@@ -103,7 +93,7 @@ class RandomApply(Transform):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomChoice(Transform):
+class RandomChoice(Container):
     """Applies one of several transforms to each image.
 
     `p` is a probability per transform (default: equal). If Mixup or CutMix is among the transforms, the whole batch
@@ -114,7 +104,6 @@ class RandomChoice(Transform):
     p: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", _parts("RandomChoice", self.transforms))
         super().__post_init__()
         if self.p is not None:
             shares = self.p if isinstance(self.p, tuple) else ()
@@ -138,15 +127,14 @@ class RandomChoice(Transform):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomOrder(Transform):
+class RandomOrder(Container):
     """Applies all of `transforms`, in a random order for each image."""
 
     transforms: Sequence[Transform]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", _parts("RandomOrder", self.transforms))
         super().__post_init__()
-        if any(transform.mixes for transform in self.transforms):
+        if self.mixes:
             raise ValueError(
                 "RandomOrder cannot order Mixup or CutMix, which must come last: put them after RandomOrder"
             )

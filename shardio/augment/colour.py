@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Annotated, ClassVar
 
 import numpy as np
 
 from shardio.augment.batch import Batch
+from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import NotNegative, Probability, around, check_number, check_range, check_whole, whole
+from shardio.augment.checks import (
+    NotNegative,
+    Probability,
+    around,
+    as_pair,
+    check_number,
+    check_range,
+    check_whole,
+    whole,
+)
 from shardio.augment.steps import Op
 
 Range = float | tuple[float, float]
@@ -30,6 +38,7 @@ class ColorJitter(Transform):
     contrast: Range = 0.0
     saturation: Range = 0.0
     hue: Range = 0.0
+    keeps_places = True
 
     _OPS: ClassVar = {
         "brightness": (Op.BRIGHTNESS, 1.0, 0.0, float("inf")),
@@ -51,10 +60,10 @@ class ColorJitter(Transform):
         numbers = batch.draws.uniform(purpose, 2 * len(self._OPS))
         ops, factors, places = [], [], []
         for (name, (op, centre, *_)), share, place in zip(self._OPS.items(), numbers[::2], numbers[1::2], strict=True):
-            low, high = self._bounds(name)
-            if (low, high) != (centre, centre):
+            bounds = self._bounds(name)
+            if bounds != (centre, centre):
                 ops.append(op)
-                factors.append(low + (high - low) * share)
+                factors.append(between(bounds, share))
                 places.append(place)
         if not ops:
             return batch
@@ -66,18 +75,16 @@ class ColorJitter(Transform):
 
 
 class _Sometimes(Transform):
-    """Applies one operation, with fixed values, to each image with probability `p`."""
+    """Applies the operation `op`, with the arguments named in `values`, to each image with probability `p`."""
 
+    keeps_places = True
     op: ClassVar[Op]
+    values: ClassVar[tuple[str, ...]] = ()
     p: Probability
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch.check_channels([self.op])
-        codes = np.where(batch.draws.uniform(purpose, 1)[0] < self.p, np.uint8(self.op), np.uint8(Op.NOTHING))
-        return batch.stepped(codes, *self._values())
-
-    def _values(self) -> tuple[float, ...]:
-        return ()
+        values = (getattr(self, name) for name in self.values)
+        return batch.stepped(self.op, *values, where=batch.draws.uniform(purpose, 1)[0] < self.p)
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,9 +126,7 @@ class RandomPosterize(_Sometimes):
     bits: Annotated[int, whole(0, 8)]
     p: Probability = 0.5
     op = Op.POSTERIZE
-
-    def _values(self) -> tuple[float, ...]:
-        return (self.bits,)
+    values = ("bits",)
 
 
 def _check_threshold(name: str, threshold: float) -> None:
@@ -137,9 +142,7 @@ class RandomSolarize(_Sometimes):
     threshold: Annotated[float, _check_threshold]
     p: Probability = 0.5
     op = Op.SOLARIZE
-
-    def _values(self) -> tuple[float, ...]:
-        return (self.threshold,)
+    values = ("threshold",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,9 +155,20 @@ class RandomAdjustSharpness(_Sometimes):
     sharpness_factor: NotNegative
     p: Probability = 0.5
     op = Op.SHARPNESS
+    values = ("sharpness_factor",)
 
-    def _values(self) -> tuple[float, ...]:
-        return (self.sharpness_factor,)
+
+def _check_kernel_size(name: str, kernel_size: int | tuple[int, int]) -> None:
+    if len(as_pair(kernel_size)) != 2:
+        raise ValueError(f"{name} must be an odd number of pixels, or (width, height); found {kernel_size!r}")
+    for size in as_pair(kernel_size):
+        check_whole(name, size, 1)
+        if size % 2 == 0:
+            raise ValueError(f"{name} must be odd; found {kernel_size!r}")
+
+
+def _check_sigma(name: str, sigma: Range) -> None:
+    check_range(name, as_pair(sigma), 0, above=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,37 +179,17 @@ class GaussianBlur(Transform):
     is mirrored at its edges.
     """
 
-    kernel_size: int | tuple[int, int]
-    sigma: Range = (0.1, 2.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self._sizes) != 2:
-            raise ValueError(
-                f"kernel_size must be an odd number of pixels, or (width, height); found {self.kernel_size!r}"
-            )
-        for size in self._sizes:
-            check_whole("kernel_size", size, 1)
-            if size % 2 == 0:
-                raise ValueError(f"kernel_size must be odd; found {self.kernel_size!r}")
-        check_range("sigma", self._sigmas, 0, above=True)
-
-    @property
-    def _sizes(self) -> Sequence[int]:
-        return self.kernel_size if isinstance(self.kernel_size, Sequence) else (self.kernel_size, self.kernel_size)
-
-    @property
-    def _sigmas(self) -> tuple[float, float]:
-        return (self.sigma, self.sigma) if isinstance(self.sigma, Real) else self.sigma  # type: ignore[return-value]
+    kernel_size: Annotated[int | tuple[int, int], _check_kernel_size]
+    sigma: Annotated[Range, _check_sigma] = (0.1, 2.0)
+    keeps_places = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        width, height = self._sizes
+        width, height = as_pair(self.kernel_size)
         batch = batch.unsquashed()
         if width // 2 >= batch.size[1] or height // 2 >= batch.size[0]:
             raise ValueError(
                 f"kernel_size must be less than twice the image's size, (height, width) = {batch.size}; found "
                 f"{self.kernel_size!r}"
             )
-        low, high = self._sigmas
-        sigmas = low + (high - low) * batch.draws.uniform(purpose, 1)[0]
+        sigmas = between(as_pair(self.sigma), batch.draws.uniform(purpose, 1)[0])
         return batch.stepped(Op.BLUR, width, height, sigmas, sigmas)

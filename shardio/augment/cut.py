@@ -7,7 +7,7 @@ The threads that read images also resample the windows, a few at a time. The res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
-from shardio.augment.chain import Compose, Transform
-from shardio.augment.choice import RandomApply, RandomChoice, RandomOrder
+from shardio.augment.chain import Compose, Container, Transform
+from shardio.augment.description import is_of_shardio
 from shardio.augment.resample import Resampling, make_spans, resample_windows
 from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
@@ -41,9 +41,6 @@ Part = tuple[Transform, str]
 
 _FLIPS = (HorizontalFlip, AlternatingFlip)
 _CASTS = (Normalize, ToDtype)
-_CHOICES = (Compose, RandomApply, RandomChoice, RandomOrder)
-# Where the transforms are that take images as they come, and leave their places to those before them.
-_OF_PIXELS = {f"shardio.augment.{module}" for module in ("colour", "erasing", "geometry", "mix", "policies")}
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Split:
         head_crops = any(crops[:end])
         while end < len(parts) and type(parts[end][0]) in _CASTS:
             end += 1
-        if not kernel.AVAILABLE or not head_crops or not _keep_places(part for part, _ in parts[end:]):
+        if not kernel.AVAILABLE or not head_crops or not all(_keeps_places(part) for part, _ in parts[end:]):
             return None
         return cls(transform, tuple(parts[:end]), tuple(parts[end:]))
 
@@ -157,7 +154,7 @@ class Cut:
 
         `pixels`, uint8 (n,), holds the windows of these images, one after the other.
         """
-        resample_windows(pixels, self.windows[some], self._spans[:, some], self._flips[some], out, self.how)
+        resample_windows(pixels, self.windows[some], self._spans[:, some], self.batch.is_mirrored[some], out, self.how)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -169,7 +166,7 @@ class Cut:
         """The parameters of the CUDA kernel for each image, (B, 9); see `parameters_of`."""
         from shardio.augment.resample_cuda import parameters_of  # Triton takes its time to import
 
-        return parameters_of(self._spans, self._flips)
+        return parameters_of(self._spans, self.batch.is_mirrored)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
@@ -191,10 +188,6 @@ class Cut:
     def _shape(self) -> tuple[int, int, int]:
         channels, height, width = self.batch.images.shape[1:]
         return height, width, channels
-
-    @property
-    def _flips(self) -> NDArray[np.bool_]:
-        return np.zeros(len(self.batch), bool) if self.batch.flips is None else self.batch.flips
 
     def resampled_on_cuda(self, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Returns the results of `resampled`, cast, computed on CUDA. All three tensors are on the device.
@@ -254,15 +247,14 @@ def _is_crop(transform: Transform) -> bool:
     return type(transform) is CenterCrop or (type(transform) is RandomCrop and transform.padding is None)
 
 
-def _keep_places(transforms: Iterable[Transform]) -> bool:
-    """Returns whether the transforms neither crop nor resize.
+def _keeps_places(transform: Transform) -> bool:
+    """Returns whether the transform neither crops nor resizes.
 
-    A crop or a resize could be joined with the crops and resizes before it.
+    A crop or a resize could be joined with the crops and resizes before it. A class from outside of shardio may do so,
+    whatever it inherits.
     """
-    for transform in transforms:
-        if type(transform) in _CHOICES:
-            if not _keep_places(transform.transforms):  # type: ignore[attr-defined]
-                return False
-        elif type(transform) not in (*_FLIPS, *_CASTS) and type(transform).__module__ not in _OF_PIXELS:
-            return False
-    return True
+    if not is_of_shardio(type(transform)):
+        return False
+    if isinstance(transform, Container):
+        return all(map(_keeps_places, transform.transforms))
+    return transform.keeps_places

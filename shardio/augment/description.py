@@ -101,7 +101,7 @@ def _checks_of(kind: type) -> list[tuple[str, Any]]:
 
     For a class from outside of shardio, the annotations are of its nearest base class in shardio.
     """
-    base = next(base for base in kind.__mro__ if base.__module__.startswith("shardio."))
+    base = next(filter(is_of_shardio, kind.__mro__))
     hints = get_type_hints(base, include_extras=True).items()
     checks = [(name, check) for name, hint in hints for check in getattr(hint, "__metadata__", ())]
     choices = [(name, hint) for name, hint in hints if get_origin(hint) is Literal]
@@ -117,7 +117,11 @@ def _shown(value: object) -> str:
 
 def _name_of(kind: type) -> str:
     """Returns the name of a class; for a class from outside of shardio, "module:name"."""
-    return kind.__name__ if kind.__module__.startswith("shardio.") else f"{kind.__module__}:{kind.__qualname__}"
+    return kind.__name__ if is_of_shardio(kind) else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_of_shardio(kind: type) -> bool:
+    return kind.__module__.startswith("shardio.")
 
 
 def _arguments_of(described: Described) -> list[Field[Any]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Draws
+from shardio.augment.boxes import Draws, between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Probability, check_fill, check_number, check_whole, fill_of, positive_range
+from shardio.augment.checks import Probability, as_pair, check_fill, check_number, check_whole, fill_of, positive_range
 from shardio.augment.resample import to_device
 
 # torchvision and timm draw so often before they leave the image as it is.
@@ -27,6 +27,14 @@ _TRIES = 10
 
 # splitmix64, as in shardio.order.rng, of int64 numbers, whose products are the same modulo 2**64.
 _GAMMA, _MIX_1, _MIX_2 = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _check_count(name: str, count: int | tuple[int, int]) -> None:
+    if len(as_pair(count)) != 2:
+        raise ValueError(f"{name} must be a number of rectangles, or (min, max); found {count!r}")
+    least, most = as_pair(count)
+    check_whole(name, least, 1)
+    check_whole(name, most, least)
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +51,8 @@ class RandomErasing(Transform):
     scale: Annotated[tuple[float, float], positive_range(1)] = (0.02, 0.33)
     ratio: Annotated[tuple[float, float], positive_range()] = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
-    count: int | tuple[int, int] = 1
+    count: Annotated[int | tuple[int, int], _check_count] = 1
+    keeps_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,15 +68,6 @@ class RandomErasing(Transform):
                     raise ValueError(f"value must be finite; found {self.value!r}")
             if self.value == ():
                 raise ValueError("value must be a number, or a number per channel; found ()")
-        if len(self._counts) != 2:
-            raise ValueError(f"count must be a number of rectangles, or (min, max); found {self.count!r}")
-        least, most = self._counts
-        check_whole("count", least, 1)
-        check_whole("count", most, least)
-
-    @property
-    def _counts(self) -> tuple[int, int]:
-        return self.count if isinstance(self.count, tuple) else (self.count, self.count)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
@@ -80,7 +80,7 @@ class RandomErasing(Transform):
             if not images.dtype.is_floating_point:
                 check_fill("value", self.value)
         whether, how_many = batch.draws.uniform(purpose, 2)
-        least, most = self._counts
+        least, most = as_pair(self.count)
         counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)
         for number in range(int(counts.max(initial=0))):
             part = f"{purpose}/{number}"
@@ -93,9 +93,8 @@ class RandomErasing(Transform):
         """Returns random boxes: top, left, height and width, (4, B). The height is 0 where no try fits the image."""
         numbers = draws.uniform(purpose, 2 * _TRIES + 2)
         height, width = size
-        areas = (self.scale[0] + (self.scale[1] - self.scale[0]) * numbers[:_TRIES]) * height * width / counts
-        low, high = map(math.log, self.ratio)
-        ratios = np.exp(low + (high - low) * numbers[_TRIES:-2])
+        areas = between(self.scale, numbers[:_TRIES]) * height * width / counts
+        ratios = np.exp(between(map(math.log, self.ratio), numbers[_TRIES:-2]))
         heights, widths = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
         fits = (heights < height) & (widths < width)
         first = fits.argmax(axis=0), np.arange(fits.shape[1])
@@ -140,14 +139,20 @@ def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | 
     if not isinstance(colours, Tensor):
         keys = to_device(torch.from_numpy(colours), images.device)
         colours = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
-    inside = []
-    for first, length, size in zip(boxes[:2], boxes[2:], images.shape[2:], strict=True):
-        places = np.arange(size)
-        inside.append((places >= first[:, None]) & (places < (first + length)[:, None]))
-    rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
-    is_erased = rows[:, None, :, None] & columns[:, None, None, :]
     # The images come first: the result has the memory format of the first that is as large as it.
-    return torch.where(~is_erased, images, colours)
+    return torch.where(~are_inside(images, boxes[:2], boxes[:2] + boxes[2:]), images, colours)
+
+
+def are_inside(images: Tensor, firsts: NDArray[Any], ends: NDArray[Any]) -> Tensor:
+    """Returns which pixels are in a window of each image, bool (B, 1, H, W).
+
+    `firsts` and `ends`, (2, B), are the first row and column of each window, and the row and column after the last.
+    """
+    rows, columns = (
+        to_device(torch.from_numpy((places >= first[:, None]) & (places < end[:, None])), images.device)
+        for places, first, end in zip(map(np.arange, images.shape[2:]), firsts, ends, strict=True)
+    )
+    return rows[:, None, :, None] & columns[:, None, None, :]
 
 
 def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:

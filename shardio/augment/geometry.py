@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.batch import Batch
+from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
 from shardio.augment.checks import (
     Angles,
@@ -79,14 +80,6 @@ class Affine:
         return self.a, self.b, self.c, self.d, self.e, self.f
 
 
-def warped(
-    batch: Batch, codes: Op | NDArray[np.uint8], numbers: Sequence[ArrayLike], reading: ArrayLike, fill: Fill
-) -> Batch:
-    """Returns the batch with an AFFINE or PERSPECTIVE operation added, which has six or eight `numbers`."""
-    padded = [*numbers, *[0.0] * (8 - len(numbers))]
-    return batch.stepped(codes, *padded, reading, *fill_of(fill, batch.images.shape[1]))
-
-
 def _check_center(name: str, center: object) -> None:
     if center is None:
         return
@@ -104,14 +97,30 @@ class VerticalFlip(Transform):
     """Flips top and bottom, with probability `p`."""
 
     p: Probability = 0.5
+    keeps_places = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        flips = batch.draws.uniform(purpose, 1)[0] < self.p
-        return batch.stepped(np.where(flips, np.uint8(Op.FLIP), np.uint8(Op.NOTHING)))
+        return batch.stepped(Op.FLIP, where=batch.draws.uniform(purpose, 1)[0] < self.p)
+
+
+class _Warp(Transform):
+    """The base class of RandomAffine, RandomRotation and RandomPerspective."""
+
+    keeps_places = True
+    interpolation: Reading
+    fill: Fill
+
+    def _warped(
+        self, batch: Batch, op: Op, numbers: Sequence[ArrayLike], where: NDArray[np.bool_] | None = None
+    ) -> Batch:
+        """Returns the batch with an AFFINE or PERSPECTIVE operation added, which has six or eight `numbers`."""
+        padded = [*numbers, *[0.0] * (8 - len(numbers))]
+        fill = fill_of(self.fill, batch.images.shape[1])
+        return batch.stepped(op, *padded, SAMPLINGS[self.interpolation], *fill, where=where)
 
 
 @dataclass(frozen=True, repr=False)
-class RandomAffine(Transform):
+class RandomAffine(_Warp):
     """Rotates, shifts, scales and shears by random amounts.
 
     - `center`: the fixed point, (x, y); by default the middle of the image.
@@ -164,9 +173,7 @@ class RandomAffine(Transform):
             (1.0, 1.0) if self.scale is None else self.scale,
             *self._shears(),
         )
-        angle, right, down, scale, shear_x, shear_y = (
-            low + (high - low) * share for (low, high), share in zip(bounds, numbers, strict=True)
-        )
+        angle, right, down, scale, shear_x, shear_y = map(between, bounds, numbers)
         where = Affine.about(
             self.center or (width / 2, height / 2),
             angle=angle,
@@ -174,11 +181,11 @@ class RandomAffine(Transform):
             scale=scale,
             shear=(shear_x, shear_y),
         )
-        return warped(batch, Op.AFFINE, where.values, SAMPLINGS[self.interpolation], self.fill)
+        return self._warped(batch, Op.AFFINE, where.values)
 
 
 @dataclass(frozen=True, repr=False)
-class RandomRotation(Transform):
+class RandomRotation(_Warp):
     """Rotates by a random angle; the size of the image does not change.
 
     `center` is the fixed point, (x, y); by default the middle of the image. `degrees` are the bounds of the angle,
@@ -193,14 +200,13 @@ class RandomRotation(Transform):
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
         height, width = batch.size
-        low, high = around("degrees", self.degrees, 0)
-        angle = low + (high - low) * batch.draws.uniform(purpose, 1)[0]
+        angle = between(around("degrees", self.degrees, 0), batch.draws.uniform(purpose, 1)[0])
         where = Affine.about(self.center or (width / 2, height / 2), angle=-angle)
-        return warped(batch, Op.AFFINE, where.values, SAMPLINGS[self.interpolation], self.fill)
+        return self._warped(batch, Op.AFFINE, where.values)
 
 
 @dataclass(frozen=True, repr=False)
-class RandomPerspective(Transform):
+class RandomPerspective(_Warp):
     """Moves each corner inwards by a random number of pixels, with probability `p`.
 
     The maximum is the share `distortion_scale` of half the image's size.
@@ -221,8 +227,7 @@ class RandomPerspective(Transform):
         corners = np.array([[left, top], [right, top], [right, low], [left, low]], np.float64)
         inwards = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])
         seen = corners[:, :, None] + inwards[:, :, None] * ways
-        codes = np.where(numbers[0] < self.p, np.uint8(Op.PERSPECTIVE), np.uint8(Op.NOTHING))
-        return warped(batch, codes, perspective(seen, corners), SAMPLINGS[self.interpolation], self.fill)
+        return self._warped(batch, Op.PERSPECTIVE, perspective(seen, corners), numbers[0] < self.p)
 
 
 def perspective(seen: Floats, corners: Floats) -> list[Floats]:

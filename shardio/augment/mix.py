@@ -21,6 +21,7 @@ from torch import Tensor
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 from shardio.augment.checks import Probability, check_number
+from shardio.augment.erasing import are_inside
 from shardio.augment.resample import to_device
 from shardio.order.orders import as_integer
 
@@ -65,6 +66,7 @@ class _Mix(Transform):
     per_sample: bool = False
     partner: Partner = "roll"
     label_smoothing: Annotated[float, check_number] = 0.0
+    keeps_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,13 +175,7 @@ class CutMix(_Mix):
         return np.stack(edges, axis=1), 1 - covered
 
     def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
-        inside = [
-            (np.arange(side) >= first[:, None]) & (np.arange(side) < last[:, None])
-            for side, first, last in zip(images.shape[2:], numbers.T[::2], numbers.T[1::2], strict=True)
-        ]
-        rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
-        window = rows[:, None, :, None] & columns[:, None, None, :]
-        return torch.where(window, others, images)
+        return torch.where(are_inside(images, numbers.T[::2], numbers.T[1::2]), others, images)
 
 
 def _column(shares: Floats, like: Tensor) -> Tensor:

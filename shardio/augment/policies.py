@@ -55,15 +55,9 @@ _OPERATIONS: dict[str, _Operation] = {
     "Invert": _Operation(Op.INVERT),
 }
 
-_SIGNED = frozenset(
-    {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness"}
-)
 _COLOURS = ("Brightness", "Color", "Contrast", "Sharpness")
-_SPACE = (
-    *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
-    *_COLOURS,
-    *("Posterize", "Solarize", "AutoContrast", "Equalize"),
-)
+_SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *_COLOURS)
+_SPACE = (*_SIGNED, "Posterize", "Solarize", "AutoContrast", "Equalize")
 
 
 @dataclass(frozen=True)
@@ -77,11 +71,11 @@ class _Bins:
     factor: float = 0.9
     bits: int = 4  # that are left at the maximum
 
-    def table(self, names: Sequence[str], size: tuple[int, int]) -> Floats:
-        """Returns the magnitudes of all bins of the operations `names`, (names, bins)."""
+    def table(self, size: tuple[int, int]) -> dict[str, Floats]:
+        """Returns the magnitudes of all bins, by operation. Other operations have none."""
         down, right = (self.translate or 150 / 331 * side for side in size)
         up = np.linspace(0.0, 1.0, self.count)
-        magnitudes: dict[str, Floats] = {
+        return {
             "ShearX": self.shear * up,
             "ShearY": self.shear * up,
             "TranslateX": np.trunc(np.linspace(0, right, self.count, dtype=np.float32)).astype(np.float64),
@@ -92,18 +86,6 @@ class _Bins:
             # Divided last: a threshold that is a whole grey level must be so exactly.
             "Solarize": 255 * np.arange(self.count)[::-1] / (self.count - 1),
         }
-        return np.stack([magnitudes.get(name, np.zeros(self.count)) for name in names])
-
-    def signed(
-        self, names: Sequence[str], size: tuple[int, int], chosen: Numbers, bins: Numbers, sign: Floats
-    ) -> Floats:
-        """Returns the magnitudes of the operations `chosen`, numbers into `names`, at `bins`, (B,).
-
-        Operations that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
-        """
-        has_sign = np.array([name in _SIGNED for name in names])[chosen]
-        magnitudes: Floats = self.table(names, size)[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1)
-        return magnitudes
 
 
 def _number(share: Floats, count: int) -> Numbers:
@@ -116,13 +98,14 @@ class _Drawn(NamedTuple):
 
     chosen: Numbers
     magnitudes: Floats
-    applied: NDArray[np.bool_] | None = None  # None: all
+    applied: NDArray[np.bool_] | bool = True
     readings: ArrayLike | None = None  # a Sampling, or (B,); None: the policy's `interpolation`
 
 
 class _Policy(Transform):
     """Applies random operations of `names`, one after the other: the base class of all policies."""
 
+    keeps_places = True
     names: ClassVar[tuple[str, ...]]
     interpolation: str
     fill: Fill
@@ -131,13 +114,25 @@ class _Policy(Transform):
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
         """Yields the operations to apply, in order. Each item holds an operation for every image."""
 
+    def _at_bins(
+        self, space: _Bins, size: tuple[int, int], chosen: Numbers, bins: Numbers | int, sign: Floats
+    ) -> _Drawn:
+        """Returns the operations `chosen`, numbers into `names`, at the magnitudes of `bins` of `space`.
+
+        Operations that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
+        """
+        by_name = space.table(size)
+        table = np.stack([by_name.get(name, np.zeros(space.count)) for name in self.names])
+        has_sign = np.array([name in _SIGNED for name in self.names])[chosen]
+        return _Drawn(chosen, table[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1))
+
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
         batch.check_channels(_OPERATIONS[name].op for name in self.names)
         channels = batch.images.shape[1]
         colour = np.array(fill_of(self.fill, channels))[:, None]
         for drawn in self._draws(batch, purpose):
-            applied = np.ones(len(batch), bool) if drawn.applied is None else drawn.applied
+            applied = np.broadcast_to(drawn.applied, len(batch))
             readings = SAMPLINGS[self.interpolation] if drawn.readings is None else drawn.readings
             codes = np.zeros(len(batch), np.uint8)
             values = np.zeros((FILL_AT + channels, len(batch)))
@@ -174,11 +169,10 @@ class RandAugment(_Policy):
         check_whole("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
 
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
-        bins = np.full(len(batch), self.magnitude)
         for number in range(self.num_ops):
             which, sign = batch.draws.uniform(f"{purpose}/{number}", 2)
             chosen = _number(which, len(self.names))
-            yield _Drawn(chosen, _Bins(self.num_magnitude_bins).signed(self.names, batch.size, chosen, bins, sign))
+            yield self._at_bins(_Bins(self.num_magnitude_bins), batch.size, chosen, self.magnitude, sign)
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,7 +192,7 @@ class TrivialAugmentWide(_Policy):
         which, share, sign = batch.draws.uniform(purpose, 3)
         chosen, bins = _number(which, len(self.names)), _number(share, self.num_magnitude_bins)
         space = _Bins(self.num_magnitude_bins, 0.99, 32.0, 135.0, 0.99, 2)
-        yield _Drawn(chosen, space.signed(self.names, batch.size, chosen, bins, sign))
+        yield self._at_bins(space, batch.size, chosen, bins, sign)
 
 
 # The appendix of the paper: subpolicies, each of two operations with probability in tenths and magnitude, of 10 bins.
@@ -249,7 +243,7 @@ class AutoAugment(_Policy):
         for place, (whether, sign) in enumerate((numbers[1:3], numbers[3:5])):
             chosen = np.array([self.names.index(parts[place][0]) for parts in pairs])[pair]
             p, bins = (np.array([int(parts[place][at]) for parts in pairs])[pair] for at in (1, 2))
-            yield _Drawn(chosen, _Bins(10).signed(self.names, batch.size, chosen, bins, sign), whether * 10 < p)
+            yield self._at_bins(_Bins(10), batch.size, chosen, bins, sign)._replace(applied=whether * 10 < p)
 
 
 # What timm calls its default set, whose magnitudes are shares of the maximum at level 10.

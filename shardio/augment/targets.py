@@ -181,17 +181,15 @@ class Targets:
         inside = {name: settled(some.to(exact), size, least=1e-9) for name, some in boxes.items()}
         return cls(size, masks, _fills(masks, 0 if mask_fill is None else mask_fill), inside)
 
-    def moved(
-        self, boxes: Boxes | None, flips: NDArray[np.bool_] | None, size: tuple[int, int], steps: Steps
-    ) -> Targets:
+    def moved(self, boxes: Boxes | None, flips: NDArray[np.bool_], size: tuple[int, int], steps: Steps) -> Targets:
         """Returns the targets after a crop to `boxes`, a resize to `size`, a flip where `flips` is true, and steps.
 
-        If `boxes` or `flips` is None, images go through the steps only.
+        If `boxes` is None, images go through the steps only.
         """
         moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
         rows = columns = None
         matrices = []
-        if boxes is None or flips is None:
+        if boxes is None:
             if not moving:
                 return self
         else:

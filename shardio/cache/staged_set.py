@@ -173,12 +173,12 @@ class StagedSet(ShardSet):
         self._copy = copy
         super().__init__(copy.path, manifest, split)
 
-    def _map(self, table: Table, order: int | None) -> StagedTable:
-        mapped_order = None if order is None else self._mapped_orders[order]
-        return StagedTable(table, self.folder, mapped_order, self._storage, self._copy, self.manifest.sample_shape)
+    def _map(self, table: Table) -> StagedTable:
+        order = self._mapped_orders.get(table.order)
+        return StagedTable(table, self.folder, order, self._storage, self._copy, self.manifest.sample_shape)
 
-    def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
-        mapped = MappedTable(table, self.folder, None if order is None else self._mapped_orders[order])
+    def _map_small(self, table: Table) -> MappedTable:
+        mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
         for number, entry in enumerate(table.files):
             mapped.place(number, self._open_or_fetch(entry))
         return mapped

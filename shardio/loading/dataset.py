@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from shardio.augment.checks import check_choice
 from shardio.loading.options import as_names, find_parts
 from shardio.reading.shardset import ShardSet, open_shards, position_of
 from shardio.system.eager import eager
@@ -43,8 +44,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         image: ImageKind = "tensor",
         arrays: Sequence[str] = (),
     ) -> None:
-        if image not in get_args(ImageKind):
-            raise ValueError(f"image must be one of {', '.join(get_args(ImageKind))}; found {image!r}")
+        check_choice("image", image, ImageKind)
         self.path = os.fspath(path)
         self.split = split
         self.transform = transform
@@ -100,15 +100,9 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
             labels = found.tolist() if found.ndim == 1 else torch.from_numpy(found).unbind()
             parts.append(labels if self.target_transform is None else map(self.target_transform, labels))
         if self.arrays:
-            columns = [self._values(name, wanted).unbind() for name in self.arrays]
+            columns = [torch.from_numpy(self.shards.values_of(name, wanted)).unbind() for name in self.arrays]
             parts.append(dict(zip(self.arrays, values, strict=True)) for values in zip(*columns, strict=True))
         return list(zip(*parts, strict=True))
-
-    def _values(self, name: str, indices: NDArray[np.int64]) -> torch.Tensor:
-        row = self.shards.array(name).row
-        values = np.empty((len(indices), *row.shape), row.dtype)
-        self.shards.gather_array(name, indices, values)
-        return torch.from_numpy(values)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "targets"}

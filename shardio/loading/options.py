@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 
 from shardio.augment.chain import Transform
+from shardio.augment.checks import check_choice
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.world import World
 from shardio.order.orders import as_integer
-from shardio.reading.choose import Io, check_io
+from shardio.reading.choose import Io
 from shardio.reading.layout import SplitLayout
 
 Check = Literal["off", "sample"]
@@ -41,13 +42,9 @@ class Options:
     roi: bool = True
 
     def __post_init__(self) -> None:
-        check_io(self.io)
-        for name, value, choices in (
-            ("check", self.check, get_args(Check)),
-            ("on_damage", self.on_damage, get_args(OnDamage)),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}; found {value!r}")
+        check_choice("io", self.io, Io)
+        check_choice("check", self.check, Check)
+        check_choice("on_damage", self.on_damage, OnDamage)
         for name in ("seed", "prefetch", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_integer(name, value))

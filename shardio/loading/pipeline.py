@@ -42,14 +42,6 @@ _MOST_THREADS = 4
 _MOST_CUTTING_THREADS = 16
 
 
-def _finish(guard: GuardedReader, epoch: int, slot: Slot, size: int) -> None:
-    """Replaces damaged samples: the last step of a batch, in a gather thread.
-
-    Not a method of the pipeline: a gather thread would then hold the pipeline, and could be the one that closes it.
-    """
-    guard.replace_damaged(epoch, slot, size)
-
-
 # What a slot has of pictures where a set has no pixels.
 _NO_PIXELS = (0, 0, 0)
 
@@ -199,8 +191,11 @@ class Pipeline:
         return self._reader.begin_epoch()
 
     def last_step(self, epoch: int) -> Finish | None:
-        """Returns the function that is called with each gathered batch of this epoch, or None."""
-        return None if self._guard is None else partial(_finish, self._guard, epoch)
+        """Returns the function that is called with each gathered batch of this epoch, or None.
+
+        It does not hold the pipeline: otherwise a gather thread could be the one that closes it.
+        """
+        return None if self._guard is None else partial(self._guard.replace_damaged, epoch)
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns the queue that copies batches of one epoch to the device; None if batches stay on the CPU."""

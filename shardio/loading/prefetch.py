@@ -25,6 +25,7 @@ import torch
 from torch.autograd import profiler
 
 from shardio.format.layout import RowType, SampleShape
+from shardio.loading.meter import Counts
 from shardio.loading.ring import Ring, Slot
 
 # Batches that may be handed over while their copies are unfinished. As copies wait for the steps before them, this
@@ -87,17 +88,10 @@ class Copier(Protocol):
         """
 
 
-class CopyCounts(Protocol):
-    """Total seconds of finished copies, and of the device's waits for copies."""
-
-    copy_seconds: float
-    stall_seconds: float
-
-
 class DevicePrefetch:
     """The queue of batches that are copied to the device, in order. Not thread safe: it belongs to one iterator."""
 
-    def __init__(self, copier: Copier, ring: Ring, counts: CopyCounts) -> None:
+    def __init__(self, copier: Copier, ring: Ring, counts: Counts) -> None:
         self._copier = copier
         self._ring = ring
         self._counts = counts

@@ -63,13 +63,11 @@ def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowT
         aligned_empty((batch_size, *sample_shape)),
         np.empty(batch_size, np.int64),
         np.empty(batch_size, np.int64),
-        {name: _aligned_rows(batch_size, row) for name, row in more.items()},
+        {
+            name: aligned_empty((batch_size * row.nbytes,)).view(row.dtype).reshape(batch_size, *row.shape)
+            for name, row in more.items()
+        },
     )
-
-
-def _aligned_rows(count: int, row: RowType) -> NDArray[Any]:
-    rows: NDArray[Any] = aligned_empty((count * row.nbytes,)).view(row.dtype).reshape(count, *row.shape)
-    return rows
 
 
 class Ring:

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from shardio.format.layout import crc32
@@ -28,7 +29,7 @@ TELL_SECONDS = 0.5
 # Longer paths are told by their ends.
 _PATH_LENGTH = 500
 
-Value = TypeVar("Value", Counts, LoaderFacts)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -132,28 +133,14 @@ def parse(record: bytes) -> LoaderStatus | None:
         data = record[_HEAD:].rstrip()
         if int(record[:_HEAD], 16) != crc32(data):
             return None
-        document = json.loads(data)
-        snapshot = document["snapshot"]
-        counts = _value(Counts, snapshot["counts"])
-        epoch, step = (_number(snapshot[name], int) for name in ("epoch", "step"))
-        moments = [_number(snapshot[name], float) for name in ("no_core_seconds", "storage_nbytes", "waiting_seconds")]
-        return LoaderStatus(
-            _text(document["job"]),
-            _value(LoaderFacts, document["source"]),
-            Snapshot(counts, epoch, step, *moments),
-            _number(document["moment"], float),
-        )
+        return _value(LoaderStatus, json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
 def _value(kind: type[Value], found: Mapping[str, Any]) -> Value:
-    types: dict[str, Callable[[object], Any]] = {
-        "int": lambda value: _number(value, int),
-        "float": lambda value: _number(value, float),
-        "str": _text,
-    }
-    return kind(**{field.name: types[str(field.type)](found[field.name]) for field in fields(kind)})
+    """Returns the dataclass whose fields have these values. Raises ValueError, TypeError or KeyError if it cannot."""
+    return kind(**{field.name: _CHECKED[str(field.type)](found[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 Number = TypeVar("Number", int, float)
@@ -171,3 +158,14 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
+
+
+# How the values of fields are checked, by the types of the fields.
+_CHECKED: dict[str, Callable[[Any], Any]] = {
+    "int": partial(_number, kind=int),
+    "float": partial(_number, kind=float),
+    "str": _text,
+    "Counts": partial(_value, Counts),
+    "LoaderFacts": partial(_value, LoaderFacts),
+    "Snapshot": partial(_value, Snapshot),
+}

@@ -60,7 +60,6 @@ class TransformStep:
         self._shards = shards
         self._label_row = parts.label_row
         self._seed = seed
-        self._sizes = partial(_sizes_before, shards) if shards.content.squashed else None
         self._masks = parts.masks
         self._boxes = parts.boxes
         ours = _ours(function)
@@ -87,8 +86,8 @@ class TransformStep:
         """Returns the region to read of each picture of a batch; None if pictures are read whole, or not at all."""
         if self.split is None or not len(indices):
             return None
-        sizes = None if self._sizes is None else self._sizes(indices)
-        return self.split.cut(Draws(self._seed, epoch, counters), self._shards.sample_shape, sizes, self._whole_lines)
+        draws, shape = Draws(self._seed, epoch, counters), self._shards.sample_shape
+        return self.split.cut(draws, shape, self._sizes(indices), self._whole_lines)
 
     def __call__(
         self,
@@ -120,8 +119,7 @@ class TransformStep:
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
                 return cast(torch.Tensor, finished), targets, {**more, **moved}
             if self._watch is not None:
-                sizes_of = None if self._sizes is None else partial(self._sizes, indices)
-                batch = Loaded(images, Draws(self._seed, epoch, counters), sizes_of)
+                batch = Loaded(images, Draws(self._seed, epoch, counters), partial(self._sizes, indices))
                 return self._watch(batch), labels, more
             ours = _ours(self.function)
             assert ours is not None
@@ -133,13 +131,20 @@ class TransformStep:
                 indices=counters,
                 seed=self._seed,
                 epoch=epoch,
-                sizes=None if self._sizes is None else self._sizes(indices),
+                sizes=self._sizes(indices),
             )
             # The images alone, or a tuple with what was given besides them. Images of Views are a tuple.
             parts: list[Any] = list(made) if arrays or labels is not None else [made]
             changed = parts.pop(0)
             targets = None if labels is None else parts.pop(0)
             return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}
+
+    def _sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Returns the heights and widths (B, 2) of images before they were squashed; None if they were not."""
+        if not self._shards.content.squashed:
+            return None
+        columns = [self._shards.copy_column(name, indices) for name in ("source_height", "source_width")]
+        return np.stack(columns, axis=1).astype(np.int64)
 
     def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments `masks` and `boxes` of a transform; empty if there are neither."""
@@ -149,12 +154,6 @@ class TransformStep:
             "masks": {name: more[name] for name in self._masks},
             "boxes": {name: more[name] for name in self._boxes},
         }
-
-
-def _sizes_before(shards: ShardSet, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the heights and widths (B, 2) of the original images of a squashed split."""
-    columns = [shards.copy_column(name, indices) for name in ("source_height", "source_width")]
-    return np.stack(columns, axis=1).astype(np.int64)
 
 
 def _check_classes(

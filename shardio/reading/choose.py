@@ -106,12 +106,6 @@ def _resident_share(shards: ShardSet, tables: Sequence[str]) -> float | None:
     return min(known) if len(known) == len(shares) else None
 
 
-def check_io(io: str) -> None:
-    """Raises ValueError unless `io` is one of the values of Io."""
-    if io not in get_args(Io):
-        raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
-
-
 def make_reader(
     shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0
 ) -> tuple[Reader, str]:
@@ -119,7 +113,8 @@ def make_reader(
 
     `num_samples` will be read: the arrays `tables`, "" for the pixels. `reserved_nbytes`: see `look_at`.
     """
-    check_io(io)
+    if io not in get_args(Io):
+        raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
     if io == "auto":
         facts = look_at(shards, num_samples, tables, reserved_nbytes)
         choice = choose(facts)

@@ -101,8 +101,7 @@ class FileReader(Reader):
         assert fields is not None
         cell_dtype, start = fields[name][:2]
         column = np.empty(len(indices), cell_dtype)
-        cells = column.view(np.uint8).reshape(len(column), column.itemsize)
-        self._read_cells(self._layout.index_table, indices, start, cells)
+        self._read_cells(self._layout.index_table, indices, start, as_rows(column))
         return column
 
     def _read_cells(self, table: Table, rows: NDArray[np.int64], start: int, cells: NDArray[np.uint8]) -> None:
@@ -121,7 +120,7 @@ class FileReader(Reader):
         if table.order is None:
             return indices
         rows = np.empty(len(indices), np.int64)
-        self._read_cells(table.order, indices, 0, rows.view(np.uint8).reshape(-1, rows.itemsize))
+        self._read_cells(table.order, indices, 0, as_rows(rows))
         check_stored(rows, indices, table, self._layout.folder)
         return rows
 
@@ -139,7 +138,7 @@ class FileReader(Reader):
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         found = np.empty(len(indices), np.uint32)
         table = self._layout.crc32s[name]
-        self._read_cells(table, self._stored(table, indices), 0, found.view(np.uint8).reshape(-1, found.itemsize))
+        self._read_cells(table, self._stored(table, indices), 0, as_rows(found))
         return found
 
     def _read_distinct(

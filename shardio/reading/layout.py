@@ -101,14 +101,11 @@ class SplitLayout:
     def sample_shape(self) -> SampleShape:
         """(height, width, channels). Raises ShardioError if the set has no pixels."""
         if self.manifest.sample_shape is None:
-            raise self._no_pixels()
+            arrays = ", ".join(self.content.arrays)
+            raise ShardioError(
+                f"{self.path}, {self.split}: expected a set with pixels, found one of arrays alone ({arrays})"
+            )
         return self.manifest.sample_shape
-
-    def _no_pixels(self) -> ShardioError:
-        arrays = ", ".join(self.content.arrays)
-        return ShardioError(
-            f"{self.path}, {self.split}: expected a set with pixels, found one of arrays alone ({arrays})"
-        )
 
     @property
     def main_tables(self) -> tuple[str, ...]:
@@ -169,8 +166,7 @@ class SplitLayout:
         if name:
             self.array(name)
             return self.arrays[name]
-        if not self.has_pixels:
-            raise self._no_pixels()
+        _ = self.sample_shape  # raises if there are no pixels
         return self.pixels
 
 

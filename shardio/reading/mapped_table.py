@@ -14,7 +14,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.kernels.rowcopy import Windows, copy_rows, copy_windows
-from shardio.reading.layout import Table
+from shardio.reading.layout import Table, as_rows
 from shardio.reading.mapping import RowMapping, will_need
 from shardio.system.opening import OpenFile, open_regular
 from shardio.system.pour import Attempts, reading_failed
@@ -60,7 +60,7 @@ class MappedTable:
         if self.order is None:
             return indices
         found = np.empty(len(indices), np.int64)
-        self.order.copy(indices, found.view(np.uint8).reshape(-1, found.itemsize))
+        self.order.copy(indices, as_rows(found))
         check_stored(found, indices, self.table, self.folder)
         return found
 

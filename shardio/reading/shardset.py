@@ -78,7 +78,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
         super().__init__(path, manifest, split)
-        self._mapped_orders = tuple(self._map_small(order) for order in self.orders)
+        self._mapped_orders: dict[Table | None, MappedTable] = {}
+        self._mapped_orders = {order: self._map_small(order) for order in self.orders}
         # Arrays are mapped when they are first asked for: not all jobs want them.
         self._mapped: dict[str, MappedTable] = {}
         self._mapped_crc32s: dict[str, MappedTable] = {}
@@ -90,15 +91,15 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """One row per sample: label (if labels are integers), key, source_width, source_height, crc32, then the set's
         own columns, if any. A read-only view of the mapped file."""
 
-    def _map(self, table: Table, order: int | None) -> MappedTable:
-        mapped = MappedTable(table, self.folder, None if order is None else self._mapped_orders[order])
+    def _map(self, table: Table) -> MappedTable:
+        mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
         for number, entry in enumerate(table.files):
             mapped.place(number, self.open_file(entry))
         return mapped
 
-    def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
+    def _map_small(self, table: Table) -> MappedTable:
         """Maps a small table: the index, an order or checksums."""
-        return self._map(table, order)
+        return self._map(table)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -291,17 +292,16 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Does what `array_crc32s` does, without a check of its arguments."""
         if name not in self._mapped_crc32s:
-            self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name], self.array(name).order))
+            self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name]))
         found = np.empty(len(indices), np.uint32)
-        self._mapped_crc32s[name].copy(indices, found.view(np.uint8).reshape(len(indices), found.itemsize))
+        self._mapped_crc32s[name].copy(indices, as_rows(found))
         return found
 
     def mapped(self, name: str = "") -> MappedTable:
         """Returns the mapped table of the array `name`, or of the pixels ("")."""
         if name not in self._mapped:
-            number = self.array(name).order if name else self.content.order
             # Two threads may map it at the same time; one of the mappings then goes.
-            self._mapped.setdefault(name, self._map(self.table_of(name), number))
+            self._mapped.setdefault(name, self._map(self.table_of(name)))
         return self._mapped[name]
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:
@@ -313,14 +313,18 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
         Raises ShardioError if the split has no labels, and the errors of `gather`.
         """
-        row = self.content.label_row
-        if row is None:
+        if self.content.label_row is None:
             raise ShardioError(f"{self.path}, {self.split}: expected a split with labels, found one without")
         if self.content.index.has_label:
             return self.column_of("label", indices)
-        labels = np.empty((len(indices), *row.shape), row.dtype)
-        self.gather_array(LABELS_NAME, indices, labels)
-        return labels
+        return self.values_of(LABELS_NAME, indices)
+
+    def values_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a copy of the values of an array for these samples. Raises the errors of `gather_array`."""
+        row = self.array(name).row
+        values = np.empty((len(indices), *row.shape), row.dtype)
+        self.gather_array(name, indices, values)
+        return values
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:

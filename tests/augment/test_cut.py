@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transforms import ALL
 
 from shardio.augment import (
     AlternatingFlip,
@@ -31,7 +32,7 @@ from shardio.augment import (
     recipe,
 )
 from shardio.augment.boxes import Draws
-from shardio.augment.chain import Transform
+from shardio.augment.chain import Container, Transform
 from shardio.augment.cut import Split
 from shardio.augment.recipes import RECIPES
 from shardio.kernels.built import _resample
@@ -163,6 +164,14 @@ def test_windows_of_whole_lines_give_the_same_pixels(lines: int) -> None:
 @pytest.mark.parametrize("transform", WHOLE, ids=repr)
 def test_transforms_that_cannot_be_split_are_not(transform: Transform) -> None:
     assert Split.of(transform) is None
+
+
+def test_whatever_neither_crops_nor_resizes_may_follow_another_transform_of_windows() -> None:
+    moving = {CenterCrop, Pad, RandomCrop, RandomResizedCrop, Resize}
+    for transform in ALL:
+        if not isinstance(transform, Container):
+            split = Split.of(Compose([CenterCrop(8), ColorJitter(0.1), transform]))
+            assert (split is None) == (type(transform) in moving), transform
 
 
 def test_a_transform_of_the_users_own_is_never_split_off() -> None:

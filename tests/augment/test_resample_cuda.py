@@ -97,7 +97,7 @@ for number, chain in enumerate(chains):
     memory[margin : margin + len(seen)] = torch.from_numpy(seen)
     told = torch.from_numpy(cut.parameters), torch.from_numpy(cut.places)
     found = cut.resampled_on_cuda(memory[margin : margin + len(seen)], *told)
-    expected = resample_fused(stored, batch.region, batch.within or batch.region, cut._flips, batch.resampling)
+    expected = resample_fused(stored, batch.region, batch.within or batch.region, batch.is_mirrored, batch.resampling)
     assert found.dtype == expected.dtype and torch.equal(found, expected), chain
 print("equal")
 """

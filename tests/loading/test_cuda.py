@@ -12,7 +12,6 @@ import inspect
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +24,8 @@ import shardio.loading.cuda
 import shardio.loading.loader
 from shardio.loading.cuda import CudaCopier, PinnedSlot
 from shardio.loading.loader import ShardLoader
-from shardio.loading.prefetch import MOST_AHEAD, CopyCounts, DevicePrefetch, Tensors
+from shardio.loading.meter import Counts
+from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
 from shardio.loading.ring import Ring, Slot
 from shardio.system.direct import ALIGNMENT
 
@@ -189,16 +189,12 @@ def test_a_steady_loop_makes_no_new_slot(loader_on: Callable[..., tuple[Simulati
 # DevicePrefetch by hand, where the order of events matters.
 
 
-class Counts(SimpleNamespace):
-    copy_seconds = stall_seconds = 0.0
-
-
 class Hand:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.copier = CudaCopier("simulated")  # type: ignore[arg-type]
         self.ring = Ring(8, lambda: self.copier.new_slot(BATCH, SHAPE))
-        self.counts: CopyCounts = Counts()
+        self.counts = Counts()
         self.prefetch = DevicePrefetch(self.copier, self.ring, self.counts)
 
     def start(self, value: int) -> None:

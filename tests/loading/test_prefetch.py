@@ -13,7 +13,6 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from pictures import sample_images
 
 import shardio.loading.loader
 from shardio.loading.loader import ShardLoader
+from shardio.loading.meter import Counts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.order.sampler import Tail
@@ -32,12 +32,6 @@ from shardio.reading.reader import Request
 SHAPE = (2, 3, 3)
 BATCH = 4
 POISON = 0xEE
-
-
-@dataclass
-class Counts:
-    copy_seconds: float = 0.0
-    stall_seconds: float = 0.0
 
 
 def finish_some(seed: int) -> Callable[[FakeCopier], None]:
