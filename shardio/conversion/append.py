@@ -56,7 +56,9 @@ def append(
         _remove(added, path)
     target = check_target(new, [parent])
     _check_parent(parent, options, has_columns=columns is not None)
-    chosen = _options_of(parent)
+    chosen = _options_of(parent).describe()
+    chosen["shard_size"] = chosen.pop("shard_nbytes")
+    chosen.pop("also", None)  # the other sizes are arrays, which `_check_parent` refuses or the merge leaves out
     with _naming_folder(added, path):
         report = convert(
             src,
@@ -64,19 +66,11 @@ def append(
             source=source,
             accept_layout=accept_layout,
             empty_classes=empty_classes,
-            size=chosen.fit.size,
-            fit=chosen.fit.mode,
-            resample=chosen.fit.resample,
-            quality=chosen.quality,
-            shard_size=chosen.shard_nbytes,
-            order=chosen.order,
-            seed=chosen.seed,
-            exif_rotate=chosen.decode.exif_rotate,
-            background=chosen.decode.background,
             workers=workers,
             max_bad=max_bad,
             columns=columns,
             on_progress=on_progress,
+            **chosen,
         )
     if on_converted is not None:
         on_converted(report)
