@@ -225,15 +225,17 @@ def _raw(
     """Returns the source's own value for the array. Masks are rotated like the source's picture."""
     if spec.source == "file":
         assert isinstance(task.origin, MaskedOrigin)
-        mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)
-        if mask.shape != source_size:
-            raise DecodeError("damaged", f"mask: {_expected_size(mask, source_size, orientation)}")
-        if mask.max() > np.iinfo(spec.row.dtype).max:
-            raise DecodeError(
-                "unsupported",
-                f"mask: expected numbers of 8 bits, as the first mask has, found {mask.max()}: store the "
-                "first mask with 16 bits",
-            )
+        try:
+            mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)
+            if mask.shape != source_size:
+                raise DecodeError("damaged", _expected_size(mask, source_size, orientation))
+            if mask.max() > np.iinfo(spec.row.dtype).max:
+                found_instead = f"{mask.max()}: store the first mask with 16 bits"
+                raise DecodeError(
+                    "unsupported", f"expected numbers of 8 bits, as the first mask has, found {found_instead}"
+                )
+        except DecodeError as error:
+            raise DecodeError(error.reason, f"mask: {error.detail}") from None
         return mask.astype(spec.dtype)
     assert isinstance(found, Given)
     assert isinstance(source.place, Item)
