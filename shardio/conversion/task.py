@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,9 +41,8 @@ from shardio.format.layout import crc32
 _AHEAD_PER_THREAD = 8
 
 
-class Report(Protocol):
-    def __call__(self, done: int, refused: int, /) -> None:
-        """Takes the number of sources done since the last call, and how many of these were refused."""
+Report = Callable[[int, int], None]
+"""Takes the number of sources done since the last call, and how many of these were refused."""
 
 
 class Stopped(Exception):
