@@ -130,7 +130,7 @@ def _options_of(parent: Parent) -> ConvertOptions:
         raise ConvertError(f"{parent.folder}: {error}") from None
     # The provenance only describes: the manifest decides whether a split is squashed.
     squashed = {split.squashed for split in parent.manifest.splits.values()}
-    fits = all(one == found[0] and squashed == {one.fit.mode == "squash"} for one in found)
+    fits = all(one == found[0] and squashed == {one.fit == "squash"} for one in found)
     if not found or not fits or found[0].sample_shape != parent.manifest.sample_shape:
         what = "several conversions with different options" if found else "a set that `convert` did not make"
         raise ConvertError(

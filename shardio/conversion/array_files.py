@@ -199,7 +199,7 @@ def make_value(
 
     Raises the errors of `check_values` if the source has changed.
     """
-    fit = task.options.fit
+    fit = task.options.fitting
     if spec.source == "pixels":
         return resize_pixels(pixels, spec.size, fit.resample)
     found: bytes | Given = b""

@@ -95,7 +95,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
                 if task.hash_sources:
                     hashed = hash_source(found)
             decoded = decode_image(image, options.decode, least_size=options.least_size)
-            options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
+            options.fitting.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:
