@@ -84,6 +84,7 @@ def _make_values(
 ) -> Generator[NDArray[Any], None, None]:
     """Yields the array's values for the samples in `rows`, in blocks."""
     sources = {source.key: source for source in task.sources}
+    shard: OpenFile | None = None
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(task.options.sample_shape)))
 
     def blocks() -> Iterator[Sequence[tuple[np.void, NDArray[np.uint8]]]]:
@@ -97,7 +98,9 @@ def _make_values(
         return _value(task, spec, sources[row["key"]], row, pixels)
 
     with contextlib.ExitStack() as stack:
-        shard = stack.enter_context(_opened(task)) if spec.source == "pixels" else None
+        if spec.source == "pixels":
+            with naming(task.out / task.name):
+                shard = stack.enter_context(open_untrusted(task.out / task.name))
         values = stack.enter_context(contextlib.closing(map_ahead(make, blocks(), threads, most)))
         for block in values:
             yield np.stack(list(block))
@@ -146,13 +149,6 @@ def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixel
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _opened(task: ShardTask) -> Iterator[OpenFile]:
-    path = task.out / task.name
-    with naming(path), open_untrusted(path) as file:
-        yield file
 
 
 def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDArray[np.void]) -> NDArray[np.uint8]:

@@ -154,16 +154,12 @@ def one_torch_thread() -> Iterator[None]:
             torch.set_num_threads(_before)
 
 
+@one_torch_thread()
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """Makes the task's shard and arrays, writes their record, and returns it. Raises Stopped if `control` says so.
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
-    with one_torch_thread():
-        return _do_task(task, control)
-
-
-def _do_task(task: ShardTask, control: Control) -> ShardRecord:
     control.check()
     fingerprints = task.origin.fingerprints(task.sources)  # first: a source that is replaced meanwhile is seen later
     if task.wanted is None:
