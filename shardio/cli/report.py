@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shardio.cli.options import folder, output_file, set_argument
 from shardio.cli.output import say
-from shardio.errors import bytes_text, counted
+from shardio.errors import DecodeError, bytes_text, counted
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardio.conversion.writing.publish import Reject
 
 
 @click.command(short_help="Write a page about a set.")
@@ -40,7 +49,6 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     shardio report out/
     shardio report out/ -o page.html --source imagenet/
     """
-    from shardio.conversion.refused import read_refused_pictures
     from shardio.conversion.writing.publish import read_rejects
     from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
     from shardio.format.layout import REJECTS_NAME
@@ -53,7 +61,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
         raise ValueError(f"--output: the folder {output.parent} does not exist: create it first")
     splits = open_splits(out)
     rejects = read_rejects(out / REJECTS_NAME)
-    drawn = [] if source is None else read_refused_pictures(source, rejects[:MAX_REFUSED], THUMBNAIL_SIDE)
+    drawn = [] if source is None else refused_pictures(source, rejects[:MAX_REFUSED], THUMBNAIL_SIDE)
     thumbnails = [None if picture is None else thumbnail(picture) for picture in drawn]
     thumbnails += [None] * (len(rejects) - len(thumbnails))
     refused = [
@@ -71,3 +79,24 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     )
     for line in normalize_lines(overview).split("\n"):
         say(line)
+
+
+def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[NDArray[np.uint8] | None]:
+    """Returns a picture of each refused image of `src`: (height, width, 3), at most `side` pixels per side.
+
+    None stands for an image that is missing, shows nothing, or was refused for its size. Raises SourceError as
+    `convert` does.
+    """
+    from shardio.conversion.images.decode import decode_leniently
+    from shardio.conversion.sources.detect import scan
+
+    collection = scan(src, accept_layout=True, empty_classes="keep")
+    wanted = {(reject.split, reject.key) for reject in rejects if reject.reason not in ("too large", "empty")}
+    pictures = {}
+    for split, sources in collection.splits.items():
+        for source in sources:
+            if (split, source.key) in wanted:
+                with contextlib.suppress(DecodeError, OSError):
+                    data = collection.origin.read(source)
+                    pictures[split, source.key] = decode_leniently(data, side) if isinstance(data, bytes) else None
+    return [pictures.get((reject.split, reject.key)) for reject in rejects]

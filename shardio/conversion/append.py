@@ -56,7 +56,9 @@ def append(
         _remove(added, path)
     target = check_target(new, [parent])
     _check_parent(parent, options, has_columns=columns is not None)
-    chosen = _options_of(parent)
+    chosen = _options_of(parent).describe()
+    chosen["shard_size"] = chosen.pop("shard_nbytes")
+    chosen.pop("also", None)  # the other sizes are arrays, which `_check_parent` refuses or the merge leaves out
     with _naming_folder(added, path):
         report = convert(
             src,
@@ -64,19 +66,11 @@ def append(
             source=source,
             accept_layout=accept_layout,
             empty_classes=empty_classes,
-            size=chosen.fit.size,
-            fit=chosen.fit.mode,
-            resample=chosen.fit.resample,
-            quality=chosen.quality,
-            shard_size=chosen.shard_nbytes,
-            order=chosen.order,
-            seed=chosen.seed,
-            exif_rotate=chosen.decode.exif_rotate,
-            background=chosen.decode.background,
             workers=workers,
             max_bad=max_bad,
             columns=columns,
             on_progress=on_progress,
+            **chosen,
         )
     if on_converted is not None:
         on_converted(report)
@@ -136,7 +130,7 @@ def _options_of(parent: Parent) -> ConvertOptions:
         raise ConvertError(f"{parent.folder}: {error}") from None
     # The provenance only describes: the manifest decides whether a split is squashed.
     squashed = {split.squashed for split in parent.manifest.splits.values()}
-    fits = all(one == found[0] and squashed == {one.fit.mode == "squash"} for one in found)
+    fits = all(one == found[0] and squashed == {one.fit == "squash"} for one in found)
     if not found or not fits or found[0].sample_shape != parent.manifest.sample_shape:
         what = "several conversions with different options" if found else "a set that `convert` did not make"
         raise ConvertError(

@@ -84,6 +84,7 @@ def _make_values(
 ) -> Generator[NDArray[Any], None, None]:
     """Yields the array's values for the samples in `rows`, in blocks."""
     sources = {source.key: source for source in task.sources}
+    shard: OpenFile | None = None
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(task.options.sample_shape)))
 
     def blocks() -> Iterator[Sequence[tuple[np.void, NDArray[np.uint8]]]]:
@@ -97,7 +98,9 @@ def _make_values(
         return _value(task, spec, sources[row["key"]], row, pixels)
 
     with contextlib.ExitStack() as stack:
-        shard = stack.enter_context(_opened(task)) if spec.source == "pixels" else None
+        if spec.source == "pixels":
+            with naming(task.out / task.name):
+                shard = stack.enter_context(open_untrusted(task.out / task.name))
         values = stack.enter_context(contextlib.closing(map_ahead(make, blocks(), threads, most)))
         for block in values:
             yield np.stack(list(block))
@@ -148,13 +151,6 @@ def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixel
 # --- pixels -----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _opened(task: ShardTask) -> Iterator[OpenFile]:
-    path = task.out / task.name
-    with naming(path), open_untrusted(path) as file:
-        yield file
-
-
 def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDArray[np.void]) -> NDArray[np.uint8]:
     """Returns the pixels of the shard's samples from `start` on, one for each of `rows`; (n, 0) without a shard."""
     if shard is None:
@@ -199,7 +195,7 @@ def make_value(
 
     Raises the errors of `check_values` if the source has changed.
     """
-    fit = task.options.fit
+    fit = task.options.fitting
     if spec.source == "pixels":
         return resize_pixels(pixels, spec.size, fit.resample)
     found: bytes | Given = b""
@@ -225,15 +221,17 @@ def _raw(
     """Returns the source's own value for the array. Masks are rotated like the source's picture."""
     if spec.source == "file":
         assert isinstance(task.origin, MaskedOrigin)
-        mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)
-        if mask.shape != source_size:
-            raise DecodeError("damaged", f"mask: {_expected_size(mask, source_size, orientation)}")
-        if mask.max() > np.iinfo(spec.row.dtype).max:
-            raise DecodeError(
-                "unsupported",
-                f"mask: expected numbers of 8 bits, as the first mask has, found {mask.max()}: store the "
-                "first mask with 16 bits",
-            )
+        try:
+            mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)
+            if mask.shape != source_size:
+                raise DecodeError("damaged", _expected_size(mask, source_size, orientation))
+            if mask.max() > np.iinfo(spec.row.dtype).max:
+                found_instead = f"{mask.max()}: store the first mask with 16 bits"
+                raise DecodeError(
+                    "unsupported", f"expected numbers of 8 bits, as the first mask has, found {found_instead}"
+                )
+        except DecodeError as error:
+            raise DecodeError(error.reason, f"mask: {error.detail}") from None
         return mask.astype(spec.dtype)
     assert isinstance(found, Given)
     assert isinstance(source.place, Item)

@@ -34,7 +34,6 @@ from shardio.conversion.options import (
     Src,
     StoredOrder,
     check_max_bad,
-    make_options,
 )
 from shardio.conversion.plan import Part, Plan, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (
@@ -116,7 +115,7 @@ def convert(
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
-    options = make_options(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
+    options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
     sources = SourceOptions(source, accept_layout, empty_classes, columns, masks, arrays or {})
     check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
@@ -287,7 +286,7 @@ class Conversion:
             rows = np.concatenate([record.rows for record in records])
             arrays = {spec.name: self._publish_array(name, spec, records) for spec in plan.arrays}
             rows = plan.columns.extend(rows) if plan.columns else rows
-            splits[name] = SplitContent(shards, rows, arrays, plan.options.fit.mode == "squash")
+            splits[name] = SplitContent(shards, rows, arrays, plan.options.fit == "squash")
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         shape, class_names = plan.options.sample_shape, collection.class_names
         name = first_split(splits)

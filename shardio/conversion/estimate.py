@@ -23,12 +23,12 @@ from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.options import (
     DEFAULT_MAX_BAD,
+    ConvertOptions,
     Quality,
     Size,
     SourceOptions,
     check_max_bad,
     count_workers,
-    make_options,
 )
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Given, Origin, Source
@@ -130,7 +130,7 @@ def estimate(
     `out`.
     """
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
-    options = make_options(size, fit, resample, quality, shard_size, order="source", also=also)
+    options = ConvertOptions(size, fit, resample, quality, shard_size, order="source", also=also)
     workers = count_workers(workers)
     check_max_bad(max_bad)
     if out is not None:

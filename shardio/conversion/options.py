@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -136,27 +137,37 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Everything that decides the bytes of the set, other than the sources."""
+    """Everything that decides the bytes of the set, other than the sources. Raises ValueError if one is invalid."""
 
-    fit: Fit = field(default_factory=Fit)
-    """`size` is the height and width of a sample in pixels. `fit` is "crop" (short side to size, then the center),
-    "squash", or "pad" (with black). `resample` is the filter."""
+    size: Size = 256
+    """The height and width of a sample in pixels, or one number for both."""
+    fit: FitMode = "crop"
+    """"crop" (short side to size, then the center), "squash", or "pad" (with black)."""
+    resample: Resample = "bicubic"
+    """The filter."""
+    quality: Quality = "exact"
+    """"fast" decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least twice the resized picture; such samples
+    differ by about 50 dB PSNR."""
     shard_nbytes: int = DEFAULT_SHARD_NBYTES
     """The maximum size of a shard in bytes."""
     order: StoredOrder = "shuffled"
     """The order of the samples in the set: "shuffled" depends on `seed` and the names of the sources, "source" is the
     order in which the sources are listed."""
     seed: int = 0
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
-    """`exif_rotate` applies the Exif orientation, except to pictures that a dataset has decoded. `background` is the
-    color under transparent pixels: (red, green, blue), "#rrggbb", or a CSS name."""
-    quality: Quality = "exact"
-    """"fast" decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least twice the resized picture; such samples
-    differ by about 50 dB PSNR."""
-    also: tuple[tuple[int, int], ...] = ()
-    """Other sizes (height, width) of every sample, made from its pixels with the same filter."""
+    exif_rotate: bool = False
+    """Apply the Exif orientation, except to pictures that a dataset has decoded."""
+    background: Colour | str = "white"
+    """The color under transparent pixels: (red, green, blue), "#rrggbb", or a CSS name."""
+    also: Sequence[Size] = ()
+    """Other sizes of every sample, made from its pixels with the same filter."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.also, (str, int)):
+            raise ValueError(f"also must be a sequence of sizes, such as (128,); found {self.also!r}")
+        size, also = self.fitting.size, tuple(map(_sides, self.also))
+        # However a caller writes them, equal options compare and are described as equal.
+        for name, value in {"size": size, "background": self.decode.background, "also": also}.items():
+            object.__setattr__(self, name, value)
         if self.order not in get_args(StoredOrder):
             raise ValueError(f"order must be one of {', '.join(get_args(StoredOrder))}; found {self.order!r}")
         if self.quality not in get_args(Quality):
@@ -165,16 +176,25 @@ class ConvertOptions:
             raise ValueError(f"shard size must be positive, an integer of bytes; found {self.shard_nbytes!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
-        for also in self.also:
-            Fit(also)  # which checks it
-            if also == self.fit.size or any(n > most for n, most in zip(also, self.fit.size, strict=True)):
-                raise ValueError(f"also must be smaller than size {self.fit.size}; found {also!r}")
-        if (repeated := first_repeated([str(also) for also in self.also])) is not None:
+        for sides in also:
+            Fit(sides)  # which checks it
+            if sides == size or any(n > most for n, most in zip(sides, size, strict=True)):
+                raise ValueError(f"also must be smaller than size {size}; found {sides!r}")
+        if (repeated := first_repeated(map(str, also))) is not None:
             raise ValueError(f"also must have each size once; found {repeated} twice")
+
+    @cached_property
+    def fitting(self) -> Fit:
+        return Fit(_sides(self.size), self.fit, self.resample)
+
+    @cached_property
+    def decode(self) -> DecodeOptions:
+        background = parse_colour(self.background) if isinstance(self.background, str) else self.background
+        return DecodeOptions(self.exif_rotate, background)
 
     @property
     def sample_shape(self) -> SampleShape:
-        return (*self.fit.size, 3)
+        return (*self.fitting.size, 3)
 
     def also_arrays(self) -> tuple[ArraySpec, ...]:
         """Returns the arrays of the sizes in `also`: "image128" for 128 x 128 pixels, "image96x128" if not square."""
@@ -185,55 +205,21 @@ class ConvertOptions:
                 pixels_row((height, width, 3)),
                 "pixels",
             )
-            for height, width in self.also
+            for height, width in map(_sides, self.also)
         )
 
     @cached_property
     def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
         """A function from a picture's (height, width) to the minimum size to decode it at; None to decode at full
         size."""
-        return self.fit.least_size if self.quality == "fast" else None
+        return self.fitting.least_size if self.quality == "fast" else None
 
     def describe(self) -> dict[str, Any]:
         """Returns the options as JSON values."""
-        return {
-            "size": list(self.fit.size),
-            "fit": self.fit.mode,
-            "resample": self.fit.resample,
-            "quality": self.quality,
-            "shard_nbytes": self.shard_nbytes,
-            "order": self.order,
-            "seed": self.seed,
-            "exif_rotate": self.decode.exif_rotate,
-            "background": list(self.decode.background),
-            **({"also": [list(size) for size in self.also]} if self.also else {}),
-        }
-
-
-def make_options(
-    size: Size,
-    fit: FitMode,
-    resample: Resample,
-    quality: Quality,
-    shard_size: int,
-    order: StoredOrder = "shuffled",
-    seed: int = 0,
-    exif_rotate: bool = False,
-    background: Colour | str = "white",
-    also: Sequence[Size] = (),
-) -> ConvertOptions:
-    """Returns the options for these arguments of `convert`. Raises ValueError if an argument is invalid."""
-    if isinstance(also, (str, int)):
-        raise ValueError(f"also must be a sequence of sizes, such as (128,); found {also!r}")
-    return ConvertOptions(
-        Fit(_sides(size), fit, resample),
-        shard_size,
-        order,
-        seed,
-        DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
-        quality,
-        tuple(map(_sides, also)),
-    )
+        described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        if not self.also:
+            del described["also"]
+        return described
 
 
 def _sides(size: Size) -> tuple[int, int]:
@@ -267,14 +253,8 @@ def count_workers(workers: int | None) -> int:
 def read_options(values: Mapping[str, Any]) -> ConvertOptions:
     """Returns the options from the JSON values that `describe` has returned. Raises ValueError for other values."""
     try:
-        return ConvertOptions(
-            Fit(tuple(values["size"]), values["fit"], values["resample"]),
-            values["shard_nbytes"],
-            values["order"],
-            values["seed"],
-            DecodeOptions(values["exif_rotate"], tuple(values["background"])),
-            values["quality"],
-            tuple(map(tuple, values.get("also", ()))),
-        )
+        given = {field.name: values[field.name] for field in fields(ConvertOptions) if field.name != "also"}
+        given |= {name: tuple(given[name]) for name in ("size", "background")}
+        return ConvertOptions(**given, also=tuple(map(tuple, values.get("also", ()))))
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected the options of a conversion, found {show(dict(values))}: {show(error)}") from None

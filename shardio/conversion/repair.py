@@ -26,7 +26,7 @@ from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
 from shardio.errors import ConvertError, SourceError
-from shardio.format.entries import FileEntry, IndexEntry
+from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
@@ -201,11 +201,8 @@ class _Repair:
             made = {entry.file: entry for entry in record.files}
             for file in self.damaged.intersection(task.file_names):
                 found = made[file].sha256 if file in made else "nothing"
-                if found == self._entries[file].sha256:
-                    self.repaired.append(file)
-                    continue
-                changes = self._changes(task, record, indexes) if file == task.name else ""
-                self.faults[file] = f"expected sha256 {self._entries[file].sha256}, made {found}{changes}"
+                if not self._note(self._entries[file], found) and file == task.name:
+                    self.faults[file] += self._changes(task, record, indexes)
         for name in self.manifest.splits:
             self._make_tables(name, [record for task, record in zip(tasks, records, strict=True) if task.split == name])
         if self.manifest.rejects.file in self.damaged:
@@ -229,7 +226,7 @@ class _Repair:
         if index.file in self.damaged:
             return ""
         if task.split not in indexes:
-            rows = _read_index(self.plan.out, index)
+            rows = np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
             indexes[task.split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
         published = indexes[task.split]
         then = {source.key: published[source.key] for source in task.sources if source.key in published}
@@ -251,16 +248,14 @@ class _Repair:
                 self._replace(array.crc32, (array.crc32.header(self.manifest.sample_shape), crc32s.tobytes()))
 
     def _replace(self, entry: FileEntry, content: Iterable[bytes | memoryview]) -> None:
-        parts = list(content)
-        sha256 = hashlib.sha256()
-        for part in parts:
-            sha256.update(part)
-        if sha256.hexdigest() == entry.sha256:
-            write_atomic(self.plan.out / entry.file, *parts)
+        data = b"".join(content)
+        if self._note(entry, hashlib.sha256(data).hexdigest()):
+            write_atomic(self.plan.out / entry.file, data)
+
+    def _note(self, entry: FileEntry, sha256: str) -> bool:
+        """Notes whether a file was made with the published bytes, and returns it."""
+        if is_same := sha256 == entry.sha256:
             self.repaired.append(entry.file)
         else:
-            self.faults[entry.file] = f"expected sha256 {entry.sha256}, made {sha256.hexdigest()}"
-
-
-def _read_index(folder: Path, index: IndexEntry) -> np.ndarray:
-    return np.frombuffer(read_untrusted(folder / index.file), index.dtype, offset=HEADER_NBYTES)
+            self.faults[entry.file] = f"expected sha256 {entry.sha256}, made {sha256}"
+        return is_same

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,8 @@ from shardio.format.layout import crc32
 _AHEAD_PER_THREAD = 8
 
 
-class Report(Protocol):
-    def __call__(self, done: int, refused: int, /) -> None:
-        """Takes the number of sources done since the last call, and how many of these were refused."""
+Report = Callable[[int, int], None]
+"""Takes the number of sources done since the last call, and how many of these were refused."""
 
 
 class Stopped(Exception):
@@ -96,7 +95,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
                 if task.hash_sources:
                     hashed = hash_source(found)
             decoded = decode_image(image, options.decode, least_size=options.least_size)
-            options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
+            options.fitting.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:
@@ -162,7 +161,7 @@ def one_torch_thread(needed: bool = True) -> Iterator[None]:
 
 def needs_torch(task: ShardTask) -> bool:
     """Whether torch resizes the task's pictures. Masks are resized without it, pictures of another size are not."""
-    return task.options.fit.needs_torch or bool(task.arrays)
+    return task.options.fitting.needs_torch or bool(task.arrays)
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:

@@ -182,7 +182,7 @@ def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", optio
     tree = scan_tree(src)
     total = 0
     for split, listed in tree.splits.items():
-        sources = order_sources(listed, ConvertOptions(fit, order=order))  # type: ignore[arg-type]
+        sources = order_sources(listed, ConvertOptions(order=order))  # type: ignore[arg-type]
         shards = [np.load(path) for path in sorted(out.glob(f"{split}-[0-9]*.npy"))]
         index = np.load(out / f"{split}-index.npy")
         position = 0

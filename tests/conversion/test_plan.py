@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.conversion.images.decode import DecodeOptions
-from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, read_options
 from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
@@ -32,7 +30,7 @@ def tree(**splits: tuple[Source, ...]) -> Collection:
 
 
 def options(side: int = 4, per_shard: int = 10, **changes: Any) -> ConvertOptions:
-    base = ConvertOptions(Fit((side, side)), shard_nbytes=HEADER_NBYTES + per_shard * side * side * 3)
+    base = ConvertOptions(side, shard_nbytes=HEADER_NBYTES + per_shard * side * side * 3)
     return replace(base, **changes)
 
 
@@ -113,7 +111,7 @@ def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) 
     for _ in range(200):
         height, width = (int(n) for n in rng.integers(1, 40, 2))
         shard_nbytes, count = int(rng.integers(1, 60_000)), int(rng.integers(1, 300))
-        chosen = ConvertOptions(Fit((height, width)), shard_nbytes=shard_nbytes)
+        chosen = ConvertOptions((height, width), shard_nbytes=shard_nbytes)
         tasks = plan_of(tree(train=sources(count)), chosen).tasks
         one = HEADER_NBYTES + height * width * 3
         for task in tasks:
@@ -126,7 +124,7 @@ def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) 
 
 def test_a_shard_has_at_most_16384_samples_and_by_default_1_gib() -> None:
     for count, shards in ((16_384, [16_384]), (16_385, [8192, 8193])):
-        plan = plan_of(tree(train=sources(count)), ConvertOptions(Fit((4, 4))))
+        plan = plan_of(tree(train=sources(count)), ConvertOptions(4))
         assert [len(task.sources) for task in plan.tasks] == shards
     plan = plan_of(tree(train=sources(5461)), ConvertOptions())
     assert [task.nbytes for task in plan.tasks] == [HEADER_NBYTES + 5461 * 256 * 256 * 3]
@@ -165,15 +163,15 @@ def test_a_task_survives_pickling() -> None:
 # --- descriptions -----------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, ConvertOptions] = {
-    "size": options(fit=Fit((4, 5))),
-    "fit": options(fit=Fit((4, 4), "pad")),
-    "resample": options(fit=Fit((4, 4), resample="bilinear")),
+    "size": options(size=(4, 5)),
+    "fit": options(fit="pad"),
+    "resample": options(resample="bilinear"),
     "quality": options(quality="fast"),
     "shard_nbytes": options(per_shard=11),
     "order": options(order="source"),
     "seed": options(seed=1),
-    "exif_rotate": options(decode=DecodeOptions(exif_rotate=True)),
-    "background": options(decode=DecodeOptions(background=(0, 0, 0))),
+    "exif_rotate": options(exif_rotate=True),
+    "background": options(background=(0, 0, 0)),
 }
 
 
@@ -186,7 +184,7 @@ def test_every_option_changes_the_description_and_is_named_as_the_difference(nam
 
 
 def test_heights_and_widths_are_not_mixed_up_in_the_description() -> None:
-    tall, wide = (plan_of(tree(train=sources(3)), options(fit=Fit(size))).describe() for size in ((4, 9), (9, 4)))
+    tall, wide = (plan_of(tree(train=sources(3)), options(size=size)).describe() for size in ((4, 9), (9, 4)))
     assert tall != wide
 
 
@@ -232,7 +230,9 @@ def test_equal_descriptions_have_no_difference() -> None:
     assert difference({}, {"seed": 3}) == "seed None, here 3"
 
 
-@pytest.mark.parametrize("chosen", [options(), *CHANGES.values(), options(fit=Fit((3, 5), "squash", "bilinear"))])
+@pytest.mark.parametrize(
+    "chosen", [options(), *CHANGES.values(), options(size=(3, 5), fit="squash", resample="bilinear")]
+)
 def test_options_are_read_back_from_their_description(chosen: ConvertOptions) -> None:
     description = json.loads(json.dumps(plan_of(tree(train=sources(20)), chosen).describe()))
     assert read_options(description) == chosen

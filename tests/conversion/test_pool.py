@@ -28,7 +28,6 @@ from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
 from shardio.conversion.engines import pool as executors
 from shardio.conversion.engines.pool import Pool, TaskLine, Terms, run_on_pool
-from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, load_record, refused_so_far
@@ -81,7 +80,7 @@ class Here(Executor):
 
 
 def tasks_of(src: Path, out: Path) -> tuple[ShardTask, ...]:
-    options = ConvertOptions(Fit((16, 16)), OPTIONS["shard_size"], "source")
+    options = ConvertOptions(16, shard_nbytes=OPTIONS["shard_size"], order="source")
     (out / ".convert").mkdir(parents=True, exist_ok=True)
     return make_plan(out, scan_tree(src), options).tasks
 
@@ -464,7 +463,7 @@ def task(image_tree: Path, out: Path) -> ShardTask:
     """All twelve sources of train, every other of which is bad."""
     for path in sorted((image_tree / "train").rglob("*.JPEG"))[::2]:
         path.write_bytes(b"")
-    plan = make_plan(out, scan_tree(image_tree / "train"), ConvertOptions(Fit((16, 16)), order="source"))
+    plan = make_plan(out, scan_tree(image_tree / "train"), ConvertOptions(16, order="source"))
     (out / ".convert").mkdir(parents=True)
     return plan.tasks[0]
 

@@ -9,8 +9,8 @@ import pytest
 from pictures import encode, random_picture
 from PIL import ImageFile
 
+from shardio.cli.report import refused_pictures
 from shardio.conversion.images.decode import decode_leniently
-from shardio.conversion.refused import read_refused_pictures
 from shardio.conversion.writing.publish import Reject
 
 _PICTURE = random_picture(np.random.default_rng(1), 80, 120)
@@ -51,5 +51,5 @@ def test_images_that_are_gone_or_were_too_large_are_not_decoded(tmp_path: Path) 
         Reject("train", b"b/1.jpg", "too large", ""),
         Reject("train", b"c/2.jpg", "damaged", ""),
     ]
-    found = read_refused_pictures(tmp_path, rejects, 60)
+    found = refused_pictures(tmp_path, rejects, 60)
     assert [picture is None for picture in found] == [False, True, True]

@@ -8,6 +8,7 @@ import torch
 
 from shardio.conversion.sources.names import (
     NO_VECTORS,
+    Numbering,
     check_label,
     check_split_words,
     clutter,
@@ -57,28 +58,32 @@ def test_two_words_for_one_split_are_refused_and_repeated_words_are_one() -> Non
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
+def numbered(texts: dict[str, set[str]]) -> Numbering:
+    return number_labels({(split, text) for split, some in texts.items() for text in some})
+
+
 def test_integers_are_labels_as_they_are_and_classes_go_up_to_the_largest() -> None:
-    found = number_labels({"train": {"0", "3", "007"}, "val": {"9"}})
+    found = numbered({"train": {"0", "3", "007"}, "val": {"9"}})
     assert found.classes == tuple(map(str, range(10)))
     assert found.labels == {"0": 0, "3": 3, "007": 7, "9": 9}
     assert not found.expected
-    assert number_labels({"train": {"1048575"}}).labels == {"1048575": MAX_CLASSES - 1}
+    assert numbered({"train": {"1048575"}}).labels == {"1048575": MAX_CLASSES - 1}
 
 
 def test_names_are_numbered_as_class_folders_are_and_later_splits_have_no_others() -> None:
     names = {"b", "a", "B", "10x", "9x", "a b", "é", "\udcff"}
-    found = number_labels({"train": names})
+    found = numbered({"train": names})
     assert found.classes == tuple(sorted(names))
     assert [found.labels[name] for name in found.classes] == list(range(8))
-    found = number_labels({"train": set(), "val": {"a", "b"}, "test": {"b", "c"}})
+    found = numbered({"train": set(), "val": {"a", "b"}, "test": {"b", "c"}})
     assert found.classes == ("a", "b")
     assert found.expected == {("test", "c"): "one of the classes of 'val'"}
 
 
 def test_the_rarer_of_integers_and_names_are_wrong() -> None:
-    assert number_labels({"train": {"1", "2", "l2"}}).expected == {("train", "l2"): "an integer, as other labels are"}
-    assert number_labels({"train": {"a", "b", "2"}}).expected == {("train", "2"): "a class name, as other labels are"}
-    assert number_labels({"train": {"a", "b", "2"}}).classes == ("a", "b")
+    assert numbered({"train": {"1", "2", "l2"}}).expected == {("train", "l2"): "an integer, as other labels are"}
+    assert numbered({"train": {"a", "b", "2"}}).expected == {("train", "2"): "a class name, as other labels are"}
+    assert numbered({"train": {"a", "b", "2"}}).classes == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -92,14 +97,14 @@ def test_the_rarer_of_integers_and_names_are_wrong() -> None:
 def test_what_is_neither_an_integer_nor_a_name_is_wrong(texts: tuple[str, ...], hint: str) -> None:
     for text in texts:
         for others in ({"1", "2"}, {"a", "b"}, set()):
-            found = number_labels({"train": {text, *others}})
+            found = numbered({"train": {text, *others}})
             assert found.expected == {("train", text): f"a class name, or an integer from 0 to 1,048,575{hint}"}
             assert text not in found.labels
 
 
 def test_a_name_may_have_numbers_in_it() -> None:
     for text in ("1.2.3", "[a, 1]", "1, 2-dichloroethane", "0.5 mm", "(1)st", "v1,2", "2020-01-01", "x" * 1024):
-        assert number_labels({"train": {text}}).classes == (text,)
+        assert numbered({"train": {text}}).classes == (text,)
 
 
 def test_every_label_has_a_number_or_is_wrong_and_never_both() -> None:
@@ -107,7 +112,7 @@ def test_every_label_has_a_number_or_is_wrong_and_never_both() -> None:
     pool = ["0", "1", "25", "007", "a", "b", "c", "-1", "", "3.5", "..", "1048576", "n01"]
     for _ in range(500):
         splits = {name: {str(text) for text in rng.choice(pool, int(rng.integers(0, 8)))} for name in ("train", "val")}
-        found = number_labels(splits)
+        found = numbered(splits)
         for split, texts in splits.items():
             for text in texts:
                 assert (text in found.labels) != ((split, text) in found.expected)

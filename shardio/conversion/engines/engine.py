@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,8 @@ class Engine:
             return run_on_pool(tasks, Pool(self.executor), report, run_file, self.workers or 1)
         threads, processes = self._split_workers(len(tasks))
         if processes > 1:
-            with _own_processes(processes) as pool:
-                return run_on_pool(tasks, pool, report, run_file, threads)
+            with _OwnProcesses(processes) as executor:
+                return run_on_pool(tasks, Pool(executor), report, run_file, threads)
         return [do_task(task, Control(report, lambda: False, threads)) for task in tasks]
 
     def _split_workers(self, num_tasks: int) -> tuple[int, int]:
@@ -97,28 +97,25 @@ class Engine:
 # --- processes of this machine ----------------------------------------------------------------------------------------
 
 
-class _OwnProcesses(Pool):
-    def submit(self, *call: Any) -> Future[ShardRecord]:
+class _OwnProcesses(ProcessPoolExecutor):
+    """Spawned worker processes, which inherit no locks or threads. If the `with` block fails, they are killed."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, multiprocessing.get_context("spawn"), _end_with_parent)
+
+    def submit(self, *call: Any, **options: Any) -> Future[Any]:
         # Ctrl-C is for this process alone: submitting starts workers, which inherit the blocked signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return super().submit(*call)
+            return super().submit(*call, **options)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-
-@contextlib.contextmanager
-def _own_processes(count: int) -> Iterator[Pool]:
-    """Yields a pool of spawned worker processes, which inherit no locks or threads. If the block fails, kills them."""
-    executor = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _end_with_parent)
-    try:
-        yield _OwnProcesses(executor)
-    except BaseException:
-        for process in list((executor._processes or {}).values()):
-            process.kill()  # a shard that is not finished is made again in any case
-        raise
-    finally:
-        executor.shutdown(cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for process in list((self._processes or {}).values()):
+                process.kill()  # a shard that is not finished is made again in any case
+        self.shutdown(cancel_futures=True)
 
 
 def _end_with_parent() -> None:

@@ -141,8 +141,10 @@ def run_on_pool(
             '"__main__":`)'
         ) from None
     finally:
-        run_file.unlink(missing_ok=True)
-        pool.cancel(running)
+        try:
+            pool.cancel(running)  # before a task stops, and its worker begins the next
+        finally:
+            run_file.unlink(missing_ok=True)
 
 
 def _read_counts(run_file: Path) -> NDArray[np.int64]:

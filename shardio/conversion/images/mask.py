@@ -42,8 +42,7 @@ def decode_mask(data: bytes) -> Mask:
         found = f"bytes that begin {data[:8].hex(' ')}" if data else "an empty file"
         raise DecodeError("unsupported" if data else "empty", f"{_SUPPORTED}, found {found}")
     except Exception as error:
-        refused = as_decode_error(error)
-        raise DecodeError(refused.reason, f"mask: {refused.detail}") from None
+        raise as_decode_error(error) from None
 
 
 def read_dtype(data: bytes) -> np.dtype[np.uint8] | np.dtype[np.uint16]:

@@ -22,6 +22,7 @@ from shardio.conversion.sources.collection import Source
 from shardio.conversion.writing.shard_file import with_columns
 from shardio.errors import SourceError
 from shardio.format.layout import IndexColumns, check_columns
+from shardio.format.parse import first_repeated
 from shardio.sets.arrow import check_installed, open_parquet, read_table
 
 PATH = "path"
@@ -39,10 +40,10 @@ class ColumnTable:
     """The columns of all sources of a collection."""
 
     columns: IndexColumns
-    keys: NDArray[np.bytes_]
-    """The keys of all sources, in ascending order."""
+    rows: Mapping[bytes, int]
+    """The row of each path in the file. The keys of all sources are among the paths."""
     values: Mapping[str, _Numbers]
-    """The numbers of each column, in the order of the keys."""
+    """The numbers of each column, by row of the file."""
     sha256: str
     """Hash of the names, types and numbers of the columns, for all sources."""
     num_unused: int
@@ -50,7 +51,7 @@ class ColumnTable:
 
     def extend(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         """Returns a copy of index rows with the columns added. Rows may be of any of the sources, in any order."""
-        found = np.searchsorted(self.keys, rows["key"])
+        found = [self.rows[key] for key in rows["key"].tolist()]
         return with_columns(rows, self.columns, {name: numbers[found] for name, numbers in self.values.items()})
 
 
@@ -70,23 +71,18 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
         columns = check_columns([(name, numbers.dtype.str) for name, numbers in table])
     except ValueError as error:
         raise SourceError(f"{path}: {error}") from None
-    wanted = {name: np.array([source.key for source in sources]) for name, sources in splits.items()}
-    # A longer path belongs to no source, and would make the array of all paths as wide.
-    longest = max(keys.itemsize for keys in wanted.values())
-    fitting = np.array([number for number, name in enumerate(paths) if len(name) <= longest], np.int64)
-    keys = np.array([paths[number] for number in fitting], f"S{longest}")
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    _check_distinct(path, keys)
-    first = paths[0] if paths else b""
-    found = {name: _find(path, keys, sources, first) for name, sources in wanted.items()}
-    values = {name: numbers[fitting[order]] for name, numbers in table}
+    rows = {key: row for row, key in enumerate(paths)}
+    if (repeated := first_repeated(paths)) is not None:
+        raise SourceError(
+            f"{path}: expected one row for each path, found {_show(repeated)} twice ({len(paths) - len(rows):,} too "
+            "many)"
+        )
+    found = [_find(path, rows, sources) for sources in splits.values()]
     sha256 = hashlib.sha256(repr(columns).encode())
-    for name, _ in columns:
-        for rows in found.values():
-            sha256.update(values[name][rows].tobytes())
-    used = np.unique(np.concatenate(list(found.values())))
-    return ColumnTable(columns, keys, values, sha256.hexdigest(), len(paths) - len(used))
+    for _, numbers in table:
+        for rows_of_split in found:
+            sha256.update(numbers[rows_of_split].tobytes())
+    return ColumnTable(columns, rows, dict(table), sha256.hexdigest(), len(paths) - len(set().union(*found)))
 
 
 def check_columns_file(path: Path) -> bool:
@@ -101,25 +97,15 @@ def check_columns_file(path: Path) -> bool:
     return is_parquet
 
 
-def _check_distinct(path: Path, keys: NDArray[np.bytes_]) -> None:
-    repeated = keys[1:][keys[1:] == keys[:-1]]
-    if len(repeated):
+def _find(path: Path, rows: Mapping[bytes, int], sources: Sequence[Source]) -> list[int]:
+    """Returns the row of each source."""
+    if missing := [source.key for source in sources if source.key not in rows]:
         raise SourceError(
-            f"{path}: expected one row for each path, found {_show(repeated[0])} twice ({len(repeated):,} too many)"
+            f"{path}: expected a row for every image, found none for {len(missing):,} of {len(sources):,}, such as "
+            f"{_show(missing[0])}. The file's first path is {_show(next(iter(rows), b''))}; paths are relative to SRC, "
+            "and other cells may be empty"
         )
-
-
-def _find(path: Path, keys: NDArray[np.bytes_], wanted: NDArray[np.bytes_], first: bytes) -> NDArray[np.int64]:
-    """Returns the positions of the wanted keys in the sorted `keys`. `first` is the file's first path."""
-    found = np.searchsorted(keys, wanted).astype(np.int64)
-    missing = wanted[keys[np.minimum(found, len(keys) - 1)] != wanted] if len(keys) else wanted
-    if len(missing):
-        raise SourceError(
-            f"{path}: expected a row for every image, found none for {len(missing):,} of {len(wanted):,}, such as "
-            f"{_show(missing[0])}. The file's first path is {_show(first)}; paths are relative to SRC, and other "
-            "cells may be empty"
-        )
-    return found
+    return [rows[source.key] for source in sources]
 
 
 def _show(key: bytes) -> str:
@@ -137,23 +123,22 @@ class _Cells:
 
     def append(self, cell: str) -> None:
         """Appends the number in the cell. Raises ValueError if the cell is not a number, or the number does not fit."""
-        if _INTEGER.fullmatch(cell):
-            number: int | float = int(cell)
-            if self._numbers.typecode == "q":
-                if not -(1 << 63) <= number < 1 << 63:
-                    raise ValueError(f"expected integers that fit in int64, found {cell}")
-            else:
-                self._check_exact(number)
-        else:
-            number = self._parse(cell)
-            if self._numbers.typecode == "q":
-                for integer in self._numbers:
-                    self._check_exact(integer)
-                self._numbers = array("d", self._numbers)
-        self._numbers.append(number)  # type: ignore[arg-type]
+        number = self._parse(cell)
+        if isinstance(number, float) and self._numbers.typecode == "q":
+            for integer in self._numbers:
+                self._check_exact(integer)
+            self._numbers = array("d", self._numbers)
+        elif isinstance(number, int) and self._numbers.typecode == "d":
+            self._check_exact(number)
+        try:
+            self._numbers.append(number)  # type: ignore[arg-type]
+        except OverflowError:
+            raise ValueError(f"expected integers that fit in int64, found {cell}") from None
 
     @staticmethod
-    def _parse(cell: str) -> float:
+    def _parse(cell: str) -> int | float:
+        if _INTEGER.fullmatch(cell):
+            return int(cell)
         try:
             if not cell.isascii() or "_" in cell:  # which Python's float would take
                 raise ValueError

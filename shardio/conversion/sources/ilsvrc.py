@@ -15,7 +15,6 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from shardio.conversion.sources.names import clutter
 from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import is_safe_name
+from shardio.format.parse import first_repeated
 
 TRAIN_NAME = "ILSVRC2012_img_train.tar"
 VAL_NAME = "ILSVRC2012_img_val.tar"
@@ -164,9 +164,8 @@ def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str])
         ignored.update(kind for kind in listed if isinstance(kind, str))
     if not sources:
         raise SourceError(f"{path}: expected images, found none")
-    for one, next_one in pairwise(sources):
-        if one.key == next_one.key:
-            raise SourceError(f"{path}: expected each image once, found {os.fsdecode(one.key)!r} twice")
+    if (key := first_repeated(source.key for source in sources)) is not None:
+        raise SourceError(f"{path}: expected each image once, found {os.fsdecode(key)!r} twice")
     return tuple(sources)
 
 

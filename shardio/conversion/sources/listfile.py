@@ -70,10 +70,7 @@ def scan_list(src: Path) -> Collection:
     except OSError as error:
         raise SourceError(f"{src}: expected a readable list, found: {error.strerror}") from None
     keys = _keys(src, rows, faults)
-    written: dict[str, set[str]] = {split: set() for split in in_split_order(row.split for row in rows)}
-    for row in rows:
-        written[row.split].add(row.label)
-    numbering = number_labels(written)
+    numbering = number_labels({(row.split, row.label) for row in rows})
     for row in rows:
         if (expected := numbering.expected.get((row.split, row.label))) is not None:
             faults.add(row.line, expected, row.label)
@@ -82,7 +79,7 @@ def scan_list(src: Path) -> Collection:
         raise SourceError(f"{src}: expected lines of `PATH LABEL`, or a CSV with columns path and label; found none")
     if not any(os.path.lexists(src.parent / row.path) for row in rows[:_PROBED]):
         raise _nowhere(src, [row.path for row in rows[:_PROBED]])
-    splits: dict[str, list[Source]] = {split: [] for split in written}
+    splits: dict[str, list[Source]] = {split: [] for split in in_split_order(row.split for row in rows)}
     for row, key in zip(rows, keys, strict=True):
         place = os.fsencode(row.path)
         splits[row.split].append(Source(key, numbering.labels[row.label], None if place == key else place))

@@ -46,11 +46,8 @@ class MaskedOrigin(Origin):
         if path is None:
             name = next(_paths_of(source), None)
             tried = f"no {name}.png or .webp" if name else "a picture that is not below SRC"
-            raise DecodeError("incomplete", f"mask: found {tried}")
-        try:
-            return read_file(path)
-        except DecodeError as error:
-            raise DecodeError(error.reason, f"mask: {error.detail}") from None
+            raise DecodeError("incomplete", f"found {tried}")
+        return read_file(path)
 
     def _find(self, source: Source) -> str | None:
         for stem in _paths_of(source):
@@ -100,7 +97,7 @@ def with_masks(collection: Collection, folder: Path) -> tuple[Collection, np.dty
             return replace(collection, origin=origin), read_dtype(origin.read_mask(source))
         except DecodeError as error:
             first = first or error
-    detail = first.detail.removeprefix("mask: ") if first else "no picture"
+    detail = first.detail if first else "no picture"
     raise SourceError(
         f"{folder}: expected a mask for each picture, at the same path below this folder as below SRC; {detail}, nor "
         "for any other that was tried"

@@ -13,8 +13,7 @@ import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,32 +126,33 @@ class Numbering:
     """For each invalid label, by (split, text), a description of the labels that are valid. See `labels`."""
 
 
-def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
-    """Returns the numbers of all labels. `written` has the texts of the labels in each split.
+def number_labels(written: Set[tuple[str, str]]) -> Numbering:
+    """Returns the numbers of all labels. `written` are the (split, text) of the labels.
 
     Class names in later splits must occur in the first split. If a collection has both integers and class names, the
     rarer kind is invalid.
     """
-    everything = frozenset().union(*written.values())
+    everything = {text for _, text in written}
     integers = {text for text in everything if re.fullmatch(r"[0-9]{1,18}", text) and int(text) < MAX_CLASSES}
     names = {text for text in everything if _is_name(text)}
-    first = next((split for split, texts in written.items() if texts), "")
+    first = next(iter(in_split_order(split for split, _ in written)), "")
     are_integers = len(integers) >= len(names)
     if are_integers:
         labels = {text: int(text) for text in integers}
         classes = tuple(map(str, range(max(labels.values(), default=-1) + 1)))
     else:
-        classes = tuple(sorted(names & written[first]))
+        classes = tuple(sorted(name for name in names if (first, name) in written))
         labels = {name: label for label, name in enumerate(classes)}
     expected = {}
-    for split, texts in written.items():
-        for text in texts - labels.keys():
-            if text in integers or (text in names and are_integers):
-                expected[split, text] = f"{'an integer' if are_integers else 'a class name'}, as other labels are"
-            elif text in names:
-                expected[split, text] = f"one of the classes of {first!r}"
-            else:
-                expected[split, text] = f"a class name, or an integer from 0 to {MAX_CLASSES - 1:,}{_hint(text)}"
+    for split, text in written:
+        if text in labels:
+            continue
+        if text in integers or (text in names and are_integers):
+            expected[split, text] = f"{'an integer' if are_integers else 'a class name'}, as other labels are"
+        elif text in names:
+            expected[split, text] = f"one of the classes of {first!r}"
+        else:
+            expected[split, text] = f"a class name, or an integer from 0 to {MAX_CLASSES - 1:,}{_hint(text)}"
     return Numbering(classes, labels, expected)
 
 

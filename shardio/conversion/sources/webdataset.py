@@ -77,11 +77,8 @@ def scan_webdataset(src: Path) -> Collection:
             "of a folder tree; ImageNet's own archives need `--source ilsvrc`)"
         )
     splits = _splits(src, tars, samples)
-    written: dict[str, set[str]] = {split: set() for split in in_split_order(splits)}
-    for sample, split in zip(samples, splits, strict=True):
-        if not isinstance(sample.place, Fault):
-            written[split].add(sample.label)
-    numbering = number_labels(written)
+    labelled = zip(splits, samples, strict=True)
+    numbering = number_labels({(split, one.label) for split, one in labelled if not isinstance(one.place, Fault)})
     sources = _sources(samples, splits, numbering, keep_tar=False)
     if first_repeated(_keys(sources)) is not None:  # names that begin anew in each tar
         sources = _sources(samples, splits, numbering, keep_tar=True)
@@ -90,7 +87,7 @@ def scan_webdataset(src: Path) -> Collection:
     faults = [source.place for source in chain.from_iterable(sources.values()) if isinstance(source.place, Fault)]
     if len(faults) == len(samples):
         raise SourceError(f"{src}: expected samples with a label, found none in {len(samples):,}: {faults[0].detail}")
-    by_split = {split or DEFAULT_SPLIT: tuple(sources[split]) for split in written}
+    by_split = {split or DEFAULT_SPLIT: tuple(sources[split]) for split in in_split_order(splits)}
     return Collection(FileOrigin(folder), numbering.classes, by_split, ignored, kind="webdataset")
 
 
