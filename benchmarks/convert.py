@@ -32,7 +32,7 @@ from PIL import Image
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
-from shardio.kernels import fit as kernel
+from shardio.kernels import resample as kernel
 
 FIT = Fit((256, 256))
 SAMPLE_NBYTES = 256 * 256 * 3

@@ -194,7 +194,7 @@ class Batch:
                 if made is not None:
                     return made
             if self.statistics is not None:
-                images = normalized(images, self.statistics)
+                return normalized(images, self.statistics, self.dtype)
             return images if self.dtype is None else images.to(self.dtype)
         boxes, flips, how = self.region, self.is_mirrored, self.resampling
         if images.is_cuda:
@@ -202,7 +202,7 @@ class Batch:
 
             if can_fuse(images, how):
                 return resample_fused(images, boxes, self.within or boxes, flips, how)
-        images = resample(
+        return resample(
             images,
             boxes,
             flips,
@@ -211,8 +211,8 @@ class Batch:
             antialias=self.antialias,
             within=self.within,
             statistics=self.statistics,
+            dtype=self.dtype,
         )
-        return images if self.dtype is None else images.to(self.dtype)
 
     @property
     def resampling(self) -> Resampling:

@@ -20,7 +20,7 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Container, Transform
 from shardio.augment.description import is_of_shardio
-from shardio.augment.resample import Resampling, make_spans, resample_windows
+from shardio.augment.resample import Resampling, as_made, make_spans, resample_windows
 from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
     AlternatingFlip,
@@ -120,9 +120,9 @@ class Cut:
         return self.batch.images.shape[1]
 
     @property
-    def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """The dtype of the results before a cast: float32 if they are normalized, else uint8."""
-        return np.uint8 if self.batch.statistics is None else np.float32
+    def dtype(self) -> Any:
+        """The dtype in which `resample` writes the results, `Resampling.kernel_dtype`."""
+        return self.how.kernel_dtype
 
     @cached_property
     def windows(self) -> Windows:
@@ -211,7 +211,7 @@ class Cut:
             self.resample(packed[self.ends[first] : self.ends[stop]], some, out[some])
 
         in_slices(len(out), work)
-        return torch.from_numpy(out).permute(0, 3, 1, 2)
+        return as_made(torch.from_numpy(out), self.how).permute(0, 3, 1, 2)
 
     def finish(
         self,
@@ -227,8 +227,7 @@ class Cut:
         """
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
         head, targets = self.batch, Targets.of(stand_in, masks, boxes, self.split.transform.mask_fill)
-        made = images if head.dtype is None else images.to(head.dtype)
-        batch = replace(head, labels=labels, targets=targets).holding(made)
+        batch = replace(head, labels=labels, targets=targets).holding(as_made(images, self.how))
         for transform, purpose in self.split.rest:
             batch = transform.apply(batch, purpose)
         done = batch.finished()

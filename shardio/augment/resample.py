@@ -1,7 +1,9 @@
 """Resamples a box of each image to one size: by a kernel in C on the CPU, or by operations of torch on any device.
 
-The result equals Pillow's `crop` and `resize` within one grey level: an antialiased filter, applied first along one
-axis and then along the other. Boxes may have fractional sides, as in images that were squashed.
+The result is that of torch's antialiased `interpolate` of the cropped uint8 images: a filter along the lines, with
+weights of 16 bits, then a rounding to grey levels, and the same along the columns. Pillow's `crop` and `resize` give
+the same within one grey level. On the CPU both ways give the same bytes. Boxes may have fractional sides, as in images
+that were squashed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
-from shardio.kernels import pixels as pixels_kernel
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
 from shardio.kernels.rowcopy import Windows
@@ -42,11 +43,22 @@ class Resampling:
         return self.dtype or (torch.uint8 if self.statistics is None else torch.float32)
 
     @property
+    def kernel_dtype(self) -> Any:
+        """The dtype that the kernel in C writes: `made`, with the bits of bfloat16 as uint16, or what is cast to it."""
+        return _KERNEL_DTYPES.get(self.made, np.uint8 if self.statistics is None else np.float32)
+
+    @property
     def radius(self) -> float:
         """The radius of the filter, in pixels of the box or of the result, whichever are larger."""
         return 2.0 if self.interpolation == "bicubic" else 1.0
 
 
+_KERNEL_DTYPES = {
+    torch.uint8: np.uint8,
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.uint16,  # numpy has no bfloat16
+}
 # What torch's operations may take for images that they do at once.
 _MOST_NBYTES = 256 << 20
 # Rounding may put a box beyond its limits by this share of a pixel.
@@ -63,17 +75,18 @@ def resample(
     antialias: bool = True,
     within: Boxes | None = None,
     statistics: Statistics | None = None,
+    dtype: torch.dtype | None = None,
     native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
     """Returns the boxes of `images` resampled to `size`, uint8 (B, C, *size) in channels_last memory.
 
     `images` are uint8 (B, C, H, W), on any device. Where `flips`, (B,), is true, the result is mirrored. With
-    `statistics`, it is normalized float32. The filter reads no pixel outside of `within`, boxes around `boxes`
-    (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside `within`. With `native`, the
-    kernel in C does the work on the CPU, in as many threads as torch has.
+    `statistics`, it is normalized float32; with `dtype`, it is cast. The filter reads no pixel outside of `within`,
+    boxes around `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside `within`.
+    With `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
-    how = Resampling(size, interpolation, antialias, statistics)
+    how = Resampling(size, interpolation, antialias, statistics, dtype)
     # torch.export records operations of torch, and no kernel of ours.
     if native and images.device.type == "cpu" and not is_recorded(images):
         return _resample_natively(images, spans, flips, how)
@@ -92,30 +105,40 @@ def resample(
 def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
     """Returns the bytes that torch's operations need for an image.
 
-    They hold three stages in float32, and a copy of each stage with the axes in the order of a matrix product."""
+    They hold three stages in float64, and a copy of each stage with the axes in the order of a matrix product."""
     channels, height, width = images.shape[1:]
-    return 8 * channels * (height * width + height * size[1] + size[0] * size[1])
+    return 16 * channels * (height * width + height * size[1] + size[0] * size[1])
 
 
 def _resample_by_torch(
     images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
-    # MPS has no float64.
-    exact = torch.float32 if images.device.type == "mps" else torch.float64
+    # Sums of pixels times weights of 16 bits are exact in float64, which is slow on GPUs and which MPS has not.
+    exact = torch.float64 if images.device.type == "cpu" else torch.float32
     rows, columns = (
-        _weights(there, _most_taps(span, side, how), limit, side, how)
+        _weights(there, _most_taps(span, side, how), limit, side, how).to(exact)
         for span, limit, side in zip(spans, images.shape[2:], how.size, strict=True)
-        for there in [to_device(torch.from_numpy(span).to(exact), images.device)]
+        for there in [to_device(torch.from_numpy(span).to(_float64_on(images.device)), images.device)]
     )
     mirrored = to_device(torch.from_numpy(flips), images.device)
     columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     # (B, H, W, C) is resampled along the lines first, then along the columns.
-    pixels = images.permute(0, 2, 3, 1).to(torch.float32)
+    pixels = images.permute(0, 2, 3, 1).to(exact)
     with torch.autocast(images.device.type, enabled=False):  # which would do this in 8 bits
-        lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
-        result = torch.einsum("byh,bhxc->byxc", rows, lines)
-    grey = result.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(0, 3, 1, 2)
-    return grey if how.statistics is None else normalized(grey, how.statistics, native=False)
+        lines = _to_levels(torch.einsum("bxw,bhwc->bhxc", columns, pixels))
+        grey = _to_levels(torch.einsum("byh,bhxc->byxc", rows, lines)).to(torch.uint8).permute(0, 3, 1, 2)
+    if how.statistics is None:
+        return grey if how.dtype is None else grey.to(how.dtype)
+    return normalized(grey, how.statistics, how.dtype, native=False)
+
+
+def _float64_on(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _to_levels(sums: torch.Tensor) -> torch.Tensor:
+    """Returns sums rounded to grey levels, halves up, in place."""
+    return sums.add_(0.5).floor_().clamp_(0, 255)
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
@@ -124,15 +147,24 @@ def affine_of(statistics: Statistics) -> torch.Tensor:
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
 
-def normalized(images: torch.Tensor, statistics: Statistics, *, native: bool = pixels_kernel.AVAILABLE) -> torch.Tensor:
-    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), as float32, in the memory format of `images`."""
+def normalized(
+    images: torch.Tensor,
+    statistics: Statistics,
+    dtype: torch.dtype | None = None,
+    *,
+    native: bool = kernel.AVAILABLE,
+) -> torch.Tensor:
+    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), in their memory format, as float32 or `dtype`."""
     is_last = images.is_contiguous(memory_format=torch.channels_last)
     if native and images.device.type == "cpu" and is_last and not is_recorded(images):
-        pixels = images.detach().permute(0, 2, 3, 1).numpy()
-        return torch.from_numpy(pixels_kernel.normalize(pixels, affine_of(statistics).numpy())).permute(0, 3, 1, 2)
+        size = (images.shape[2], images.shape[3])
+        whole = Boxes.whole(len(images), *size)
+        how = Resampling(size, statistics=statistics, dtype=dtype)
+        return _resample_natively(images.detach(), make_spans(whole, whole, *size), np.zeros(len(images), bool), how)
     factor, offset = to_device(affine_of(statistics), images.device)[:, :, None, None]
     # Rounded after the product, as the kernels in C do it.
-    return images.to(torch.float32).mul_(factor).add_(offset)
+    made = images.to(torch.float32).mul_(factor).add_(offset)
+    return made if dtype is None else made.to(dtype)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -170,13 +202,18 @@ def _resample_natively(
     count, height, width, channels = pixels.shape
     none = np.zeros(count, np.int64)
     whole = Windows.alike(height, width, none, none)
-    out = np.empty((count, *how.size, channels), np.uint8 if how.statistics is None else np.float32)
+    out = np.empty((count, *how.size, channels), how.kernel_dtype)
 
     def work(some: slice) -> None:
         resample_windows(pixels[some], whole[some], spans[:, some], flips[some], out[some], how)
 
     in_slices(count, work)
-    return torch.from_numpy(out).permute(0, 3, 1, 2)
+    return as_made(torch.from_numpy(out), how).permute(0, 3, 1, 2)
+
+
+def as_made(images: torch.Tensor, how: Resampling) -> torch.Tensor:
+    """Returns what the kernel in C wrote, of `how.kernel_dtype`, as `how.made`: a view, or cast."""
+    return images.view(how.made) if images.dtype == torch.uint16 else images.to(how.made)
 
 
 def resample_windows(
@@ -190,12 +227,17 @@ def resample_windows(
     """Does what `resample` does, from windows of images, by the kernel in C in the calling thread.
 
     `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
-    `out` is uint8 (B, *size, C), float32 with mean and std. Raises IndexError if a box is not inside its window.
+    `out` is (B, *size, C) of `how.kernel_dtype`. Raises IndexError if a box is not inside its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
-    affine = None if how.statistics is None else affine_of(how.statistics).numpy()
+    axes = spans.transpose(1, 0, 2).copy()
+    axes[:, :, 1] /= how.size  # from lengths to scales
+    affine = None
+    if out.dtype != np.uint8:
+        same = ((0.0,) * out.shape[3], (1 / 255,) * out.shape[3])
+        affine = affine_of(how.statistics or same).numpy()
     cubic = how.interpolation == "bicubic"
-    kernel.resample_windows(pixels, sides, spans, flips, out, affine, cubic=cubic, antialias=how.antialias)
+    kernel.resample_windows(pixels, sides, axes, flips, out, affine, cubic=cubic, antialias=how.antialias)
 
 
 def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
@@ -205,10 +247,11 @@ def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
 
 
 def _weights(spans: torch.Tensor, taps: int, limit: int, size: int, how: Resampling) -> torch.Tensor:
-    """Returns the weights of all inputs for each output of each image along one axis: float32 (B, size, limit).
+    """Returns the weights of all inputs for each output of each image along one axis: (B, size, limit).
 
-    With `antialias`, the filter widens with the scale and leaves out pixels outside of its limits, as in Pillow.
-    Without, the pixels at the edge are repeated outside, as in torch.
+    They are rounded to 16 bits: to whole numbers of 2^-n, with the largest n for which those of an image fit. With
+    `antialias`, the filter widens with the scale and leaves out pixels outside of its limits. Without, the pixels at
+    the edge are repeated outside.
     """
     starts, lengths, low, high = (values[:, None] for values in spans.unbind(1))
     scale = lengths / size
@@ -217,14 +260,24 @@ def _weights(spans: torch.Tensor, taps: int, limit: int, size: int, how: Resampl
     firsts = torch.floor(centres - how.radius * stretch + 0.5)
     lasts = torch.floor(centres + how.radius * stretch + 0.5)
     places = firsts[:, :, None] + torch.arange(taps, device=spans.device)
-    weights = _filter((places + 0.5 - centres[:, :, None]) / stretch[:, :, None], how)
+    weights = _filter((places - centres[:, :, None] + 0.5) * (1 / stretch)[:, :, None], how)
     weights = weights * (places < lasts[:, :, None])
     if how.antialias:
         weights = weights * ((places >= low[:, :, None]) & (places < high[:, :, None]))
-    weights = torch.nan_to_num(weights / weights.sum(dim=2, keepdim=True))
     places = torch.minimum(torch.maximum(places, low[:, :, None]), high[:, :, None] - 1).long()
-    dense = torch.zeros(len(spans), size, limit, dtype=torch.float32, device=spans.device)
-    return dense.scatter_add_(2, places, weights.to(torch.float32))
+    dense = torch.zeros(len(spans), size, limit, dtype=spans.dtype, device=spans.device)
+    dense = dense.scatter_add_(2, places, weights)
+    # Added one after the other, as in C: sums of doubles depend on the order.
+    total = torch.zeros_like(weights[:, :, 0])
+    for tap in range(taps):
+        total = total + weights[:, :, tap]
+    shares = torch.nan_to_num(dense / total[:, :, None])
+    largest = shares.abs().amax(dim=(1, 2))
+    bits = torch.zeros_like(largest)
+    for n in range(1, 23):
+        bits = torch.where(largest * 2.0**n + 0.5 < 2**15, n, bits)
+    unit = 2.0 ** bits[:, None, None]
+    return (shares.abs() * unit + 0.5).floor() * shares.sign() / unit
 
 
 def _filter(x: torch.Tensor, how: Resampling) -> torch.Tensor:
@@ -234,5 +287,5 @@ def _filter(x: torch.Tensor, how: Resampling) -> torch.Tensor:
     # Keys, "Cubic convolution interpolation for digital image processing", 1981.
     a = -0.5 if how.antialias else -0.75
     near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))

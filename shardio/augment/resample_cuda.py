@@ -135,6 +135,16 @@ if triton is not None:
         return total
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def _shifted(grey, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Returns rounded grey levels plus 1.5 * 2^23, where all floats are whole numbers.
+
+        Callers add 2^-13 before, so that halves are rounded up.
+        """
+        if CUBIC:  # a mean of pixels is between them
+            grey = tl.minimum(tl.maximum(grey, 0.0), 255.0)
+        return grey + 12582912.0
+
+    @triton.jit  # type: ignore[untyped-decorator]
     def _filtered(  # type: ignore[no-untyped-def]
         line,
         first,
@@ -152,9 +162,9 @@ if triton is not None:
         ANTIALIAS: tl.constexpr,
         LANES: tl.constexpr,
     ):
-        """Returns a stored line filtered along the line. Values that depend only on TAPS leave the loops."""
+        """Returns a stored line filtered along it, in grey levels. What depends only on TAPS leaves the loops."""
         begin = first.to(tl.int32) * CHANNELS + channel
-        grey = tl.zeros([LANES], tl.float32)
+        grey = tl.zeros([LANES], tl.float32) + 0.0001220703125
         if TAPS:
             for t in tl.static_range(TAPS):
                 weight = _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
@@ -168,16 +178,7 @@ if triton is not None:
                 weight = _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
                 pixel = tl.load(line + begin + t * CHANNELS).to(tl.float32)
                 grey = tl.fma(pixel, weight * share, grey)
-        return grey
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _shifted(sums, totals, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Returns rounded grey levels plus 1.5 * 2^23, where all floats are whole numbers. Halves are rounded up."""
-        shares = 1 / tl.where(totals == 0, 1.0, totals)
-        grey = tl.fma(sums, shares[:, None], 0.0001220703125)  # 2^-13
-        if CUBIC:  # a mean of pixels is between them
-            grey = tl.minimum(tl.maximum(grey, 0.0), 255.0)
-        return grey + 12582912.0
+        return _shifted(grey, CUBIC) - 12582912.0
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _columns(  # type: ignore[no-untyped-def]
@@ -280,7 +281,8 @@ if triton is not None:
                 weights = _filter((at + 0.5 - centres) * shrink_y, A, CUBIC)
                 sums = tl.fma(weights[:, None], grey[None, :], sums)
                 totals += weights
-            grey = _shifted(sums, totals, CUBIC)
+            shares = 1 / tl.where(totals == 0, 1.0, totals)
+            grey = _shifted(tl.fma(sums, shares[:, None], 0.0001220703125), CUBIC)
             there = ((picture * out_height + ys) * (out_width * CHANNELS))[:, None] + lane[None, :]
             inside = (ys < out_height)[:, None] & (lane < out_width * CHANNELS)[None, :]
             # A comparison of types is a plain bool before Triton 3.4, and the `and` of a kernel does not take it.

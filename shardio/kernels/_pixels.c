@@ -1214,59 +1214,7 @@ static PyObject *run_steps(PyObject *module, PyObject *args)
     return result;
 }
 
-/* Sixteen pixels at a time have the same factors and offsets. */
-static inline void normalize_pixels(float *restrict to, const uint8_t *restrict from, size_t n, const float *affine,
-                                    size_t channels)
-{
-    float factors[16 * MOST_CHANNELS], offsets[16 * MOST_CHANNELS];
-    size_t period = 16 * channels;
-    for (size_t i = 0; i < period; i++)
-        factors[i] = affine[i % channels], offsets[i] = affine[channels + i % channels];
-    for (size_t at = 0; at < n; at += period) {
-        size_t some = n - at < period ? n - at : period;
-        for (size_t i = 0; i < some; i++)
-            to[at + i] = (float)from[at + i] * factors[i] + offsets[i];
-    }
-}
-
-#ifdef FOR_GENERATIONS
-__attribute__((target_clones("avx2", "default")))
-#endif
-static void normalize_all(float *to, const uint8_t *from, size_t n, const float *affine, size_t channels)
-{
-    normalize_pixels(to, from, n, affine, channels);
-}
-
-static PyObject *normalize(PyObject *module, PyObject *args)
-{
-    (void)module;
-    Py_buffer pixels, out, affine;
-    if (!PyArg_ParseTuple(args, "y*w*y*:normalize", &pixels, &out, &affine))
-        return NULL;
-    PyObject *result = NULL;
-    float numbers[2 * MOST_CHANNELS];
-    Py_ssize_t width = (Py_ssize_t)sizeof(float), channels = affine.len / (2 * width);
-    if (channels < 1 || channels > MOST_CHANNELS || affine.len != 2 * channels * width || pixels.len % channels ||
-        out.len / width != pixels.len || out.len % width) {
-        PyErr_SetString(PyExc_ValueError, "sizes that do not fit together");
-    } else {
-        memcpy(numbers, affine.buf, (size_t)affine.len);
-        Py_BEGIN_ALLOW_THREADS
-        normalize_all(out.buf, pixels.buf, (size_t)pixels.len, numbers, (size_t)channels);
-        Py_END_ALLOW_THREADS
-        result = Py_NewRef(Py_None);
-    }
-    PyBuffer_Release(&pixels);
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&affine);
-    return result;
-}
-
 static PyMethodDef methods[] = {
-    {"normalize", normalize, METH_VARARGS,
-     "normalize(pixels, out, affine)\n\n"
-     "out, float32, = pixels, uint8 (..., C), times a factor for each channel plus what is added to each: affine, float32\n"
-     "(2, C). Raises ValueError for sizes that do not fit together."},
     {"run", run_steps, METH_VARARGS,
      "run(pixels, codes, values, height, width, channels)\n\n"
      "Changes pixels, uint8 (B, H, W, C), in place by the steps of each picture: codes, uint8 (S, B), and values, float64\n"

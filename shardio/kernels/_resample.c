@@ -1,6 +1,7 @@
-/* Boxes of pictures, resampled to one size and mirrored if need be: what shardio/augment/resample.py says, one picture after the
-   other. The filters are separable. Lines of the picture are resampled along themselves, in floats, when the next line of
-   the output needs them, so that no picture in between is ever in memory. */
+/* Boxes of images, resampled to one size: what shardio/augment/resample.py and shardio/conversion/images/fit.py say, to the
+   bit as their operations of torch do it. Along the lines first: each output is a sum of pixels times weights of 16 bits,
+   rounded to a byte; then along the columns in the same way. Lines are resampled when the next line of the output needs
+   them, and an output line is normalized and cast when it is written, so that no image in between is ever in memory. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,332 +11,801 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+#define INLINE static inline __attribute__((always_inline))
 
-/* The loops are left to the compiler, which makes them for two generations of processors. (Vectors of AVX-512 were slower.) */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
+/* Lines that are resampled at once, and outputs of each. */
+#define ROWS 4
+#define GROUP 4
+/* What a load may reach beyond the bytes that are wanted, and a store beyond a line. */
+#define SLACK 32
+#define MOST_SIDE ((int64_t)1 << 20)
+#define MOST_CHANNELS 64
 
-struct job {
-    const uint8_t *pixels;  /* of the windows, one after the other */
-    const int64_t *windows; /* of each picture the part that is there: its first row and column, height and width */
-    const double *spans; /* of each, along its rows and then along its columns, in pixels of the picture: where the box
-                            begins, how long it is, both not always whole, and the first and the end of what the filter
-                            may see, which lies in the window */
-    const uint8_t *flips;
-    void *out; /* bytes; or floats, if there are factors */
-    const float *factors, *offsets; /* of each channel */
-    size_t count, most_height, most_width /* of a window */, channels, out_height, out_width;
-    int cubic, antialias;
+/* What an output line is made of: bytes, or numbers after normalizing. */
+enum depth { UINT8, FLOAT32, BFLOAT16, FLOAT16 };
+
+/* One axis of an image: output number i is centred at start + scale * (i + 1/2), in pixels of the image, and the filter
+   sees pixels from `low` to before `high`. */
+struct axis {
+    double start, scale, low, high;
 };
 
 enum { TOP, LEFT, HEIGHT, WIDTH, NUM_SIDES };
+enum { ALONG_ROWS, ALONG_COLUMNS, NUM_AXES };
 
-/* What each of the outputs along one axis is made of: the inputs from `firsts` on, `count` of them, some with a weight of
-   0, which may lie beyond the last. There is room for `most` weights of each. */
-struct taps {
-    size_t most, count, end;
-    size_t *firsts;
-    float *weights;
+struct job {
+    const uint8_t *pixels;    /* of the windows, one after the other */
+    const int64_t *windows;   /* of each image the part that is there: its first row and column, height and width */
+    const struct axis *axes;  /* two of each image, for its rows and for its columns */
+    const uint8_t *flips;     /* 1 where an image is mirrored */
+    const float *affine;      /* a factor for each channel, then an offset for each; NULL for bytes */
+    void *out;
+    size_t count, channels;
+    /* Of all outputs along an axis, numbers `first` to `first + size` are written. Those that do not exist are black. */
+    int64_t resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
+    int64_t most[NUM_AXES]; /* the largest height and width of a window */
+    int cubic, antialias;
+    enum depth depth;
 };
 
-static inline __attribute__((always_inline)) float filter(int cubic, float a, float x)
+/* What the outputs along one axis are made of: output number k of `count` inputs, an even number, from number firsts[k] of
+   the window on. Those without a use have a weight of 0, and may lie beyond the last. There is room for `most` weights of
+   each. */
+struct taps {
+    size_t before, kept; /* outputs that do not exist before those that do */
+    size_t count, most, end, *firsts;
+    int precision; /* weights are in units of 2^-precision */
+    int same;      /* outputs are inputs */
+    int16_t *weights;
+    double *exact;
+};
+
+INLINE double filter(int cubic, double a, double x)
 {
-    x = x < 0 ? -x : x;
+    x = fabs(x);
     if (!cubic)
         return x < 1 ? 1 - x : 0;
-    /* Keys, "Cubic convolution interpolation for digital image processing", 1981. */
-    if (x < 1)
-        return ((a + 2) * x - (a + 3)) * x * x + 1;
-    return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
+    /* Keys, "Cubic convolution interpolation for digital image processing", 1981; the operations in torch's order. */
+    double near = ((a + 2) * x - (a + 3)) * x * x + 1, far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a;
+    return x < 1 ? near : x < 2 ? far : 0;
 }
 
-static inline long floor_of(double x)
-{
-    long whole = (long)x;
-    return whole - (x < (double)whole);
-}
-
-static inline long clamp(long x, long least, long most)
+INLINE int64_t clamp(int64_t x, int64_t least, int64_t most)
 {
     return x < least ? least : x > most ? most : x;
 }
 
-static double radius_of(const struct job *job, double scale)
+INLINE double radius_of(const struct job *job, double scale)
 {
     return (job->cubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
 }
 
-/* As Pillow has it: the filter is as wide as what it shrinks, and what it may not see is left out. Without
-   antialias it is as torch has it: the filter is as wide as when nothing shrinks, and the pixels at the edge go on. */
-static inline __attribute__((always_inline)) void find_taps(struct taps *taps, const struct job *job, const double *span,
-                                                            size_t size)
+INLINE int64_t floor_of(double x)
 {
-    double start = span[0], scale = span[1] / (double)size, radius = radius_of(job, scale);
-    float shrink = (float)((job->cubic ? 2 : 1) / radius), a = job->antialias ? -0.5f : -0.75f;
-    taps->count = 0;
-    long low = (long)span[2], high = (long)span[3];
-    for (size_t i = 0; i < size; i++) {
-        double centre = start + ((double)i + 0.5) * scale;
-        long first = floor_of(centre - radius + 0.5), last = floor_of(centre + radius + 0.5);
-        long from = clamp(first, low, high - 1), to = clamp(last, from + 1, high);
-        float *weights = taps->weights + i * taps->most, sum = 0;
-        memset(weights, 0, taps->most * sizeof(float));
-        if (job->antialias)
-            first = from, last = to;
-        for (long at = first; at < last; at++) {
-            float weight = filter(job->cubic, a, (float)((double)at + 0.5 - centre) * shrink);
+    int64_t whole = (int64_t)x;
+    return whole - (x < (double)whole);
+}
+
+/* The weights of output number i, in doubles, and what they are of. Returns the largest.
+
+   As Pillow and torch have it: the filter is as wide as what it shrinks, and what it may not see is left out. Without
+   antialias, the filter is as wide as when nothing shrinks, and the pixels at the edge go on. */
+INLINE double weigh(double *weights, size_t most, size_t *first, size_t *count, const struct axis *axis, int64_t i,
+                    int cubic, int antialias)
+{
+    double shrink = antialias && axis->scale > 1 ? axis->scale : 1, radius = (cubic ? 2 : 1) * shrink;
+    double centre = axis->start + axis->scale * ((double)i + 0.5), a = antialias ? -0.5 : -0.75, inverse = 1 / shrink;
+    int64_t low = (int64_t)axis->low, high = (int64_t)axis->high;
+    int64_t begin = floor_of(centre - radius + 0.5), stop = floor_of(centre + radius + 0.5);
+    int64_t from = clamp(begin, low, high - 1), to = clamp(stop, from + 1, high);
+    double total = 0, largest = 0;
+    to = to > from + (int64_t)most ? from + (int64_t)most : to;
+    *first = (size_t)from;
+    *count = (size_t)(to - from);
+    if (antialias) {
+        for (int64_t at = from; at < to; at++)
+            total += weights[at - from] = filter(cubic, a, ((double)at - centre + 0.5) * inverse);
+    } else {
+        memset(weights, 0, *count * sizeof(double));
+        for (int64_t at = begin; at < stop; at++) {
+            double weight = filter(cubic, a, (double)at - centre + 0.5);
             weights[clamp(at, from, to - 1) - from] += weight;
-            sum += weight;
-        }
-        if (sum == 0) /* a box of less than a pixel */
-            weights[0] = sum = 1;
-        for (long k = 0; k < to - from; k++)
-            weights[k] /= sum;
-        taps->firsts[i] = (size_t)from;
-        taps->end = (size_t)to;
-        if (taps->count < (size_t)(to - from))
-            taps->count = (size_t)(to - from);
-    }
-}
-
-static inline __attribute__((always_inline)) void to_floats(float *restrict to, const uint8_t *restrict from, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = (float)from[i];
-}
-
-static inline __attribute__((always_inline)) void add_line(float *restrict to, const float *restrict line, float weight,
-                                                           size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] += weight * line[i];
-}
-
-static inline __attribute__((always_inline)) void to_bytes(uint8_t *restrict to, const float *restrict from, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        int32_t value = (int32_t)from[i];
-        value = value < 0 ? 0 : value;
-        to[i] = (uint8_t)(value > 255 ? 255 : value);
-    }
-}
-
-/* Whole grey levels, normalised. */
-static inline __attribute__((always_inline)) void to_normal(float *restrict to, const float *restrict from,
-                                                            const float *restrict factors,
-                                                            const float *restrict offsets, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        int32_t value = (int32_t)from[i];
-        value = value < 0 ? 0 : value;
-        to[i] = (float)(value > 255 ? 255 : value) * factors[i] + offsets[i];
-    }
-}
-
-/* A line of the picture, resampled: `from` begins at pixel `left`. */
-static inline __attribute__((always_inline)) void resample_line(float *restrict to, const float *restrict from,
-                                                                const struct taps *taps, size_t count, size_t left,
-                                                                size_t size, size_t channels, int flip)
-{
-    for (size_t x = 0; x < size; x++) {
-        size_t at = flip ? size - 1 - x : x;
-        const float *pixels = from + (taps->firsts[at] - left) * channels, *weights = taps->weights + at * taps->most;
-#ifdef __SSE2__
-        if (channels == 3) {
-            /* Four floats at a time, of which the last is of the next pixel, and is overwritten by that. */
-            __m128 sum = _mm_mul_ps(_mm_set1_ps(weights[0]), _mm_loadu_ps(pixels));
-            for (size_t k = 1; k < count; k++)
-                sum = _mm_add_ps(sum, _mm_mul_ps(_mm_set1_ps(weights[k]), _mm_loadu_ps(pixels + 3 * k)));
-            _mm_storeu_ps(to + 3 * x, sum);
-            continue;
-        }
-#endif
-        for (size_t c = 0; c < channels; c++) {
-            float sum = 0;
-            for (size_t k = 0; k < count; k++)
-                sum += weights[k] * pixels[k * channels + c];
-            to[x * channels + c] = sum;
+            total += weight;
         }
     }
+    if (total == 0) /* a box of less than a pixel */
+        weights[0] = total = 1;
+    for (size_t k = 0; k < *count; k++) {
+        weights[k] /= total;
+        largest = fmax(largest, fabs(weights[k]));
+    }
+    for (size_t k = *count; k < most; k++)
+        weights[k] = 0;
+    return largest;
 }
 
-/* Memory of one thread. `factors` and `offsets` are of the values of a line. `lines` are the resampled lines of the picture that the next line of the output is made of: line
-   number n is in place n modulo `most` of the rows. Lines have room for one float more than they need. */
-struct room {
-    struct taps rows, columns;
-    float *pixels, *lines, *sums, *factors, *offsets;
+/* All outputs decide together how many bits a weight has, so all are weighed, those that are not written, too. */
+INLINE void find_weights(struct taps *taps, const struct axis *axis, size_t origin, int64_t resized, int64_t first, int flip,
+                         int cubic, int antialias)
+{
+    size_t most = taps->most, place, count;
+    double largest = 0;
+    taps->count = taps->end = 0;
+    for (int64_t i = 0; i < resized; i++) {
+        int64_t at = i - first;
+        int kept = at >= 0 && at < (int64_t)taps->kept;
+        /* There is room for one more. */
+        size_t k = !kept ? taps->kept : flip ? taps->kept - 1 - (size_t)at : (size_t)at;
+        double found = weigh(taps->exact + k * most, most, &place, &count, axis, i, cubic, antialias);
+        largest = found > largest ? found : largest;
+        if (kept) {
+            taps->firsts[k] = place - origin;
+            taps->count = count > taps->count ? count : taps->count;
+            taps->end = place + count - origin > taps->end ? place + count - origin : taps->end;
+        }
+    }
+    taps->precision = 0;
+    while (taps->precision < 22 && 0.5 + largest * (double)(1 << (taps->precision + 1)) < 1 << 15)
+        taps->precision++;
+    double unit = (double)(1 << taps->precision);
+    for (size_t k = 0; k < taps->kept * most; k++)
+        taps->weights[k] = (int16_t)(taps->exact[k] < 0 ? taps->exact[k] * unit - 0.5 : taps->exact[k] * unit + 0.5);
+    taps->count = (taps->count + 1) / 2 * 2;
+}
+
+static void find_taps(struct taps *taps, const struct job *job, size_t image, int number, int flip)
+{
+    const struct axis *axis = job->axes + NUM_AXES * image + number;
+    size_t origin = (size_t)job->windows[NUM_SIDES * image + (size_t)(TOP + number)];
+    int64_t resized = job->resized[number], first = job->first[number] > 0 ? job->first[number] : 0;
+    int64_t end = job->first[number] + job->size[number];
+    taps->before = (size_t)(first - job->first[number]);
+    taps->kept = (size_t)((end < resized ? end : resized) - first);
+    taps->same = axis->scale == 1 && axis->start == floor(axis->start);
+    if (taps->same) {
+        size_t start = (size_t)((int64_t)axis->start + first) - origin;
+        taps->count = 1;
+        taps->end = start + taps->kept;
+        for (size_t k = 0; k < taps->kept; k++)
+            taps->firsts[k] = start + (flip ? taps->kept - 1 - k : k);
+    } else if (!job->antialias) {
+        find_weights(taps, axis, origin, resized, first, flip, job->cubic, 0);
+    } else if (job->cubic) {
+        find_weights(taps, axis, origin, resized, first, flip, 1, 1);
+    } else {
+        find_weights(taps, axis, origin, resized, first, flip, 0, 1);
+    }
+    /* Outputs are made in groups. */
+    for (size_t k = taps->kept; k < taps->kept + GROUP; k++) {
+        taps->firsts[k] = taps->firsts[taps->kept - 1];
+        memset(taps->weights + k * taps->most, 0, taps->most * sizeof(int16_t));
+    }
+}
+
+/* How a line of bytes is normalized: a factor and an offset for each of its values. `has_ties` is 1 if one of the results
+   is as far from one bfloat16 as from another. */
+struct affine {
+    float *factors, *offsets;
+    int has_ties;
 };
 
-/* `shown` are the pixels of the picture's window. */
-FOR_EACH_PROCESSOR
-static void resample_one(const struct job *job, size_t number, const uint8_t *shown, struct room *room)
+/* The forms of the kernel. All give the same bytes. */
+
+typedef void lines_of(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t channels);
+typedef void line_of(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int precision,
+                     size_t nbytes);
+typedef void cast_of(void *to, const uint8_t *from, const struct affine *affine, size_t n, enum depth depth);
+
+struct form {
+    const char *name;
+    lines_of *resample_lines; /* ROWS lines of an image, along themselves. They may be read beyond the last tap. */
+    line_of *join_lines;      /* an output line, from an even number of lines. Nothing is written beyond nbytes. */
+    cast_of *cast;            /* a line of bytes, times a factor plus an offset */
+};
+
+INLINE uint8_t to_byte(int32_t sum, int precision)
 {
-    const double *spans = job->spans + 8 * number;
-    const int64_t *window = job->windows + NUM_SIDES * number;
-    size_t top = (size_t)window[TOP], first_column = (size_t)window[LEFT];
-    size_t stride = (size_t)window[WIDTH] * job->channels, n = job->out_width * job->channels, most = room->rows.most;
-    size_t at = number * job->out_height * n;
-    struct taps *rows = &room->rows, *columns = &room->columns;
-    float *pixels = room->pixels, *sums = room->sums;
-    find_taps(rows, job, spans, job->out_height);
-    find_taps(columns, job, spans + 4, job->out_width);
-    size_t left = columns->firsts[0], made = rows->firsts[0], wide = (columns->end - left) * job->channels;
-    for (size_t y = 0; y < job->out_height; y++, at += n) {
-        const float *weights = rows->weights + y * most;
-        size_t first = rows->firsts[y];
-        if (made < first) /* without antialias, lines between those that are wanted are not */
-            made = first;
-        size_t end = first + rows->count < rows->end ? first + rows->count : rows->end;
-        for (; made < end; made++) {
-            float *line = room->lines + made % most * (n + 1);
-            to_floats(pixels, shown + (made - top) * stride + (left - first_column) * job->channels, wide);
-#define RESAMPLE_LINE(COUNT)                                                                                           \
-    resample_line(line, pixels, columns, COUNT, left, job->out_width, job->channels, job->flips[number])
-            if (columns->count == 2)
-                RESAMPLE_LINE(2);
-            else if (columns->count == 3)
-                RESAMPLE_LINE(3);
-            else if (columns->count == 4)
-                RESAMPLE_LINE(4);
-            else
-                RESAMPLE_LINE(columns->count);
+    sum >>= precision;
+    return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
+}
+
+static void resample_lines(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t channels)
+{
+    for (size_t row = 0; row < ROWS; row++)
+        for (size_t x = 0; x < columns->kept; x++) {
+            const uint8_t *pixels = from[row] + columns->firsts[x] * channels;
+            const int16_t *weights = columns->weights + x * columns->most;
+            for (size_t c = 0; c < channels; c++) {
+                int32_t sum = 1 << columns->precision >> 1;
+                for (size_t k = 0; k < columns->count; k++)
+                    sum += weights[k] * pixels[k * channels + c];
+                to[row][x * channels + c] = to_byte(sum, columns->precision);
+            }
         }
-        for (size_t i = 0; i < n; i++)
-            sums[i] = 0.5f;
-        for (size_t k = 0; k < end - first; k++)
-            add_line(sums, room->lines + (first + k) % most * (n + 1), weights[k], n);
-        if (job->factors)
-            to_normal((float *)job->out + at, sums, room->factors, room->offsets, n);
-        else
-            to_bytes((uint8_t *)job->out + at, sums, n);
+}
+
+static void join_lines(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int precision,
+                       size_t nbytes)
+{
+    for (size_t at = 0; at < nbytes; at++) {
+        int32_t sum = 1 << precision >> 1;
+        for (size_t k = 0; k < count; k++)
+            sum += weights[k] * lines[k][at];
+        to[at] = to_byte(sum, precision);
     }
 }
 
-static int make_taps(struct taps *taps, const struct job *job, size_t size, size_t limit)
+INLINE uint32_t bits_of(float x)
 {
-    taps->most = 2 * (size_t)ceil(radius_of(job, (double)limit / (double)size)) + 2;
-    taps->firsts = malloc(size * sizeof(size_t));
-    taps->weights = malloc(size * taps->most * sizeof(float));
-    return taps->firsts && taps->weights;
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* The nearest number of 16 bits, of two the even one. */
+INLINE uint16_t to_bfloat16(float x)
+{
+    uint32_t bits = bits_of(x);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+INLINE uint16_t to_float16(float x)
+{
+    uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest >= 0x47800000) /* 65536 and more */
+        return (uint16_t)(sign | 0x7c00);
+    if (rest < 0x38800000) { /* less than 2^-14: a whole number of 2^-24, rounded by an addition */
+        float magnitude;
+        memcpy(&magnitude, &rest, sizeof magnitude);
+        return (uint16_t)(sign | (bits_of(magnitude + 0.5f) - bits_of(0.5f)));
+    }
+    return (uint16_t)(sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13);
+}
+
+INLINE void cast_from(size_t i, void *to, const uint8_t *from, const struct affine *affine, size_t n, enum depth depth)
+{
+    for (; i < n; i++) {
+        float value = (float)from[i] * affine->factors[i] + affine->offsets[i];
+        if (depth == FLOAT32)
+            ((float *)to)[i] = value;
+        else
+            ((uint16_t *)to)[i] = depth == BFLOAT16 ? to_bfloat16(value) : to_float16(value);
+    }
+}
+
+static void cast(void *to, const uint8_t *from, const struct affine *affine, size_t n, enum depth depth)
+{
+    cast_from(0, to, from, affine, n, depth);
+}
+
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+#include <immintrin.h>
+
+#define AVX2 __attribute__((target("avx2,f16c")))
+
+/* Output x of two lines, the first in the lower half: a sum for each channel, and one that is not used. */
+AVX2 INLINE __m256i sum_pixels(const uint8_t *one, const uint8_t *other, const int16_t *weights, size_t count,
+                               __m256i half)
+{
+    /* Of four pixels the first two and the last two, as numbers of 16 bits, each channel's beside each other. */
+    const __m256i low = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i high = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    __m256i sum = half;
+#pragma GCC unroll 4
+    for (size_t k = 0; k < count; k += 4) {
+        __m256i pixels = _mm256_inserti128_si256(
+            _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(one + 3 * k))),
+            _mm_loadu_si128((const __m128i *)(other + 3 * k)), 1);
+        int32_t pair;
+        memcpy(&pair, weights + k, sizeof pair);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), _mm256_set1_epi32(pair)));
+        if (k + 2 < count) {
+            memcpy(&pair, weights + k + 2, sizeof pair);
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, high), _mm256_set1_epi32(pair)));
+        }
+    }
+    return sum;
+}
+
+/* Four outputs of each of two lines, in twelve bytes each. Four more bytes are written. */
+AVX2 INLINE void store_pixels(uint8_t *one, uint8_t *other, const __m256i *sums, __m128i precision)
+{
+    const __m256i packed = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+    __m256i first = _mm256_packs_epi32(_mm256_sra_epi32(sums[0], precision), _mm256_sra_epi32(sums[1], precision));
+    __m256i last = _mm256_packs_epi32(_mm256_sra_epi32(sums[2], precision), _mm256_sra_epi32(sums[3], precision));
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(first, last), packed);
+    _mm_storeu_si128((__m128i *)one, _mm256_castsi256_si128(bytes));
+    _mm_storeu_si128((__m128i *)other, _mm256_extracti128_si256(bytes, 1));
+}
+
+AVX2 INLINE void resample_rgb(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t count)
+{
+    const __m256i half = _mm256_set1_epi32(1 << columns->precision >> 1);
+    const __m128i precision = _mm_cvtsi32_si128(columns->precision);
+    const size_t most = columns->most, *firsts = columns->firsts;
+    const int16_t *weights = columns->weights;
+    /* In registers: what is stored might be anything, to the compiler. */
+    const uint8_t *from0 = from[0], *from1 = from[1], *from2 = from[2], *from3 = from[3];
+    uint8_t *to0 = to[0], *to1 = to[1], *to2 = to[2], *to3 = to[3];
+    for (size_t x = 0; x < columns->kept; x += GROUP, weights += GROUP * most) {
+        __m256i first[GROUP], last[GROUP];
+#pragma GCC unroll 4
+        for (size_t i = 0; i < GROUP; i++) {
+            size_t at = 3 * firsts[x + i];
+            first[i] = sum_pixels(from0 + at, from1 + at, weights + i * most, count, half);
+            last[i] = sum_pixels(from2 + at, from3 + at, weights + i * most, count, half);
+        }
+        store_pixels(to0 + 3 * x, to1 + 3 * x, first, precision);
+        store_pixels(to2 + 3 * x, to3 + 3 * x, last, precision);
+    }
+}
+
+AVX2 static void resample_lines_avx2(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns,
+                                     size_t channels)
+{
+    if (channels != 3)
+        resample_lines(to, from, columns, channels);
+    else if (columns->count == 2)
+        resample_rgb(to, from, columns, 2);
+    else if (columns->count == 4)
+        resample_rgb(to, from, columns, 4);
+    else if (columns->count == 6)
+        resample_rgb(to, from, columns, 6);
+    else if (columns->count == 8)
+        resample_rgb(to, from, columns, 8);
+    else
+        resample_rgb(to, from, columns, columns->count);
+}
+
+AVX2 INLINE void join_some(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int bits,
+                           size_t nbytes)
+{
+    const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << bits >> 1);
+    const __m128i precision = _mm_cvtsi32_si128(bits);
+    for (size_t at = 0; at < nbytes; at += sizeof(__m256i)) {
+        __m256i sums[4] = {half, half, half, half};
+#pragma GCC unroll 4
+        for (size_t k = 0; k < count; k += 2) {
+            int32_t pair;
+            memcpy(&pair, weights + k, sizeof pair);
+            __m256i weight = _mm256_set1_epi32(pair);
+            __m256i one = _mm256_loadu_si256((const __m256i *)(lines[k] + at));
+            __m256i other = _mm256_loadu_si256((const __m256i *)(lines[k + 1] + at));
+            __m256i low = _mm256_unpacklo_epi8(one, other), high = _mm256_unpackhi_epi8(one, other);
+#define ADD(SUM, HALVES) SUM = _mm256_add_epi32(SUM, _mm256_madd_epi16(HALVES, weight))
+            ADD(sums[0], _mm256_unpacklo_epi8(low, zero));
+            ADD(sums[1], _mm256_unpackhi_epi8(low, zero));
+            ADD(sums[2], _mm256_unpacklo_epi8(high, zero));
+            ADD(sums[3], _mm256_unpackhi_epi8(high, zero));
+#undef ADD
+        }
+        for (int i = 0; i < 4; i++)
+            sums[i] = _mm256_sra_epi32(sums[i], precision);
+        __m256i found = _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]), _mm256_packs_epi32(sums[2], sums[3]));
+        if (at + sizeof found <= nbytes) {
+            _mm256_storeu_si256((__m256i *)(to + at), found);
+        } else {
+            uint8_t rest[sizeof found];
+            _mm256_storeu_si256((__m256i *)rest, found);
+            memcpy(to + at, rest, nbytes - at);
+        }
+    }
+}
+
+AVX2 static void join_lines_avx2(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count,
+                                 int precision, size_t nbytes)
+{
+    if (count == 2)
+        join_some(to, lines, weights, 2, precision, nbytes);
+    else if (count == 4)
+        join_some(to, lines, weights, 4, precision, nbytes);
+    else
+        join_some(to, lines, weights, count, precision, nbytes);
+}
+
+AVX2 INLINE __m256 normalize_avx2(const uint8_t *from, const float *factors, const float *offsets)
+{
+    __m256 pixels = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+    return _mm256_add_ps(_mm256_mul_ps(pixels, _mm256_loadu_ps(factors)), _mm256_loadu_ps(offsets));
+}
+
+AVX2 INLINE __m256i round_bfloat16(__m256 values, int have_ties)
+{
+    __m256i bits = _mm256_castps_si256(values), half = _mm256_set1_epi32(0x8000);
+    if (have_ties) {
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    }
+    return _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+}
+
+/* Past the caches where it can be: an output is larger, and is read much later. */
+AVX2 INLINE void store_vector(void *to, __m256i values, int is_aligned)
+{
+    if (is_aligned)
+        _mm256_stream_si256(to, values);
+    else
+        _mm256_storeu_si256(to, values);
+}
+
+AVX2 INLINE void cast_line(void *to, const uint8_t *from, const struct affine *affine, size_t n, enum depth depth,
+                           int is_aligned, int has_ties)
+{
+    const float *factors = affine->factors, *offsets = affine->offsets;
+    uint16_t *halves = to;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256 first = normalize_avx2(from + i, factors + i, offsets + i);
+        __m256 last = normalize_avx2(from + i + 8, factors + i + 8, offsets + i + 8);
+        if (depth == FLOAT32) {
+            store_vector((float *)to + i, _mm256_castps_si256(first), is_aligned);
+            store_vector((float *)to + i + 8, _mm256_castps_si256(last), is_aligned);
+        } else if (depth == BFLOAT16) {
+            __m256i both = _mm256_packus_epi32(round_bfloat16(first, has_ties), round_bfloat16(last, has_ties));
+            store_vector(halves + i, _mm256_permute4x64_epi64(both, 0xd8), is_aligned);
+        } else {
+            __m128i low = _mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT);
+            __m128i high = _mm256_cvtps_ph(last, _MM_FROUND_TO_NEAREST_INT);
+            store_vector(halves + i, _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), is_aligned);
+        }
+    }
+    cast_from(i, to, from, affine, n, depth);
+}
+
+AVX2 static void cast_avx2(void *to, const uint8_t *from, const struct affine *affine, size_t n, enum depth depth)
+{
+    int is_aligned = (uintptr_t)to % sizeof(__m256i) == 0;
+    if (!is_aligned)
+        cast_line(to, from, affine, n, depth, 0, 1);
+    else if (depth == FLOAT32)
+        cast_line(to, from, affine, n, FLOAT32, 1, 0);
+    else if (depth == FLOAT16)
+        cast_line(to, from, affine, n, FLOAT16, 1, 0);
+    else if (affine->has_ties)
+        cast_line(to, from, affine, n, BFLOAT16, 1, 1);
+    else
+        cast_line(to, from, affine, n, BFLOAT16, 1, 0);
+}
+
+static int has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+}
+
+#endif
+
+#if defined(__aarch64__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+
+static void resample_lines_neon(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns,
+                                size_t channels)
+{
+    if (channels != 3) {
+        resample_lines(to, from, columns, channels);
+        return;
+    }
+    const int32x4_t half = vdupq_n_s32(1 << columns->precision >> 1), shift = vdupq_n_s32(-columns->precision);
+    for (size_t row = 0; row < ROWS; row++)
+        for (size_t x = 0; x < columns->kept; x++) {
+            const uint8_t *pixels = from[row] + 3 * columns->firsts[x];
+            const int16_t *weights = columns->weights + x * columns->most;
+            int32x4_t sum = half;
+            for (size_t k = 0; k < columns->count; k++)
+                sum = vmlal_n_s16(sum, vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vld1_u8(pixels + 3 * k)))), weights[k]);
+            int16x4_t levels = vqmovn_s32(vshlq_s32(sum, shift));
+            uint32_t bytes = vget_lane_u32(vreinterpret_u32_u8(vqmovun_s16(vcombine_s16(levels, levels))), 0);
+            memcpy(to[row] + 3 * x, &bytes, sizeof bytes);
+        }
+}
+
+static void join_lines_neon(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int precision,
+                            size_t nbytes)
+{
+    const int32x4_t half = vdupq_n_s32(1 << precision >> 1), shift = vdupq_n_s32(-precision);
+    for (size_t at = 0; at < nbytes; at += 8) {
+        int32x4_t low = half, high = half;
+        for (size_t k = 0; k < count; k++) {
+            int16x8_t pixels = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(lines[k] + at)));
+            low = vmlal_n_s16(low, vget_low_s16(pixels), weights[k]);
+            high = vmlal_n_s16(high, vget_high_s16(pixels), weights[k]);
+        }
+        uint8x8_t found = vqmovun_s16(vcombine_s16(vqmovn_s32(vshlq_s32(low, shift)), vqmovn_s32(vshlq_s32(high, shift))));
+        if (at + 8 <= nbytes) {
+            vst1_u8(to + at, found);
+        } else {
+            uint8_t rest[8];
+            vst1_u8(rest, found);
+            memcpy(to + at, rest, nbytes - at);
+        }
+    }
+}
+
+#endif
+
+/* The first is the best. */
+static struct form forms[3];
+static size_t num_forms;
+
+static void find_forms(void)
+{
+    num_forms = 0;
+#ifdef AVX2
+    if (has_avx2())
+        forms[num_forms++] = (struct form){"avx2", resample_lines_avx2, join_lines_avx2, cast_avx2};
+#endif
+#if defined(__aarch64__) && defined(__ARM_NEON)
+    forms[num_forms++] = (struct form){"neon", resample_lines_neon, join_lines_neon, cast};
+#endif
+    forms[num_forms++] = (struct form){"portable", resample_lines, join_lines, cast};
+}
+
+/* Memory of one thread. `lines` are resampled lines: that of row number n is in place n modulo `places`. */
+struct room {
+    struct taps rows, columns;
+    size_t places, line_nbytes;
+    uint8_t *lines, *bytes, *ends[ROWS]; /* the last rows of the last window, behind which a load would leave its memory */
+    const uint8_t **sources;
+    struct affine affine;
+};
+
+static void copy_line(uint8_t *to, const uint8_t *from, const struct taps *columns, size_t channels)
+{
+    if (columns->kept == 1 || columns->firsts[0] < columns->firsts[1]) {
+        memcpy(to, from + columns->firsts[0] * channels, columns->kept * channels);
+        return;
+    }
+    for (size_t x = 0; x < columns->kept; x++, to += channels) /* mirrored */
+        memcpy(to, from + columns->firsts[x] * channels, channels);
+}
+
+/* Lines number `row` and those that follow, ROWS of them. Those of number `end` and beyond are of no use. */
+static void make_lines(const struct job *job, const struct form *form, struct room *room, const uint8_t *shown,
+                       const int64_t *window, size_t behind, size_t row, size_t end)
+{
+    const struct taps *columns = &room->columns;
+    size_t channels = job->channels, stride = (size_t)window[WIDTH] * channels;
+    size_t nbytes = (size_t)window[HEIGHT] * stride + behind, reach = columns->count * channels + SLACK;
+    const uint8_t *from[ROWS];
+    uint8_t *to[ROWS];
+    for (size_t i = 0; i < ROWS; i++) {
+        size_t number = row + i < end ? row + i : end - 1, at = number * stride;
+        to[i] = room->lines + (row + i) % room->places * room->line_nbytes;
+        from[i] = shown + at;
+        if (columns->same) {
+            copy_line(to[i], from[i], columns, channels);
+        } else if (nbytes - at - stride < reach) {
+            memcpy(room->ends[i], from[i], stride);
+            from[i] = room->ends[i];
+        }
+    }
+    if (!columns->same)
+        form->resample_lines(to, from, columns, channels);
+}
+
+/* `shown` are the pixels of the image's window, and `behind` is how many bytes follow them. */
+static void resample_one(const struct job *job, const struct form *form, struct room *room, size_t number,
+                         const uint8_t *shown, size_t behind)
+{
+    const int64_t *window = job->windows + NUM_SIDES * number;
+    struct taps *rows = &room->rows, *columns = &room->columns;
+    size_t n = (size_t)job->size[ALONG_COLUMNS] * job->channels, at = number * (size_t)job->size[ALONG_ROWS] * n;
+    find_taps(rows, job, number, ALONG_ROWS, 0);
+    find_taps(columns, job, number, ALONG_COLUMNS, job->flips[number]);
+    size_t before = columns->before * job->channels, nbytes = columns->kept * job->channels, made = rows->firsts[0];
+    for (size_t y = 0; y < (size_t)job->size[ALONG_ROWS]; y++, at += n) {
+        size_t row = y - rows->before;
+        /* Bytes go to their place at once. */
+        uint8_t *to = job->depth == UINT8 ? (uint8_t *)job->out + at : room->bytes;
+        if (y < rows->before || row >= rows->kept) {
+            memset(to, 0, n);
+        } else {
+            size_t first = rows->firsts[row], end = first + rows->count < rows->end ? first + rows->count : rows->end;
+            made = made < first ? first : made; /* without antialias, lines between those that are wanted are not */
+            for (; made < end; made += ROWS)
+                make_lines(job, form, room, shown, window, behind, made, rows->end);
+            for (size_t k = 0; k < rows->count; k++) {
+                size_t line = first + k < end ? first + k : end - 1;
+                room->sources[k] = room->lines + line % room->places * room->line_nbytes;
+            }
+            if (nbytes < n) {
+                memset(to, 0, before);
+                memset(to + before + nbytes, 0, n - before - nbytes);
+            }
+            if (rows->same)
+                memcpy(to + before, room->sources[0], nbytes);
+            else
+                form->join_lines(to + before, room->sources, rows->weights + row * rows->most, rows->count,
+                                 rows->precision, nbytes);
+        }
+        if (job->depth != UINT8)
+            form->cast((uint8_t *)job->out + at * (job->depth == FLOAT32 ? 4 : 2), to, &room->affine, n, job->depth);
+    }
+}
+
+static int make_taps(struct taps *taps, const struct job *job, int number)
+{
+    double largest = 1;
+    for (size_t i = 0; i < job->count; i++)
+        largest = fmax(largest, job->axes[NUM_AXES * i + (size_t)number].scale);
+    size_t kept = (size_t)job->size[number], limit = (size_t)job->most[number];
+    size_t most = 2 * (size_t)ceil(radius_of(job, largest)) + 2;
+    taps->most = ((most < limit ? most : limit) + 1) / 2 * 2;
+    taps->firsts = malloc((kept + GROUP) * sizeof(size_t));
+    taps->weights = malloc((kept + GROUP) * taps->most * sizeof(int16_t));
+    taps->exact = malloc((kept + 1) * taps->most * sizeof(double));
+    return taps->firsts && taps->weights && taps->exact;
 }
 
 static void free_taps(struct taps *taps)
 {
     free(taps->firsts);
     free(taps->weights);
+    free(taps->exact);
 }
 
-static int run(const struct job *job)
+static void find_affine(struct affine *affine, const struct job *job, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        affine->factors[i] = job->affine[i % job->channels];
+        affine->offsets[i] = job->affine[job->channels + i % job->channels];
+    }
+    for (size_t i = 0; i < job->channels; i++)
+        for (int level = 0; level < 256; level++)
+            affine->has_ties |= (bits_of((float)level * affine->factors[i] + affine->offsets[i]) & 0xffff) == 0x8000;
+}
+
+static int run(const struct job *job, const struct form *form)
 {
     struct room room;
     memset(&room, 0, sizeof room);
-    size_t n = job->out_width * job->channels;
-    int done = make_taps(&room.rows, job, job->out_height, job->most_height) &&
-               make_taps(&room.columns, job, job->out_width, job->most_width) &&
-               /* What is read beyond the last pixel has no weight. */
-               (room.pixels = calloc((job->most_width + room.columns.most) * job->channels + 1, sizeof(float))) &&
-               (room.lines = malloc(room.rows.most * (n + 1) * sizeof(float))) &&
-               (room.sums = malloc(n * sizeof(float))) && (room.factors = malloc(n * sizeof(float))) &&
-               (room.offsets = malloc(n * sizeof(float)));
-    for (size_t i = 0; done && job->factors && i < n; i++) {
-        room.factors[i] = job->factors[i % job->channels];
-        room.offsets[i] = job->offsets[i % job->channels];
+    size_t channels = job->channels, n = (size_t)job->size[ALONG_COLUMNS] * channels;
+    int done = make_taps(&room.rows, job, ALONG_ROWS) && make_taps(&room.columns, job, ALONG_COLUMNS);
+    if (done) {
+        room.places = room.rows.most + ROWS;
+        room.line_nbytes = n + SLACK;
+        room.sources = malloc(room.rows.most * sizeof(*room.sources));
+        room.lines = calloc(room.places, room.line_nbytes); /* what lies between lines is read, too */
+        room.bytes = malloc(n + SLACK);
+        room.affine.factors = malloc(n * sizeof(float));
+        room.affine.offsets = malloc(n * sizeof(float));
+        done = room.sources && room.lines && room.bytes && room.affine.factors && room.affine.offsets;
     }
-    const uint8_t *shown = job->pixels;
+    for (int i = 0; done && i < ROWS; i++)
+        done = !!(room.ends[i] = calloc(((size_t)job->most[ALONG_COLUMNS] + room.columns.most) * channels + SLACK, 1));
+    if (done && job->affine)
+        find_affine(&room.affine, job, n);
+    const uint8_t *shown = job->pixels, *end = shown;
+    for (size_t i = 0; i < job->count; i++)
+        end += (size_t)job->windows[NUM_SIDES * i + HEIGHT] * (size_t)job->windows[NUM_SIDES * i + WIDTH] * channels;
     for (size_t i = 0; done && i < job->count; i++) {
-        resample_one(job, i, shown, &room);
         const int64_t *window = job->windows + NUM_SIDES * i;
-        shown += (size_t)window[HEIGHT] * (size_t)window[WIDTH] * job->channels;
+        size_t nbytes = (size_t)window[HEIGHT] * (size_t)window[WIDTH] * channels;
+        resample_one(job, form, &room, i, shown, (size_t)(end - shown) - nbytes);
+        shown += nbytes;
     }
+#ifdef AVX2
+    _mm_sfence(); /* what went past the caches is seen before whatever says that it is there */
+#endif
     free_taps(&room.rows);
     free_taps(&room.columns);
-    free(room.pixels);
+    for (int i = 0; i < ROWS; i++)
+        free(room.ends[i]);
+    free(room.sources);
     free(room.lines);
-    free(room.sums);
-    free(room.factors);
-    free(room.offsets);
+    free(room.bytes);
+    free(room.affine.factors);
+    free(room.affine.offsets);
     return done;
 }
 
-static int is_inside(const double *span, int64_t start, int64_t side)
+/* Whether the outputs of an axis lie in what may be seen, and that in the window. Comparisons with what is no number are
+   false. */
+static int is_inside(const struct axis *axis, int64_t start, int64_t side, int64_t resized)
 {
-    double first = span[2], end = span[3], slack = 1e-6;
-    return first >= (double)start && end >= first + 1 && end <= (double)(start + side) && first == floor(first) &&
-           end == floor(end) && span[1] > 0 && span[0] >= first - slack && span[0] + span[1] <= end + slack;
+    double slack = 1e-6, end = axis->start + axis->scale * (double)resized;
+    return axis->low >= (double)start && axis->high >= axis->low + 1 && axis->high <= (double)(start + side) &&
+           axis->low == floor(axis->low) && axis->high == floor(axis->high) && axis->scale > 0 &&
+           axis->start >= axis->low - slack && end <= axis->high + slack;
 }
 
-/* Whether all boxes lie in what may be seen, and that in their windows. Comparisons with what is no number are false. */
-static int inside(const struct job *job)
+static int are_inside(const struct job *job)
 {
     for (size_t i = 0; i < job->count; i++) {
-        const double *spans = job->spans + 8 * i;
         const int64_t *window = job->windows + NUM_SIDES * i;
-        if (!is_inside(spans, window[TOP], window[HEIGHT]) || !is_inside(spans + 4, window[LEFT], window[WIDTH]))
+        const struct axis *axes = job->axes + NUM_AXES * i;
+        if (!is_inside(axes, window[TOP], window[HEIGHT], job->resized[ALONG_ROWS]) ||
+            !is_inside(axes + 1, window[LEFT], window[WIDTH], job->resized[ALONG_COLUMNS]))
             return 0;
     }
     return 1;
 }
 
 /* Whether the windows have places and sizes that make sense, and together as many bytes as there are. Sets the most. */
-static int fits(struct job *job, size_t nbytes)
+static int fit_together(struct job *job, size_t nbytes)
 {
-    const int64_t most = (int64_t)1 << 20;
     for (size_t i = 0; i < job->count; i++) {
         const int64_t *window = job->windows + NUM_SIDES * i;
         for (int side = 0; side < NUM_SIDES; side++)
-            if (window[side] < (side == TOP || side == LEFT ? 0 : 1) || window[side] > most)
+            if (window[side] < (side == TOP || side == LEFT ? 0 : 1) || window[side] > MOST_SIDE)
                 return 0;
-        size_t height = (size_t)window[HEIGHT], width = (size_t)window[WIDTH];
-        if (height * width * job->channels > nbytes)
+        size_t shown = (size_t)window[HEIGHT] * (size_t)window[WIDTH] * job->channels;
+        if (shown > nbytes)
             return 0;
-        nbytes -= height * width * job->channels;
-        job->most_height = height > job->most_height ? height : job->most_height;
-        job->most_width = width > job->most_width ? width : job->most_width;
+        nbytes -= shown;
+        for (int axis = 0; axis < NUM_AXES; axis++)
+            if (window[HEIGHT + axis] > job->most[axis])
+                job->most[axis] = window[HEIGHT + axis];
     }
     return !nbytes;
+}
+
+static int are_sizes(const struct job *job, Py_ssize_t nbytes)
+{
+    static const Py_ssize_t itemsizes[] = {1, 4, 2, 2};
+    if (job->channels < 1 || job->channels > MOST_CHANNELS)
+        return 0;
+    for (int axis = 0; axis < NUM_AXES; axis++)
+        if (job->size[axis] < 1 || job->size[axis] > MOST_SIDE || job->resized[axis] < 1 ||
+            job->resized[axis] > MOST_SIDE || job->first[axis] <= -job->size[axis] || job->first[axis] >= job->resized[axis])
+            return 0;
+    Py_ssize_t line = (Py_ssize_t)job->channels * job->size[ALONG_COLUMNS] * itemsizes[job->depth];
+    Py_ssize_t count = (Py_ssize_t)job->count;
+    return nbytes / line / job->size[ALONG_ROWS] == count && nbytes == count * line * job->size[ALONG_ROWS];
+}
+
+static int are_finite(const float *values, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            return 0;
+    return 1;
 }
 
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer pixels, windows, spans, flips, out, affine;
-    Py_ssize_t channels, out_height, out_width;
-    int cubic, antialias;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*nnnpp:resample", &pixels, &windows, &spans, &flips, &out, &affine,
-                          &channels, &out_height, &out_width, &cubic, &antialias))
+    Py_buffer pixels, windows, axes, flips, out, affine;
+    struct job job;
+    memset(&job, 0, sizeof job);
+    Py_ssize_t channels, form;
+    int depth;
+    long long resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
+    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*n(LL)(LL)(LL)ppin:resample", &pixels, &windows, &axes, &flips, &out, &affine,
+                          &channels, resized, resized + 1, first, first + 1, size, size + 1, &job.cubic, &job.antialias,
+                          &depth, &form))
         return NULL;
     PyObject *result = NULL;
-    Py_ssize_t most = (Py_ssize_t)1 << 20, count = flips.len;
-    const float *factors = affine.len ? affine.buf : NULL;
-    struct job job = {pixels.buf,    windows.buf, spans.buf, flips.buf,        out.buf,            factors,
-                      NULL,          (size_t)count, 1,       1,                (size_t)channels,   (size_t)out_height,
-                      (size_t)out_width, cubic,   antialias};
-    Py_ssize_t depth = factors ? sizeof(float) : 1;
-    if (channels < 1 || out_height < 1 || out_width < 1 || channels > 64 || out_height > most || out_width > most ||
-        spans.len != 64 * count || windows.len != 8 * NUM_SIDES * count || !fits(&job, (size_t)pixels.len) ||
-        out.len / depth / channels / out_width / out_height != count ||
-        out.len != count * out_height * out_width * channels * depth ||
-        (factors && affine.len != 2 * channels * (Py_ssize_t)sizeof(float))) {
+    Py_ssize_t count = flips.len;
+    job.pixels = pixels.buf, job.windows = windows.buf, job.axes = axes.buf, job.flips = flips.buf, job.out = out.buf;
+    job.count = (size_t)count, job.channels = channels > 0 ? (size_t)channels : 0;
+    job.affine = affine.len ? affine.buf : NULL;
+    job.depth = (enum depth)depth;
+    for (int axis = 0; axis < NUM_AXES; axis++) {
+        job.resized[axis] = resized[axis], job.first[axis] = first[axis], job.size[axis] = size[axis];
+        job.most[axis] = 1;
+    }
+    if (depth < UINT8 || depth > FLOAT16 || form < 0 || form >= (Py_ssize_t)num_forms || !are_sizes(&job, out.len) ||
+        axes.len != count * NUM_AXES * (Py_ssize_t)sizeof(struct axis) || windows.len != 8 * NUM_SIDES * count ||
+        affine.len != (depth == UINT8 ? 0 : 2 * channels * (Py_ssize_t)sizeof(float)) ||
+        !fit_together(&job, (size_t)pixels.len)) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit together");
-    } else if (!inside(&job)) {
+    } else if (job.affine && !are_finite(job.affine, 2 * job.channels)) {
+        PyErr_SetString(PyExc_ValueError, "a factor or an offset that is not finite");
+    } else if (!are_inside(&job)) {
         PyErr_SetString(PyExc_IndexError, "a box that is not inside its window");
     } else {
         int done;
-        job.offsets = factors ? factors + channels : NULL;
         Py_BEGIN_ALLOW_THREADS
-        done = run(&job);
+        done = run(&job, forms + form);
         Py_END_ALLOW_THREADS
         result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
     }
     PyBuffer_Release(&pixels);
     PyBuffer_Release(&windows);
-    PyBuffer_Release(&spans);
+    PyBuffer_Release(&axes);
     PyBuffer_Release(&flips);
     PyBuffer_Release(&out);
     PyBuffer_Release(&affine);
@@ -344,13 +814,32 @@ static PyObject *resample(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
-     "resample(pixels, windows, spans, flips, out, affine, channels, out_height, out_width, cubic, antialias)\n\n"
-     "out = the box of each picture, resampled, and mirrored where its flip is not 0. Of each, `pixels` has a window.\n"
-     "affine is empty, and out is bytes; or it is a factor for each channel and then what is added to each, and out is\n"
-     "floats."},
+     "resample(pixels, windows, axes, flips, out, affine, channels, resized, first, size, cubic, antialias, depth, form)\n\n"
+     "out = for each image outputs number `first` to `first + size` of the `resized` ones, along rows and columns, mirrored\n"
+     "where its flip is not 0. `pixels` has a window of each. Along an axis, output i is centred at start + scale * (i + 1/2),\n"
+     "and the filter sees pixels from low to before high. depth is 0 for bytes and an empty affine; or 1, 2, 3 for float32,\n"
+     "bfloat16 and float16, and affine has a factor for each channel and then what is added to each. `form` is an index of\n"
+     "FORMS."},
     {NULL, NULL, 0, NULL}};
 
+static int add_constants(PyObject *module)
+{
+    find_forms();
+    PyObject *names = PyTuple_New((Py_ssize_t)num_forms);
+    for (size_t i = 0; names && i < num_forms; i++) {
+        PyObject *name = PyUnicode_FromString(forms[i].name);
+        if (!name)
+            Py_CLEAR(names);
+        else
+            PyTuple_SET_ITEM(names, (Py_ssize_t)i, name);
+    }
+    int failed = !names || PyModule_AddObjectRef(module, "FORMS", names);
+    Py_XDECREF(names);
+    return failed ? -1 : 0;
+}
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, add_constants},
 #if PY_VERSION_HEX >= 0x030D0000
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif

@@ -1,16 +1,21 @@
 from typing import Any
 
+FORMS: tuple[str, ...]
+
 def resample(
     pixels: Any,
     windows: Any,
-    spans: Any,
+    axes: Any,
     flips: Any,
     out: Any,
     affine: Any,
     channels: int,
-    out_height: int,
-    out_width: int,
+    resized: tuple[int, int],
+    first: tuple[int, int],
+    size: tuple[int, int],
     cubic: bool,
     antialias: bool,
+    depth: int,
+    form: int,
     /,
 ) -> None: ...

@@ -26,10 +26,6 @@ try:
     from shardio.kernels import _pixels as _pixels
 except ImportError:
     _pixels = None  # type: ignore[assignment]
-try:
-    from shardio.kernels import _fit as _fit
-except ImportError:
-    _fit = None  # type: ignore[assignment]
 
 KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcopy else ()))
 """The names of the kernels for copying samples that this processor can run."""
@@ -44,26 +40,21 @@ AVX-512 is hardly faster, as memory is the limit, and lowers the clock of older 
 """
 
 _COSTS = (
-    (_resample, "augmentation on the CPU is 17 to 26 times slower"),
+    (_resample, "augmentation on the CPU is 17 to 26 times slower, and a conversion takes a fifth longer"),
     (_pixels, "color and geometry on the CPU are at least 10 times slower"),
     (_rowcopy, "a page of a mapped file that storage fails to deliver kills the process by SIGBUS, without an error"),
     (_rowread, "reading by pread or past the page cache waits for the GIL after each sample"),
-    (_fit, "a conversion takes a fifth longer"),
 )
 _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """Returns which code does each kind of work on the CPU, such as {"read": "C", "pixels": "torch"}.
-
-    "fit", which fits images to the size of samples, is "torch" on processors without AVX2, which the kernel needs.
-    """
+    """Returns which code does each kind of work on the CPU, such as {"read": "C", "resample": "avx2"}."""
     return {
         "copy": DEFAULT_KERNEL,
         "read": "C" if _rowread else "Python",
-        "resample": "C" if _resample else "torch",
+        "resample": _resample.FORMS[0] if _resample else "torch",
         "pixels": "C" if _pixels else "torch",
-        "fit": "C" if _fit and _fit.AVAILABLE else "torch",
     }
 
 

@@ -1,4 +1,4 @@
-"""Runs color and geometry steps on a batch, and normalizes it, by _pixels.c, in as many threads as torch has.
+"""Runs color and geometry steps on a batch by _pixels.c, in as many threads as torch has.
 
 shardio.augment.pixels defines the results by operations of torch.
 """
@@ -63,14 +63,3 @@ def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArr
         _native.run(pixels[some], np.ascontiguousarray(codes[:, some]), np.ascontiguousarray(values[:, some]), *shape)
 
     in_slices(len(pixels), work)
-
-
-def normalize(pixels: NDArray[np.uint8], affine: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns `pixels`, (B, H, W, C), times a factor plus an offset per channel, the rows of `affine`, (2, C)."""
-    out = np.empty(pixels.shape, np.float32)
-
-    def work(some: slice) -> None:
-        _native.normalize(pixels[some], out[some], affine)
-
-    in_slices(len(pixels), work)
-    return out

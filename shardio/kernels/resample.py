@@ -1,6 +1,6 @@
-"""Resamples boxes of images to one size, and mirrors them, by _resample.c in the calling thread.
+"""Resamples boxes of images, mirrors, normalizes and casts them, by _resample.c in the calling thread.
 
-shardio.augment.resample defines the result by operations of torch.
+shardio.augment.resample and shardio.conversion.images.fit define the results by operations of torch.
 """
 
 from __future__ import annotations
@@ -13,34 +13,49 @@ from numpy.typing import NDArray
 from shardio.kernels.built import _resample as _native
 
 AVAILABLE = _native is not None
+FORMS: tuple[str, ...] = () if _native is None else _native.FORMS
+"""The names of the forms of the kernel that this processor can run, the fastest first. All give the same bytes."""
+
+# numpy has no bfloat16: results are kept as their bits.
+_DEPTHS = {np.dtype(dtype): i for i, dtype in enumerate((np.uint8, np.float32, np.uint16, np.float16))}
 
 
 def resample_windows(
     pixels: NDArray[np.uint8],
     windows: NDArray[np.int64],
-    spans: NDArray[np.float64],
+    axes: NDArray[np.float64],
     flips: NDArray[np.bool_],
     out: NDArray[Any],
-    affine: NDArray[np.float32] | None,
+    affine: NDArray[np.float32] | None = None,
     *,
     cubic: bool,
-    antialias: bool,
+    antialias: bool = True,
+    resized: tuple[int, int] | None = None,
+    first: tuple[int, int] = (0, 0),
+    form: str | None = None,
 ) -> None:
-    """Resamples a box of each image into `out`, uint8 (B, H, W, C), or float32 with `affine`.
+    """Resamples a box of each image, and writes the results to `out`, (B, H, W, C).
 
-    `pixels` holds the windows of the images, one after the other. `windows`, (B, 4), are their tops, lefts, heights and
-    widths in the images. `spans`, (2, B, 4), has the start and length of the box and the limits of the filter, for rows
-    and columns. `affine`, (2, C), is a factor and an offset per channel. Raises IndexError if a box is not inside its
-    window.
+    - `pixels` holds the windows of the images, one after the other; `windows`, (B, 4), their tops, lefts, heights and
+      widths.
+    - `axes`, (B, 2, 4), has four numbers for rows and for columns: start and scale, as output i is centred at start +
+      scale * (i + 1/2) in the image; and the limits of what the filter reads, which must be inside the window.
+    - Of the `resized` outputs (default: `out`), those from `first` on are written. Outputs that do not exist are black.
+    - `out` is uint8. With `affine`, (2, C), a factor and an offset per channel, it is float32, float16, or bfloat16 as
+      uint16.
     """
     _, height, width, channels = out.shape
     _native.resample(
-        pixels,
+        np.ascontiguousarray(pixels),
         np.ascontiguousarray(windows, np.int64),
-        np.ascontiguousarray(spans.transpose(1, 0, 2)),
-        flips.astype(np.uint8),
+        np.ascontiguousarray(axes, np.float64),
+        np.ascontiguousarray(flips, np.uint8),
         out,
-        b"" if affine is None else affine,
-        *(channels, height, width),
-        *(cubic, antialias),
+        b"" if affine is None else np.ascontiguousarray(affine, np.float32),
+        channels,
+        *((height, width) if resized is None else resized, first, (height, width)),
+        cubic,
+        antialias,
+        _DEPTHS[out.dtype],
+        0 if form is None else FORMS.index(form),
     )

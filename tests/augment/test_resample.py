@@ -49,26 +49,31 @@ def test_whole_boxes_are_what_pillow_crops_and_resizes(
 
 
 @pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_without_antialias_it_is_what_torch_interpolates(native: bool, interpolation: Interpolation) -> None:
+def test_whole_boxes_are_what_torch_interpolates_to_the_bit(
+    native: bool, antialias: bool, interpolation: Interpolation
+) -> None:
     rng = np.random.default_rng(4)
-    images = random_pictures(rng, 12, 60, 70)
-    boxes = drawn_boxes(rng, 12, 60, 70)
-    upright = np.zeros(12, bool)
-    found = resample(as_batch(images), boxes, upright, (32, 40), interpolation, antialias=False, native=native)
-    for i in range(12):
-        top, left, height, width = (int(values[i]) for values in vars(boxes).values())
-        cut = as_batch(images)[i : i + 1, :, top : top + height, left : left + width].float()
-        expected = interpolate(cut, (32, 40), mode=interpolation, align_corners=False, antialias=False)
-        expected = (expected + 0.5).clamp(0, 255).to(torch.uint8)
-        assert int((found[i].int() - expected[0].int()).abs().max()) <= 1, i
+    for _ in range(30):
+        (height, width), size = rng.integers(1, 120, 2).tolist(), tuple(rng.integers(1, 120, 2).tolist())
+        images = torch.from_numpy(rng.integers(0, 256, (4, height, width, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
+        boxes = drawn_boxes(rng, 4, height, width)
+        found = resample(images, boxes, np.zeros(4, bool), size, interpolation, antialias=antialias, native=native)
+        for i in range(4):
+            top, left, tall, wide = (int(values[i]) for values in vars(boxes).values())
+            cut = images[i : i + 1, :, top : top + tall, left : left + wide].contiguous(
+                memory_format=torch.channels_last
+            )
+            expected = interpolate(cut, size, mode=interpolation, align_corners=False, antialias=antialias)
+            assert torch.equal(found[i], expected[0]), (height, width, size, i)
 
 
 @pytest.mark.skipif(not module.kernel.AVAILABLE, reason="installed without a compiler")
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_both_ways_agree_about_boxes_that_are_no_whole_pixels(
+def test_both_ways_agree_to_the_bit_about_boxes_that_are_no_whole_pixels(
     interpolation: Interpolation, antialias: bool, channels: int
 ) -> None:
     rng = np.random.default_rng(channels)
@@ -80,7 +85,7 @@ def test_both_ways_agree_about_boxes_that_are_no_whole_pixels(
         resample(torch.from_numpy(images), boxes, flips, (33, 20), interpolation, antialias=antialias, native=native)
         for native in (True, False)
     )
-    assert int((one.int() - other.int()).abs().max()) <= 1
+    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("native", WAYS)
@@ -96,6 +101,12 @@ def test_normalised_pixels_are_those_of_whole_grey_levels(native: bool, channels
     assert found.is_contiguous(memory_format=torch.channels_last)
     expected = (grey / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        cast = resample(images, boxes, flips, (20, 33), statistics=(mean, std), dtype=dtype, native=native)
+        assert cast.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(cast, found.to(dtype)), dtype
+        levels = resample(images, boxes, flips, (20, 33), dtype=dtype, native=native)
+        assert torch.equal(levels, grey.to(dtype)), dtype
 
 
 @pytest.mark.parametrize("native", WAYS)
@@ -140,7 +151,7 @@ def test_torch_resamples_a_large_batch_in_parts_of_bounded_size(monkeypatch: pyt
     statistics = ([0.5] * 3, [0.25] * 3)
     whole = [resample(images, boxes, flips, (20, 30), native=False, statistics=how) for how in (None, statistics)]
     bound = 4 * module._nbytes_of_a_picture(images, (20, 30))
-    assert len(images) * 40 * 50 * 3 * 4 > bound  # or one part would do
+    assert len(images) * 40 * 50 * 3 * 8 > bound  # or one part would do
     monkeypatch.setattr(module, "_MOST_NBYTES", bound)
     for how, expected in zip((None, statistics), whole, strict=True):
         with Largest() as largest:

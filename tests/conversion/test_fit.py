@@ -345,7 +345,7 @@ for mode, resample in itertools.product(("crop", "squash", "pad"), {}):
 print(torch.backends.cpu.get_cpu_capability(), sha256.hexdigest())
 """
 
-_TORCH_ALONE = "import shardio.kernels.fit as kernel; kernel.AVAILABLE = False"
+_TORCH_ALONE = "import shardio.kernels.resample as kernel; kernel.AVAILABLE = False"
 
 
 def test_processors_with_and_without_vector_units_give_the_same_bytes() -> None:

@@ -1,4 +1,4 @@
-"""The kernel that fits pictures to samples gives torch's bytes, and keeps to the memory that it is given."""
+"""The kernel fits pictures to samples to the bytes of torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from command import run_python
 from numpy.typing import NDArray
 
 from shardio.conversion.images.fit import Fit, FitMode
-from shardio.kernels import fit as kernel
-from shardio.kernels.built import _fit
+from shardio.kernels import resample as kernel
 
-pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="no kernel for this processor")
+pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="installed without a compiler")
 
 
 def with_torch(fit: Fit, *picture: Any) -> NDArray[np.uint8]:
@@ -86,78 +84,3 @@ def test_a_sample_is_made_in_the_memory_that_is_given() -> None:
         np.testing.assert_array_equal(block[1], fit.apply(pixels))
         np.testing.assert_array_equal(with_torch(fit, pixels, None, 1, block[2]), block[1])
         assert (block[0] == 7).all()
-
-
-# Pictures and samples that end, or begin, where memory ends.
-_AT_THE_EDGE = """
-import ctypes, itertools, mmap
-import numpy as np
-from shardio.kernels._fit import fit
-libc, page = ctypes.CDLL(None), 4096
-def room(nbytes, at_the_end):
-    pages = -(-nbytes // page)
-    memory = mmap.mmap(-1, (pages + 2) * page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for edge in (start, start + (pages + 1) * page):
-        assert libc.mprotect(ctypes.c_void_p(edge), page, 0) == 0
-    first = page + (pages * page - nbytes if at_the_end else 0)
-    return np.frombuffer(memory, np.uint8)[first : first + nbytes]
-shapes = [(1, 1), (1, 2), (2, 1), (3, 3), (5, 40), (40, 5), (37, 61), (1, 900), (900, 1)]
-sizes = [(1, 1), (2, 2), (7, 7), (5, 13), (32, 11)]
-resized = [(1, 1), (3, 2), (9, 9), (37, 61), (80, 20), (33, 90)]
-for shape, size, new, at_the_end, cubic in itertools.product(shapes, sizes, resized, (False, True), (False, True)):
-    pixels, out = room(shape[0] * shape[1] * 3, at_the_end), room(size[0] * size[1] * 3, at_the_end)
-    pixels[:] = 200
-    scales = (shape[0] / new[0], shape[1] / new[1])
-    for place in ((0, 0), (new[0] - 1, new[1] - 1), (1 - size[0], 1 - size[1]), ((new[0] - size[0]) // 2, 0)):
-        if -size[0] < place[0] < new[0]:
-            fit(pixels, out, shape, size, new, place, scales, cubic)
-            assert set(out.tolist()) <= {0, 200}, (shape, size, new, place)
-print("done")
-"""
-
-
-def test_the_kernel_touches_no_memory_but_the_picture_and_the_sample() -> None:
-    done = run_python("-c", _AT_THE_EDGE)
-    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
-
-
-GOOD: dict[str, Any] = {
-    "pixels": bytes(4 * 5 * 3),
-    "out": bytearray(2 * 3 * 3),
-    "size": (4, 5),
-    "out_size": (2, 3),
-    "resized_size": (2, 4),
-    "place": (0, 0),
-    "scales": (2.0, 1.25),
-    "cubic": True,
-}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pixels": bytes(4 * 5 * 3 - 1)},
-        {"out": bytearray(2 * 3 * 3 + 1)},
-        {"size": (5, 5)},
-        {"size": (-4, -5)},
-        {"size": (1 << 62, 4)},
-        {"out_size": (3, 3)},
-        {"out_size": (0, 3), "out": bytearray()},
-        {"resized_size": (0, 4)},
-        {"resized_size": (1 << 40, 4)},
-        {"place": (2, 0)},
-        {"place": (0, -3)},
-        {"place": (1 << 62, 0)},
-        {"place": (-(1 << 63), 0)},
-        {"scales": (3.0, 1.25)},
-        {"scales": (0.0, 1.25)},
-        {"scales": (2.0, float("nan"))},
-        {"scales": (2.0, float("inf"))},
-    ],
-)
-def test_sizes_that_do_not_fit_together_are_refused(change: dict[str, Any]) -> None:
-    assert _fit is not None
-    _fit.fit(*GOOD.values())  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="sizes that do not fit together"):
-        _fit.fit(*{**GOOD, **change}.values())  # type: ignore[call-arg]

@@ -24,11 +24,10 @@ COSTS = {
     "_pixels": "color and geometry",
     "_rowcopy": "kills the process by SIGBUS",
     "_rowread": "waits for the GIL",
-    "_fit": "a conversion takes",
 }
 HIDE = """
 import sys
-names = ('rowcopy', 'rowread', 'resample', 'pixels', 'fit')
+names = ('rowcopy', 'rowread', 'resample', 'pixels')
 sys.modules.update(dict.fromkeys(f'shardio.kernels._{n}' for n in names))
 """
 
@@ -132,7 +131,7 @@ with warnings.catch_warnings(record=True) as found:
     print(*[warning.category.__name__ for warning in found])
     print(loader.stats()["kernels"])
 """
-    expected = "{'copy': 'numpy', 'read': 'Python', 'resample': 'torch', 'pixels': 'torch', 'fit': 'torch'}"
+    expected = "{'copy': 'numpy', 'read': 'Python', 'resample': 'torch', 'pixels': 'torch'}"
     assert python(script) == ["0", "RuntimeWarning", expected]
     assert python(script, SHARDIO_KERNEL="numpy") == ["0", "", expected]
 
@@ -152,7 +151,7 @@ finally:
     assert imported == "[]"
     first, second, third, _ = python(HIDE + show)
     assert first == f"shardio, version {shardio.__version__}"
-    assert second == "kernels: copy by numpy, read by Python, resample by torch, pixels by torch, fit by torch"
+    assert second == "kernels: copy by numpy, read by Python, resample by torch, pixels by torch"
     assert "Install a C compiler" in third
 
 

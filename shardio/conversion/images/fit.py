@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardio.conversion.images.headers import check_pixels
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
-from shardio.kernels import fit as kernel
+from shardio.kernels import resample as kernel
 
 FitMode = Literal["crop", "squash", "pad"]
 Resample = Literal["bicubic", "bilinear", "lanczos"]
@@ -118,12 +118,20 @@ class Fit:
         extent = (height / reduction, width / reduction)
         factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
         if not self.needs_torch:
-            size, resized_size = pixels.shape[:2], placement.resized
-            scales = (size[0] / resized_size[0], size[1] / resized_size[1])
+            sides = pixels.shape[:2]
+            scales = [side / new for side, new in zip(sides, placement.resized, strict=True)]
             if factors is not None:
-                scales = (1 / factors[0], 1 / factors[1])
-            place = (placement.top, placement.left)
-            kernel.fit_picture(pixels, sample, resized_size, place, scales, self.resample == "bicubic")
+                scales = [1 / factor for factor in factors]
+            kernel.resample_windows(
+                pixels,
+                np.array([(0, 0, *sides)]),
+                np.array([[(0, scale, 0, side) for scale, side in zip(scales, sides, strict=True)]], np.float64),
+                np.zeros(1, bool),
+                sample[None],
+                cubic=self.resample == "bicubic",
+                resized=placement.resized,
+                first=(placement.top, placement.left),
+            )
             return sample
         resized = resize_pixels(pixels, placement.resized, self.resample, factors)
         top, left = placement.top, placement.left

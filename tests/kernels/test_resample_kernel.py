@@ -1,0 +1,188 @@
+"""The kernel that resamples: its forms agree to the bit, and it keeps to the memory that it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import run_python
+from numpy.typing import NDArray
+
+from shardio.kernels import resample as kernel
+from shardio.kernels.built import _resample
+
+pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="installed without a compiler")
+
+DTYPES = {np.uint8: torch.uint8, np.float32: torch.float32, np.uint16: torch.bfloat16, np.float16: torch.float16}
+
+
+def draw_windows(rng: np.random.Generator, count: int, channels: int) -> dict[str, Any]:
+    """Returns windows of images, and boxes that may have fractional sides, as arguments of the kernel."""
+    windows, axes, pixels = [], [], []
+    for _ in range(count):
+        top, left = rng.integers(0, 50, 2)
+        height, width = rng.integers(1, rng.choice([3, 20, 90]), 2)
+        windows.append((top, left, height, width))
+        pixels.append(rng.integers(0, 256, height * width * channels, dtype=np.uint8))
+        axes.append([_draw_span(rng, int(start), int(side)) for start, side in ((top, height), (left, width))])
+    spans = np.array(axes, np.float64)
+    # Black and white make filters overshoot.
+    made = np.concatenate(pixels) if rng.random() < 0.5 else (np.concatenate(pixels) >> 7) * np.uint8(255)
+    return {"pixels": made, "windows": np.array(windows), "axes": spans, "flips": rng.random(count) < 0.5}
+
+
+def _draw_span(rng: np.random.Generator, start: int, side: int) -> tuple[float, float, int, int]:
+    if rng.random() < 0.2:
+        return start, side, start, start + side
+    length = rng.uniform(0.3, side)
+    return start + rng.uniform(0, side - length), length, start, start + side
+
+
+def test_all_forms_give_the_same_bytes() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        count, channels, size = rng.integers(1, 4), int(rng.choice([1, 2, 3, 4])), rng.integers(1, 60, 2)
+        given = draw_windows(rng, count, channels)
+        given["axes"][:, :, 1] /= size
+        dtype = rng.choice(list(DTYPES))
+        affine = None if dtype == np.uint8 else rng.normal(size=(2, channels)).astype(np.float32)
+        how = {"cubic": bool(rng.integers(2)), "antialias": bool(rng.integers(2))}
+        made = []
+        for form in kernel.FORMS:
+            out = np.zeros((count, *size, channels), dtype)
+            kernel.resample_windows(**given, out=out, affine=affine, form=form, **how)
+            made.append(out)
+        for form, out in zip(kernel.FORMS, made, strict=True):
+            np.testing.assert_array_equal(out.view(np.uint8), made[0].view(np.uint8), err_msg=f"{form} {size} {how}")
+
+
+@pytest.mark.parametrize("form", kernel.FORMS)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.float16])
+def test_levels_are_normalized_and_cast_as_torch_does_it(form: str, dtype: Any) -> None:
+    levels = np.tile(np.arange(256, dtype=np.uint8)[:, None], (1, 3))
+    rng = np.random.default_rng(1)
+    # Halves of the last place, numbers too small and too large for 16 bits, and usual ones.
+    scales = [(1, 0), (2**-8, 1), (2**-8, 1 + 2**-8), (2**-26, 0), (2**-26, 2**-14), (1e4, -1e6), (300, -65504)]
+    for factor, offset in [*scales, *rng.normal(size=(200, 2)).tolist()]:
+        affine = np.array([[factor, -factor, factor / 3], [offset, -offset, offset]], np.float32)
+        out = np.empty((1, 256, 1, 3), dtype)
+        axes = np.array([[(0, 1, 0, 256), (0, 1, 0, 1)]])
+        one = np.array([[0, 0, 256, 1]])
+        kernel.resample_windows(levels, one, axes, np.zeros(1, bool), out, affine, cubic=False, form=form)
+        expected = (torch.from_numpy(levels).float() * torch.from_numpy(affine[0]) + torch.from_numpy(affine[1])).to(
+            DTYPES[dtype]
+        )
+        found = torch.from_numpy(out[0, :, 0]).view(DTYPES[dtype])
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), (factor, offset)
+
+
+# Images and results that end, or begin, where memory ends.
+_AT_THE_EDGE = """
+import ctypes, itertools, mmap
+import numpy as np
+from shardio.kernels.resample import FORMS, resample_windows
+libc, page = ctypes.CDLL(None), 4096
+def room(shape, at_the_end):
+    nbytes = int(np.prod(shape))
+    pages = -(-nbytes // page)
+    memory = mmap.mmap(-1, (pages + 2) * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for edge in (start, start + (pages + 1) * page):
+        assert libc.mprotect(ctypes.c_void_p(edge), page, 0) == 0
+    first = page + (pages * page - nbytes if at_the_end else 0)
+    return np.frombuffer(memory, np.uint8)[first : first + nbytes].reshape(shape)
+shapes = [(1, 1), (1, 2), (2, 1), (3, 3), (5, 40), (40, 5), (37, 61), (1, 900), (900, 1)]
+sizes = [(1, 1), (2, 2), (7, 7), (5, 13), (32, 11)]
+resized = [(1, 1), (3, 2), (9, 9), (37, 61), (80, 20), (33, 90)]
+ways = itertools.product((False, True), (False, True), (True, False), FORMS)
+for at_the_end, cubic, antialias, form in ways:
+    for shape, size, new in itertools.product(shapes, sizes, resized):
+        pixels, out = room((2, *shape, 3), at_the_end), room((2, *size, 3), at_the_end)
+        pixels[:] = 200
+        axes = np.array([[(0, side / n, 0, side) for side, n in zip(shape, new)]] * 2, np.float64)
+        for place in ((0, 0), (new[0] - 1, new[1] - 1), (1 - size[0], 1 - size[1]), ((new[0] - size[0]) // 2, 0)):
+            if -size[0] < place[0] < new[0]:
+                how = dict(cubic=cubic, antialias=antialias, resized=new, first=place, form=form)
+                resample_windows(pixels, np.array([(0, 0, *shape)] * 2), axes, np.array([False, True]), out, **how)
+                assert set(out.ravel().tolist()) <= {0, 200}, (shape, size, new, place)
+print("done")
+"""
+
+
+def test_the_kernel_touches_no_memory_but_the_images_and_the_results() -> None:
+    done = run_python("-c", _AT_THE_EDGE)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
+def array(*rows: Any) -> NDArray[np.int64]:
+    return np.array(rows, np.int64)
+
+
+GOOD: dict[str, Any] = {
+    "pixels": bytes(24),
+    "windows": array((0, 0, 2, 2), (0, 0, 2, 2)),
+    "axes": np.array([[(0, 2 / 3, 0, 2), (0, 2, 0, 2)]] * 2),
+    "flips": bytes(2),
+    "out": bytearray(18),
+    "affine": b"",
+    "channels": 3,
+    "resized": (3, 1),
+    "first": (0, 0),
+    "size": (3, 1),
+    "cubic": False,
+    "antialias": True,
+    "depth": 0,
+    "form": 0,
+}
+NORMAL: dict[str, Any] = {"out": bytearray(72), "affine": np.ones(6, np.float32), "depth": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [
+        (ValueError, {"pixels": bytes(23)}),
+        (ValueError, {"pixels": bytes(25)}),
+        (ValueError, {"windows": array((0, 0, 2, 2))}),
+        (ValueError, {"windows": array((0, 0, 2, 2), (0, 0, 0, 2))}),
+        (ValueError, {"windows": array((0, 0, 2, 2), (-1, 0, 2, 2))}),
+        (ValueError, {"windows": array((0, 0, 2, 2), (0, 0, 1 << 62, 1 << 62))}),
+        (IndexError, {"windows": array((0, 0, 2, 2), (1, 0, 2, 2))}),
+        (IndexError, {"windows": array((0, 0, 2, 2), (0, 1, 2, 2))}),
+        (ValueError, {"axes": np.zeros(15)}),
+        (IndexError, {"axes": np.array([[(0, 1, 0, 3), (0, 2, 0, 2)]] * 2)}),
+        (IndexError, {"axes": np.array([[(0, 1, 0, 2), (0, 2, 0, 2)]] * 2)}),
+        (IndexError, {"axes": np.array([[(0, 0, 0, 2), (0, 2, 0, 2)]] * 2)}),
+        (IndexError, {"axes": np.array([[(np.nan, 0.5, 0, 2), (0, 2, 0, 2)]] * 2)}),
+        (IndexError, {"axes": np.array([[(0, np.inf, 0, 2), (0, 2, 0, 2)]] * 2)}),
+        (ValueError, {"out": bytearray(17)}),
+        (ValueError, {"out": bytearray(19)}),
+        (ValueError, {"channels": 0}),
+        (ValueError, {"channels": -3}),
+        (ValueError, {"channels": 65}),
+        (ValueError, {"resized": (0, 1)}),
+        (ValueError, {"resized": (1 << 40, 1)}),
+        (ValueError, {"first": (3, 0)}),
+        (ValueError, {"first": (0, -1)}),
+        (ValueError, {"first": (1 << 62, 0)}),
+        (ValueError, {"first": (-(1 << 63), 0)}),
+        (ValueError, {"size": (0, 1), "out": bytearray()}),
+        (ValueError, {"size": (1 << 62, 1)}),
+        (ValueError, {"depth": 4}),
+        (ValueError, {"depth": -1}),
+        (ValueError, {"form": len(kernel.FORMS)}),
+        (ValueError, {"form": -1}),
+        (ValueError, {"affine": np.ones(6, np.float32)}),
+        (ValueError, {**NORMAL, "out": bytearray(18)}),
+        (ValueError, {**NORMAL, "affine": b""}),
+        (ValueError, {**NORMAL, "affine": np.ones(5, np.float32)}),
+        (ValueError, {**NORMAL, "affine": np.full(6, np.nan, np.float32)}),
+    ],
+)
+def test_arguments_that_would_lead_out_of_memory_are_refused(error: type[Exception], change: dict[str, Any]) -> None:
+    assert _resample is not None
+    _resample.resample(*GOOD.values())
+    _resample.resample(*{**GOOD, **NORMAL}.values())
+    with pytest.raises(error):
+        _resample.resample(*{**GOOD, **change}.values())
