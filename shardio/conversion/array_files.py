@@ -46,9 +46,9 @@ def make_arrays(
 ) -> dict[str, ArrayPart]:
     """Makes the files of the task's arrays, publishes them, and returns them by name of the array.
 
-    A repair publishes only the files that it repairs. `on_block` is called before each block, and may raise to end the
-    work. Raises ConvertError if a source has changed since the shard was made. A repair skips such an array instead,
-    and also an array whose shard is still damaged.
+    `on_block` is called before each block of values, and may raise to end the work. Raises ConvertError if a source has
+    changed since the shard was made. A repair publishes only the files that it repairs. It raises no error for a source
+    that has changed or a shard that is still damaged, and leaves that array out.
     """
     parts = {}
     for spec in task.arrays if record.entry else ():
@@ -144,7 +144,7 @@ def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixel
     except (DecodeError, TypeError, ValueError) as error:
         raise ConvertError(
             f"{task.out / task.array_name(spec)}: {os.fsdecode(source.key)}: expected the source as it was when "
-            f"{task.name} was made, found {error}. Run the same command again"
+            f"{task.name} was made, found: {error}. Run the same command again"
         ) from error
 
 
@@ -166,7 +166,7 @@ def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDAr
         if crc32(sample) != row["crc32"]:
             raise ConvertError(
                 f"{task.out / task.name}: expected the pixels of {os.fsdecode(row['key'])} as they were written, found "
-                "others: the disk may be failing. Run the same command again, which makes the shard again"
+                "other pixels: the disk may be failing. Run the same command again, which makes the shard again"
             )
     return pixels
 
@@ -191,9 +191,10 @@ def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded:
 def make_value(
     task: ShardTask, spec: ArraySpec, source: Source, pixels: NDArray[np.uint8], source_size: tuple[int, int]
 ) -> NDArray[Any]:
-    """Returns a sample's value for an array. `pixels` are the sample's; `source_size` is its picture's (height, width).
+    """Returns a sample's value for the array `spec`.
 
-    Raises the errors of `check_values` if the source has changed.
+    `pixels` are the pixels of the sample, `source_size` is the (height, width) of the picture it was made from. Raises
+    the errors of `check_values` if the source has changed.
     """
     fit = task.options.fitting
     if spec.source == "pixels":

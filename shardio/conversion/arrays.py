@@ -55,8 +55,8 @@ class ArraySpec:
     def check(self, value: object, where: str = "") -> NDArray[Any]:
         """Returns one sample's value as an array of the declared dtype and shape.
 
-        If there are fewer boxes than rows, empty rows follow. Raises TypeError for another dtype, and ValueError for
-        another shape or an invalid box.
+        Missing boxes are filled up with empty rows, whose label is NO_LABEL. Raises TypeError for another dtype, and
+        ValueError for another shape or an invalid box. Error messages begin with `where`.
         """
         found = self.check_dtype(value, where)
         shape = self.row.shape
@@ -71,7 +71,7 @@ class ArraySpec:
         return found
 
     def check_dtype(self, value: object, where: str = "") -> NDArray[Any]:
-        """Returns the value as an array of the declared dtype and any shape. Raises TypeError for another dtype."""
+        """Returns the value as an array of any shape. Raises TypeError unless it has the declared dtype."""
         try:
             found = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
@@ -84,8 +84,10 @@ class ArraySpec:
 def declare(
     arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape | None, taken: Iterable[str] = ()
 ) -> tuple[ArraySpec, ...]:
-    """Returns the arrays that the caller has declared. Raises ValueError or TypeError for an invalid declaration, a
-    declaration that does not fit the shape of the samples, or a name in `taken`."""
+    """Returns the specs of the arrays that the caller has declared, for samples of this shape.
+
+    Raises ValueError or TypeError for a name in `taken`, or a declaration that is invalid or does not fit the samples.
+    """
     taken = set(taken)
     specs = []
     for name, declaration in arrays.items():
@@ -111,7 +113,7 @@ def declare(
 
 def check_count(specs: Sequence[ArraySpec]) -> None:
     if len(specs) > MAX_ARRAYS:
-        raise ValueError(f"arrays must be at most {MAX_ARRAYS}; found {len(specs)}")
+        raise ValueError(f"a set may have at most {MAX_ARRAYS} arrays; found {len(specs)}")
 
 
 def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:
@@ -121,6 +123,6 @@ def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:
         for spec in specs:
             if (other := there.get(f"{split}-{spec.name}".lower())) is not None:
                 raise ValueError(
-                    f"array {spec.name!r}: expected another name, as its files for the split {split!r} would be called "
-                    f"like those of the split {other!r}"
+                    f"array {spec.name!r}: expected another name, as its files for the split {split!r} would have the "
+                    f"same names as the shards of the split {other!r}"
                 )

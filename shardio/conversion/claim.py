@@ -99,8 +99,8 @@ def _claim(plan: Plan, run_file: Path) -> bool:
             if published(plan) is not None:
                 return False
             raise ConvertError(
-                f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that conversion with "
-                "its own options, remove the folder, or convert into a new folder"
+                f"{out}: holds an unfinished conversion with other options, images or libraries ({changed}). Finish "
+                "that conversion with its own options, remove the folder, or convert into a new folder"
             ) from None
     for folder in (work, out):
         sweep_temporaries(folder)
@@ -142,7 +142,7 @@ def _take_back(out: Path) -> None:
 
 
 def copy_again(plan: Plan) -> None:
-    """Makes the copies of images that tasks read instead of SRC, if the origin has any, next to a published set."""
+    """Copies images out of SRC into the work folder of a published set, if the origin reads from copies."""
     origin = plan.collection.origin
     if origin.copies_nbytes():
         (plan.out / WORK_FOLDER).mkdir(exist_ok=True)

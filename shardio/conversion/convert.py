@@ -135,7 +135,7 @@ def _plan(
 ) -> Plan:
     """Returns the plan. Checks all arguments first, and then scans SRC, which may take minutes."""
     if hash_sources and engine.serial:
-        raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
+        raise ValueError("report_duplicates compares the bytes of files, and a dataset has no files: leave it out")
     sources.check(src, out, options)
     if not (out / MANIFEST_NAME).exists():
         engine.check()
@@ -274,8 +274,8 @@ class Conversion:
             {task.name: self._records[task.name] for task in written_since(plan.tasks)}
         ):
             raise ConvertError(
-                f"{plan.out / damaged[0]}: expected the bytes that were written, found others. Run the same command "
-                "again, which makes the shard again"
+                f"{plan.out / damaged[0]}: expected the bytes that were written, found other bytes. Run the same "
+                "command again, which makes the shard again"
             )
         splits = {}
         for name in collection.splits:
@@ -351,8 +351,8 @@ class Conversion:
         whose = f", {monitor.refused_by_others} of them by other parts," if monitor.refused_by_others else ""
         return ConvertError(
             f"{plan.out}: expected at most {monitor.most_bad} refused images of {plan.collection.num_sources}, found "
-            f"{monitor.num_refused}{whose} after {now.done}; nothing is published. {plan.out / REJECTS_NAME} lists "
-            "them: mend them and run the same command again, or allow more with --max-bad",
+            f"{monitor.num_refused}{whose} after {now.done} images; nothing is published. {plan.out / REJECTS_NAME} "
+            "lists the refused images: mend them and run the same command again, or allow more with --max-bad",
             *named,
         )
 

@@ -63,7 +63,7 @@ def hash_source(data: bytes) -> bytes:
 
 
 def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> bytes:
-    """Returns the hashes of the sources, concatenated. Reads every source once more, with `threads` threads."""
+    """Reads all sources again, with `threads` threads, and returns the hashes of their bytes, concatenated."""
 
     def hash_one(source: Source) -> bytes:
         try:

@@ -59,7 +59,7 @@ class SplitEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The outcome of a conversion. Sizes assume that no source is refused."""
+    """The expected outcome of a conversion. Sizes assume that no source is refused."""
 
     source: str
     """The kind of storage in SRC."""
@@ -92,16 +92,17 @@ class Estimate:
 
     @property
     def most_bad(self) -> int:
-        """The number of sources, out of all, that may be refused."""
+        """How many of the `num_sources` sources may be refused, by `max_bad`."""
         return check_max_bad(self.max_bad, self.num_sources)
 
     @property
     def expected_bad(self) -> int:
-        """The number of sources, out of all, that would be refused if the measured sources are typical."""
+        """How many of the `num_sources` sources would be refused if the measured sources are typical."""
         return round(sum(self.refused.values()) / self.num_measured * self.num_sources)
 
     @property
     def fits(self) -> bool | None:
+        """Whether the set, and the copies made meanwhile, fit into the free bytes; None without OUT."""
         return None if self.free_nbytes is None else self.nbytes + self.spool_nbytes <= self.free_nbytes
 
 
@@ -124,10 +125,10 @@ def estimate(
     workers: int | None = None,
     seconds: float = DEFAULT_SECONDS,
 ) -> Estimate:
-    """Returns what `convert` would do with the same arguments. Nothing is written, and `out` need not exist.
+    """Estimates what `convert` would do with the same arguments. Nothing is written, and `out` need not exist.
 
-    The rate is measured for about `seconds`. Raises the same errors as `convert`, also if `convert` could not use
-    `out`.
+    The rate is measured for about `seconds`. Raises the errors that `convert` would raise before its first image, for
+    example if it cannot use `out`.
     """
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
     options = ConvertOptions(size, fit, resample, quality, shard_size, order="source", also=also)

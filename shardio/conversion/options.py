@@ -65,17 +65,17 @@ class SourceOptions:
     stored value). Items must be dicts."""
 
     def check(self, src: Src, out: Path | None, options: ConvertOptions | None = None) -> None:
-        """Checks everything that can be checked before SRC is scanned, and raises the error if a check fails."""
+        """Checks the arguments as far as possible without scanning SRC. Raises an error for the first wrong one."""
         if isinstance(src, (str, os.PathLike)):
             check_local(src, SourceError, "images are read from files, so copy or mount them here first")
             if out is not None:
                 check_apart(Path(os.path.abspath(src)), out)
         elif self.source != "auto":
             raise ValueError(
-                f"source is the kind of a path, and `src` is a dataset: leave it out, found {self.source!r}"
+                f"source names the kind of a path, and `src` is a dataset: leave `source` out; found {self.source!r}"
             )
         elif self.masks is not None:
-            raise ValueError("masks are for a path, and `src` is a dataset: put the masks into its items")
+            raise ValueError("masks is for images in files, and `src` is a dataset: put the masks into its items")
         elif self.accept_layout or self.empty_classes != "refuse":
             raise ValueError(
                 "accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out"
@@ -85,7 +85,7 @@ class SourceOptions:
         if self.columns is not None:
             check_columns_file(Path(self.columns))
         if isinstance(src, (str, os.PathLike)) and self.arrays:
-            raise ValueError("arrays are entries of a dataset's items, and `src` is a path: see `masks`")
+            raise ValueError("arrays is for the items of a dataset, and `src` is a path: leave `arrays` out")
         if options is not None:
             self.declared(options.sample_shape)
         if self.masks is not None:
@@ -128,7 +128,7 @@ class SourceOptions:
             return scan(Path(src), self.source, accept_layout=accept_layout, empty_classes=empty_classes)
         except SourceError as error:
             if looks_like_a_set(Path(src)):
-                raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
+                raise SourceError(f"{error}. SRC is a shard set: SRC, the images, comes first; OUT second") from None
             raise
 
     def read_columns(self, collection: Collection) -> ColumnTable | None:
@@ -144,7 +144,7 @@ class ConvertOptions:
     fit: FitMode = "crop"
     """"crop" (short side to size, then the center), "squash", or "pad" (with black)."""
     resample: Resample = "bicubic"
-    """The filter."""
+    """The filter that resizes pictures, always antialiased."""
     quality: Quality = "exact"
     """"fast" decodes a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least twice the resized picture; such samples
     differ by about 50 dB PSNR."""
@@ -163,7 +163,7 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.also, (str, int)):
-            raise ValueError(f"also must be a sequence of sizes, such as (128,); found {self.also!r}")
+            raise ValueError(f"`also` must be a list of sizes, such as [128] or [(96, 128)]; found {self.also!r}")
         size, also = self.fitting.size, tuple(map(_sides, self.also))
         # However a caller writes them, equal options compare and are described as equal.
         for name, value in {"size": size, "background": self.decode.background, "also": also}.items():
@@ -173,15 +173,15 @@ class ConvertOptions:
         if self.quality not in get_args(Quality):
             raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
         if type(self.shard_nbytes) is not int or self.shard_nbytes <= 0:
-            raise ValueError(f"shard size must be positive, an integer of bytes; found {self.shard_nbytes!r}")
+            raise ValueError(f"shard size must be a positive integer, in bytes; found {self.shard_nbytes!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
         for sides in also:
             Fit(sides)  # which checks it
             if sides == size or any(n > most for n, most in zip(sides, size, strict=True)):
-                raise ValueError(f"also must be smaller than size {size}; found {sides!r}")
+                raise ValueError(f"`also` must have sizes smaller than `size`, {size}; found {sides!r}")
         if (repeated := first_repeated(map(str, also))) is not None:
-            raise ValueError(f"also must have each size once; found {repeated} twice")
+            raise ValueError(f"`also` must have each size once; found {repeated} twice")
 
     @cached_property
     def fitting(self) -> Fit:
@@ -227,7 +227,10 @@ def _sides(size: Size) -> tuple[int, int]:
 
 
 def check_max_bad(max_bad: int | float, num_sources: int = 0) -> int:
-    """Returns how many of `num_sources` may be refused. Raises ValueError unless `max_bad` is a count or a share."""
+    """Returns how many of `num_sources` may be refused, given `max_bad`: a count (int) or a share (float).
+
+    Raises ValueError for any other `max_bad`.
+    """
     if isinstance(max_bad, bool) or not isinstance(max_bad, Real):
         raise ValueError(f"max_bad must be a count such as 10, or a share such as 0.01; found {max_bad!r}")
     if isinstance(max_bad, Integral):

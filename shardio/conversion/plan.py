@@ -196,14 +196,16 @@ def make_plan(
 def _check_arrays(specs: Sequence[ArraySpec], collection: Collection, columns: ColumnTable | None) -> None:
     names = [spec.name for spec in specs] + [name for name, _ in (columns.columns if columns else ())]
     if (repeated := first_repeated(names)) is not None:
-        raise ValueError(f"arrays and columns must be named apart; found {repeated!r} twice")
+        raise ValueError(f"arrays and columns must have different names; found {repeated!r} twice")
     check_count(specs)
     check_splits(collection.splits, specs)
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
-    """Returns the sources in the order of the set. The shuffled order sorts by a keyed hash of the key, which stays the
-    same in all versions of libraries."""
+    """Returns the sources in the order of the set.
+
+    The shuffled order sorts by a hash of the seed and the key, so it is the same in all versions of libraries.
+    """
     if options.order == "source":
         return list(sources)
     secret = options.seed.to_bytes(8, "little")
@@ -225,7 +227,7 @@ def _hash_names(collection: Collection) -> str:
 
 _HASHED = {
     "sources_sha256": "the list of sources",
-    "class_names_sha256": "what the classes are called",
+    "class_names_sha256": "the readable names of the classes",
     "columns_sha256": "the columns",
 }
 

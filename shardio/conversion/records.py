@@ -47,17 +47,21 @@ class ArrayPart:
 
     entry: ArrayShard
     crc32s: NDArray[np.uint32]
+    """The checksum of each sample's value."""
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The results of a finished task. `entry` is None if all its sources were refused."""
+    """The results of a finished task."""
 
     entry: ShardEntry | None
+    """The shard in the manifest; None if all sources of the task were refused."""
     rows: NDArray[np.void]
+    """The index rows of the samples."""
     rejects: tuple[Reject, ...]
     mended: tuple[MendedSource, ...]
     sources_sha256: str
+    """The digest of the sources' fingerprints. It changes if a source changes."""
     hashes: bytes | None = None
     """The concatenated hashes of the task's sources, in order; None unless the task asked for hashes."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
@@ -156,7 +160,7 @@ def load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
 
 
 def load_record(task: ShardTask) -> ShardRecord | None:
-    """Returns the task's record, or None if the task must be done: no sound record, or its sources have changed."""
+    """Returns the task's record; None if there is no sound record, or if the task's sources have changed since."""
     try:
         fields = json.loads(read_untrusted(_record_path(task)))
         if fields.pop("sha256") != _checksum(fields):
@@ -191,7 +195,7 @@ def discard_refused(task: ShardTask) -> None:
 
 
 def note_refused(task: ShardTask, reject: Reject) -> None:
-    """Appends a refused source to the task's list, which is used if the task is never finished."""
+    """Appends a refused source to the task's list of refused sources, which `refused_so_far` reads."""
     path = _refused_path(task)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path), open_untrusted(path, flags, sole_name=True) as file:
@@ -199,7 +203,10 @@ def note_refused(task: ShardTask, reject: Reject) -> None:
 
 
 def refused_so_far(task: ShardTask) -> list[bytes]:
-    """Returns the lines for rejects.jsonl of a task, finished or not, in the order of its sources."""
+    """Returns the lines of rejects.jsonl for the sources that a task has refused, even if it is not finished.
+
+    The lines are in the order of the task's sources.
+    """
     try:
         lines = read_untrusted(_refused_path(task)).splitlines(keepends=True)
     except FileNotFoundError:

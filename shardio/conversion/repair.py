@@ -60,11 +60,12 @@ def repair(
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RepairReport:
-    """Makes the damaged files of the set in the folder `path` again from `src`, the images it was converted from.
+    """Repairs the set in the folder `path`, from `src`, the images that it was converted from.
 
-    Reads the whole set to find damaged files. `convert` describes `source`, `columns`, `masks` and `workers`. To repair
-    a damaged index, all images of its split are decoded. `on_verify` is called, in any thread, with (bytes since the
-    last call, bytes in total); `on_progress` in this thread with (sources done, sources in total).
+    Reads the whole set to find damaged files, and makes these files again. `convert` describes `source`, `columns`,
+    `masks` and `workers`. To repair a damaged index, all images of its split are decoded. `on_verify` is called, in any
+    thread, with (bytes since the last call, bytes in total); `on_progress` in this thread with (sources done, sources
+    in total).
 
     Raises ConvertError if `convert` did not make the set, if `src` lists other images now, or if a file cannot be made
     with the same bytes: such files are left as they are, and other files are repaired. Raises FormatError if the
@@ -99,9 +100,9 @@ def repair(
             ". Images were refused for their masks, too: give the folder of masks by `--masks`" if masks_files else ""
         )
         raise ConvertError(
-            f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images have "
-            f"changed since, or the libraries have: the set was made with {manifest.provenance.get('libraries')}, and "
-            f"these are {library_versions()}{hint}"
+            f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images or "
+            f"libraries have changed since: the set was made with {manifest.provenance.get('libraries')}, and this "
+            f"machine has {library_versions()}{hint}"
         )
     for files, what, option in (
         (columns_files, "file of its columns", "columns"),
@@ -139,7 +140,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
                 f"{folder}: expected a set that `convert` has made, found one that {change.get('operation')!r} made "
                 "from another set: repair the other set, and make this set from it again"
             )
-        raise ConvertError(f"{folder}: expected a set that `convert` has made, found another: copy it again")
+        raise ConvertError(f"{folder}: expected a set that `convert` has made, found another set: copy it again")
     try:
         options = read_options(there)
     except ValueError as error:
@@ -156,7 +157,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         changed = difference(then, now)
         if not changed:
             return plan
-    raise ConvertError(f"{folder}: cannot be made again from {src} ({changed})")
+    raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other images than then ({changed})")
 
 
 def _readings(src: Path, source: SourceKind) -> Iterator[Collection]:

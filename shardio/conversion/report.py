@@ -30,7 +30,7 @@ class Progress:
     spooled: int = 0
     """Sources copied out of parquet files. Copying ends before the first source is converted."""
     kept: int = 0
-    """Sources that earlier calls did. They are included in `done`, and counted before this call does a source."""
+    """Sources in shards that earlier calls finished. `done` includes them before this call converts a source."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class UnfinishedParts:
     num_shards: int
     """The number of shards of the whole set."""
     num_finished: int
+    """The number of finished shards of all parts."""
     parts: tuple[int, ...]
-    """The numbers of the parts that still have to finish or must be run again, out of the same number of parts."""
+    """The parts that have not finished: the numbers K, for the N of this call's `part=(K, N)`."""
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """The outcome of a conversion. Until the set is published, all numbers are those of this part alone."""
+    """The outcome of a conversion. Until the set is published, all numbers count this call's part only."""
 
     out: str
     digest: str
@@ -86,10 +87,10 @@ class TooManyBad(Exception):
 
 
 class Monitor:
-    """Counts sources, reports progress, and stops the work when too many sources are refused.
+    """Counts sources, reports progress, and stops the work if more than `most_bad` sources are refused.
 
-    It stops no earlier than the 100th refused source or the 10,000th source, so a small collection is first converted
-    to its end.
+    It does not stop the work before 100 sources are refused or 10,000 are done, so a small collection is always
+    converted to its end.
     """
 
     def __init__(self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None) -> None:
@@ -114,13 +115,14 @@ class Monitor:
             self.report(kept, sum(len(record.rejects) for record in records))
 
     def report(self, done: int, refused: int, /) -> None:
+        """Adds to the counts. Raises TooManyBad if the work has to stop."""
         now = self.progress
         self._tell(replace(now, done=now.done + done, refused=now.refused + refused))
         if self.num_refused >= _MOST_REFUSED or self.progress.done >= _MOST_DONE:
             self.check()
 
     def count_others(self, records: Iterable[ShardRecord]) -> None:
-        """Counts the sources that other parts have refused. `records` are the records of all their finished shards."""
+        """Sets the number of sources that other parts refused. `records` are the records of their finished shards."""
         self.refused_by_others = sum(len(record.rejects) for record in records)
 
     @property
@@ -136,7 +138,7 @@ class Monitor:
 def report_work(
     plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], progress: Progress, seconds: float
 ) -> ConvertReport:
-    """Returns the report of the tasks with records, before the set is published: its digest is "", for example."""
+    """Returns the report of the tasks that have records, as for a set that is not published yet: `digest` is ""."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
     samples: Counter[str] = Counter()
     for split, record in done:
@@ -165,7 +167,7 @@ def report_work(
 def report_set(
     work: ConvertReport, plan: Plan, manifest: Manifest, duplicates: tuple[Duplicates, ...] | None
 ) -> ConvertReport:
-    """Returns the report of the published set. `work` is the report of this call's tasks."""
+    """Returns the report of the published set: `work`, from `report_work`, with the numbers of the whole set."""
     return replace(
         work,
         digest=manifest.digest,
@@ -211,7 +213,10 @@ class ImagesBar(Bar):
 
 
 def run_with_bar(run: Callable[[Tell], T], src: object, on_progress: Tell | None = None) -> T:
-    """Calls `run(tell)`, shows its progress as a bar, passes it to `on_progress`, and returns the result."""
+    """Calls `run(tell)` and returns its result. `run` passes its progress to `tell`, which shows it as a bar.
+
+    `tell` also passes the progress to `on_progress`. Until the first progress, the bar names `src`.
+    """
     what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
     with ImagesBar() as bar, bar.before_it_begins(f"scanning {what}"):
 

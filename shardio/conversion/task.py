@@ -82,7 +82,10 @@ class Outcome(NamedTuple):
 
 
 def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
-    """Reads, decodes and resizes a source into a row of pixels. If the source is refused, the row may hold anything."""
+    """Reads and decodes a source, and resizes it into a row of pixels. `item` is (source, row).
+
+    Returns the outcome. If the source is refused, the row may hold anything.
+    """
     source, row = item
     options, hashed = task.options, UNREAD if task.hash_sources else b""
     with KeptWarnings() as warned:
@@ -160,7 +163,7 @@ def one_torch_thread(needed: bool = True) -> Iterator[None]:
 
 
 def needs_torch(task: ShardTask) -> bool:
-    """Whether torch resizes the task's pictures. Masks are resized without it, pictures of another size are not."""
+    """Whether the task may use torch: to resize pictures without the kernel, or to make arrays of other sizes."""
     return task.options.fitting.needs_torch or bool(task.arrays)
 
 

@@ -74,7 +74,7 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
         return {**super().format_dict, "ncols": _columns()}
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
-        """Skips updates that a log does not need: tqdm also refreshes at a reset and next to other output."""
+        """Draws the bar, or writes a line to a log. A log gets no line during the first 30 seconds: returns False."""
         if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
             return super().refresh(*arguments, **options)
         return False

@@ -86,8 +86,8 @@ def test_a_column_of_integers_alone_is_int64_and_any_other_float64(
         (("1", "2", "NULL"), 4, "expected a number or nothing, found 'NULL'"),
         (("1", str(1 << 63), "3"), 3, "expected integers that fit in int64, found 9223372036854775808"),
         # Neither of these is a float64: they would silently come out as their neighbours.
-        ((str((1 << 53) + 1), "", "3"), 3, "at most 2**53 with fractions or empty cells, found 9007199254740993"),
-        (("", "2", str(-(1 << 53) - 1)), 4, "at most 2**53 with fractions or empty cells, found -9007199254740993"),
+        ((str((1 << 53) + 1), "", "3"), 3, "as other cells are fractions or empty, found 9007199254740993"),
+        (("", "2", str(-(1 << 53) - 1)), 4, "as other cells are fractions or empty, found -9007199254740993"),
     ],
 )
 def test_a_cell_that_is_no_number_is_refused_with_its_line(
@@ -147,7 +147,7 @@ BAD_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
     "no path": ({"key": PATHS, "x": [1, 2, 3]}, "expected one column named 'path', found key, x"),
     "a path alone": ({"path": PATHS}, "expected columns of numbers in addition to 'path', found none"),
     "a large unsigned number": ({"path": PATHS, "x": pa.array([1, 2, 1 << 63], pa.uint64())}, "9223372036854775808"),
-    "an inexact number": ({"path": PATHS, "x": [1, None, (1 << 53) + 1]}, "with empty cells, found 9007199254740993"),
+    "an inexact number": ({"path": PATHS, "x": [1, None, (1 << 53) + 1]}, "are empty, found 9007199254740993"),
 }
 
 
@@ -204,7 +204,7 @@ BAD_CSV: dict[str, tuple[list[str], str]] = {
     "a huge cell": (["path,x", *ROWS, "y" * 200_000 + ",1"], "line 5: field larger than field limit"),
     "a path twice": (
         ["path,x", *ROWS, ROWS[1], ROWS[1]],
-        "one row for each path, found 'n01/b.jpg' twice (2 too many)",
+        "one row for each path, found 'n01/b.jpg' twice (2 rows too many)",
     ),
     "a row too few": (
         ["path,x", *ROWS[:1]],
@@ -295,7 +295,7 @@ def test_going_on_with_other_columns_is_refused(image_tree: Path, tmp_path: Path
     before = everything(out)
     other = tmp_path / "other.csv"
     other.write_text(meta.read_text().replace("0.5", "0.25", 1))
-    with pytest.raises(ConvertError, match=rf"holds an? {state} of another .*\(the columns, changed since\)"):
+    with pytest.raises(ConvertError, match=rf"holds an? {state} .*\(the columns, changed since\)"):
         convert(image_tree, out, **OPTIONS, columns=other if change == "another number" else None)
     assert everything(out) == before
     shutil.copyfile(meta, other)  # the same numbers in another file are the same columns

@@ -441,8 +441,8 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         ({"max_bad": None}, "max_bad must be a count such as 10, or a share such as 0.01; found None"),
         ({"size": "256"}, "size must be .*; found '256'"),
         ({"size": None}, "size must be .*; found None"),
-        ({"shard_size": "4GiB"}, "shard size must be positive, an integer of bytes; found '4GiB'"),
-        ({"shard_size": 4e9}, "shard size must be positive, an integer of bytes; found 4000000000.0"),
+        ({"shard_size": "4GiB"}, "shard size must be a positive integer, in bytes; found '4GiB'"),
+        ({"shard_size": 4e9}, "shard size must be a positive integer, in bytes; found 4000000000.0"),
         ({"seed": "1"}, "seed must be an integer from 0 to .*; found '1'"),
         ({"part": (3, 2)}, r"part must be \(K, N\) with K from 1 to N; found \(3, 2\)"),
         ({"workers": "2"}, "workers must be an integer, or None for all cores; found '2'"),
@@ -454,7 +454,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         ({"fit": "stretch"}, "fit must be one of crop, squash, pad; found 'stretch'"),
         ({"resample": "box"}, "resample must be one of bicubic, bilinear, lanczos; found 'box'"),
         ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
-        ({"shard_size": 0}, "shard size must be positive, an integer of bytes; found 0"),
+        ({"shard_size": 0}, "shard size must be a positive integer, in bytes; found 0"),
         ({"background": (1, 2)}, r"background must be \(red, green, blue\), each from 0 to 255; found \(1, 2\)"),
         ({"background": "dull"}, "expected a colour such as 255,255,255, #ffffff or white; found 'dull'"),
         ({"exif_rotate": 1}, "exif_rotate must be True or False; found 1"),
@@ -489,9 +489,11 @@ def test_past_the_limit_nothing_is_published_and_mending_redoes_only_the_shards_
         convert(image_tree, out, **options)
     message = str(caught.value)
     assert message.startswith(
-        f"{out}: expected at most 1 refused images of 18, found 2 after 18; nothing is published."
+        f"{out}: expected at most 1 refused images of 18, found 2 after 18 images; nothing is published."
     )
-    assert f"{out / 'rejects.jsonl'} lists them: mend them" in message  # to remove them makes another conversion
+    assert (
+        f"{out / 'rejects.jsonl'} lists the refused images: mend" in message
+    )  # to remove them makes another conversion
     assert not (out / "manifest.json").exists()
     assert [(line["key"], line["reason"]) for line in rejects(out)] == [(name, "empty") for name in names]
     before = stamps(out)
@@ -610,7 +612,7 @@ def test_another_conversion_into_the_folder_is_refused_and_the_difference_named(
     else:
         interrupted(image_tree, out, 10)
     before = everything(out)
-    with pytest.raises(ConvertError, match=rf"holds an? {state} of another") as caught:
+    with pytest.raises(ConvertError, match=rf"holds an? {state} (of another|with other)") as caught:
         convert(image_tree, out, **{**OPTIONS, **OTHERS[name]})
     message = str(caught.value)
     assert message.startswith(f"{out}: ")
@@ -635,7 +637,9 @@ def test_other_sources_into_the_folder_are_refused(image_tree: Path, out: Path, 
         one.unlink()
     else:
         one.rename(one.with_name("other.JPEG"))
-    with pytest.raises(ConvertError, match=rf"holds an? {state} of another .*the list of sources, changed") as caught:
+    with pytest.raises(
+        ConvertError, match=rf"holds an? {state} (of another|with other) .*the list of sources, changed"
+    ) as caught:
         convert(image_tree, out, **OPTIONS)
     assert str(caught.value).startswith(f"{out}: ")
     assert ("num_sources 18, here 1" in str(caught.value)) == (change != "renamed")
@@ -650,7 +654,7 @@ def test_other_versions_of_libraries_do_not_go_on_with_unfinished_work(
     newer = {**library_versions(), "pillow": "99.0"}
     with monkeypatch.context() as patch:
         patch.setattr(claim, "library_versions", lambda: newer)
-        with pytest.raises(ConvertError, match="holds an unfinished conversion of another kind") as caught:
+        with pytest.raises(ConvertError, match="holds an unfinished conversion with other options") as caught:
             convert(image_tree, out, **OPTIONS)
         assert str(caught.value).startswith(f"{out}: ")
         assert "'pillow': '99.0'" in str(caught.value)
@@ -1149,5 +1153,5 @@ def test_a_line_of_the_rejects_that_is_none_is_named(image_tree: Path, tmp_path:
 def test_a_plan_that_is_none_is_another_kind_of_conversion(image_tree: Path, tmp_path: Path, plan: bytes) -> None:
     (tmp_path / "out" / ".convert").mkdir(parents=True)
     (tmp_path / "out" / ".convert" / "plan.json").write_bytes(plan)
-    with pytest.raises(ConvertError, match="holds an unfinished conversion of another kind"):
+    with pytest.raises(ConvertError, match="holds an unfinished conversion with other options"):
         convert(image_tree, tmp_path / "out", **OPTIONS)

@@ -289,7 +289,7 @@ def test_other_images_are_the_callers_mistake_and_named_with_the_item(tmp_path: 
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "an array of nothing": (np.empty((0, 5, 3), np.uint8), "empty", r"found an array of shape \(0, 5, 3\)"),
     "a huge array": (np.broadcast_to(np.uint8(0), (1 << 20, 1 << 20)), "too large", "found 1048576 x 1048576"),
-    "floats in PIL": (Image.fromarray(GREY.astype(np.float32)), "unsupported", "found more in a PIL image of mode F"),
+    "floats in PIL": (Image.fromarray(GREY.astype(np.float32)), "unsupported", "in a PIL image of mode F"),
     "32 bits in PIL": (Image.fromarray(GREY.astype(np.int32) * 70000), "unsupported", "PIL image of mode I"),
     "negative numbers": (Image.fromarray(GREY.astype(np.int32) - 1000), "unsupported", "PIL image of mode I"),
     "half a PNG": (encode(RGB, "PNG")[:60], "damaged", "."),
@@ -326,8 +326,8 @@ def test_images_are_converted_as_files_of_them_are() -> None:
         (torch.tensor([1, 0]), TypeError, "one class per image"),
         (np.array([1]), TypeError, ""),
         ([0.1, 0.9], TypeError, "found a list of 2: a conversion takes one class per image"),
-        (-1, ValueError, "label: expected 0 to 1048575, found -1"),
-        (1 << 20, ValueError, "label: expected 0 to 1048575, found 1048576"),
+        (-1, ValueError, "expected a label from 0 to 1048575, found -1"),
+        (1 << 20, ValueError, "expected a label from 0 to 1048575, found 1048576"),
     ],
 )
 def test_other_labels_are_the_callers_mistake(tmp_path: Path, label: Any, error: type[Exception], message: str) -> None:
@@ -340,7 +340,7 @@ def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on
     """Items that are not tried beforehand: the finished shards are kept, as after any error."""
     for number, (item, error, message) in enumerate(
         [
-            ((RGB, 3), ValueError, "label: expected 0 to 2, found 3"),
+            ((RGB, 3), ValueError, "expected a label from 0 to 2, found 3"),
             ((RGB, "cat"), TypeError, "str"),
             ((RGB.astype(float), 0), TypeError, "float64"),
             (RGB, TypeError, r"expected \(image, label\), found ndarray"),
@@ -415,20 +415,20 @@ def test_classes_that_are_no_names_are_refused(
 @pytest.mark.parametrize(
     ("src", "error", "message"),
     [
-        (iter([(RGB, 0)]), TypeError, "found list_iterator. ShardWriter writes samples that can only be iterated over"),
+        (iter([(RGB, 0)]), TypeError, "found list_iterator. Samples from an iterator"),
         (3, TypeError, "found int"),
         ({"train": "images/"}, TypeError, "found str"),
         ({"train": None}, TypeError, "found NoneType"),
         ({1: [(RGB, 0)]}, ValueError, "split must match .* found 1"),
         ({"../x": [(RGB, 0)]}, ValueError, "split must match .* found '../x'"),
-        ({}, SourceError, "expected a dataset for each split, found no split"),
+        ({}, SourceError, "expected a dict with a dataset for each split, found an empty dict"),
         ([], SourceError, "dataset 'train': expected items, found none"),
         ({"train": [(RGB, 0)], "val": ()}, SourceError, "dataset 'val': expected items, found none"),
         ({"val": Pictures(3), "validation": Pictures(4)}, ValueError, "one name for the split 'val', found 'val' and"),
         (
             {"train": Pictures(3), "other": pairs(3), "val": Pictures(3, classes=["a", "c", "b"])},
             ValueError,
-            r"^dataset 'val': expected the same classes as 'train', found others$",
+            r"^dataset 'val': expected the same classes as 'train', found other classes$",
         ),
     ],
 )
@@ -502,7 +502,7 @@ class Unsendable(Pictures):
 
 
 def test_a_dataset_that_cannot_be_sent_to_workers_is_converted_here_or_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"found TypeError: cannot pickle .*lock.* Without `workers`"):
+    with pytest.raises(TypeError, match=r"found TypeError: cannot pickle .*lock.* Leave out `workers`"):
         convert(Unsendable(23), tmp_path / "out", **OPTIONS, workers=2)
     assert not (tmp_path / "out").exists()
     for number, options in enumerate(({}, {"workers": 1})):
@@ -524,7 +524,7 @@ def test_a_dataset_of_an_interactive_session_is_refused_before_workers_die_of_it
         [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120, check=True
     )
     message, converted = result.stdout.splitlines()
-    assert "found the class Mine of this session, which other processes cannot import. Without `workers`" in message
+    assert "found the class Mine of this session, which other processes cannot import. Leave out" in message
     assert converted == "9"
 
 
@@ -593,7 +593,7 @@ def test_another_dataset_into_the_same_folder_is_refused(tmp_path: Path, name: s
         with pytest.raises(KeyboardInterrupt):
             convert(Pictures(23), tmp_path / "out", **OPTIONS, on_progress=Interrupt(12))
     before = everything(tmp_path / "out")
-    with pytest.raises(ConvertError, match=f"holds an? {state} of another .*the list of sources, changed since"):
+    with pytest.raises(ConvertError, match=f"holds an? {state} .*the list of sources, changed since"):
         convert(DIFFERENT[name](), tmp_path / "out", **OPTIONS, max_bad=1)
     assert everything(tmp_path / "out") == before
 
@@ -625,7 +625,7 @@ def test_an_executor_takes_only_what_can_be_sent_and_one_thread_for_each_shard(t
     unsendable = Pictures(23)
     unsendable.lock = threading.Lock()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1) as executor:
-        with pytest.raises(TypeError, match=r"cannot pickle .* Without `workers`, `executor` and `scheduler`"):
+        with pytest.raises(TypeError, match=r"cannot pickle .* Leave out `workers`, `executor` and `scheduler`"):
             convert(unsendable, tmp_path / "out", **OPTIONS, executor=executor)
         with pytest.raises(ValueError, match=r"made by one thread: workers must be 1 or left out; found 2"):
             convert(Pictures(23), tmp_path / "out", **OPTIONS, executor=executor, workers=2)
@@ -635,7 +635,7 @@ def test_an_executor_takes_only_what_can_be_sent_and_one_thread_for_each_shard(t
 def test_what_only_files_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="report_duplicates compares the bytes of files"):
         convert(Pictures(3), tmp_path / "out", **OPTIONS, report_duplicates=True)
-    with pytest.raises(ValueError, match=r"source is the kind of a path, .*found 'tree'"):
+    with pytest.raises(ValueError, match=r"source names the kind of a path, .*found 'tree'"):
         convert(Pictures(3), tmp_path / "out", **OPTIONS, source="tree")
     assert not (tmp_path / "out").exists()
     convert(Pictures(3), tmp_path / "out", **OPTIONS)

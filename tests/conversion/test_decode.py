@@ -323,7 +323,7 @@ def test_one_transparent_colour_is_laid_over_the_background() -> None:
 def test_one_transparent_colour_of_16_bits_is_refused_for_it_cannot_be_told_from_its_neighbours() -> None:
     values = np.array([[[0x1234, 0x5678, 0x9ABC], [0x1235, 0x5678, 0x9ABC]]])
     data = png_of(values, 16, COLOUR, png_chunk(b"tRNS", struct.pack(">HHH", *values[0, 0].tolist())))
-    with pytest.raises(DecodeError, match=r"^unsupported: a PNG of 16-bit colour with one transparent colour"):
+    with pytest.raises(DecodeError, match=r"^unsupported: expected no transparent colour .* 16-bit colour"):
         decode_image(data)
 
 
@@ -663,7 +663,7 @@ def test_a_png_or_webp_cut_at_any_byte_is_refused_or_the_same() -> None:
         decode_image(data[:-8])
     data = encode(pixels, "WEBP", lossless=True)
     for length in range(12, len(data)):
-        with pytest.raises(DecodeError, match=f"^damaged: expected {len(data)} bytes, found {length}"):
+        with pytest.raises(DecodeError, match=f"^damaged: expected {len(data)} bytes, .* found {length}"):
             decode_image(data[:length])
 
 

@@ -122,7 +122,7 @@ def test_a_conversion_may_end_from_another_storage_than_it_began_from_that_calls
     archives = write_archives(imagenet, tmp_path / "src")
     with pytest.raises(Stop):
         convert(archives, tmp_path / "out", **OPTIONS, on_progress=stop)
-    with pytest.raises(ConvertError, match=r"unfinished conversion of another kind \(what the classes are called"):
+    with pytest.raises(ConvertError, match=r"unfinished conversion with other .* \(the readable names of the classes"):
         convert(imagenet, tmp_path / "out", **OPTIONS)
     convert(archives, tmp_path / "out", **OPTIONS)
     assert content(tmp_path / "out") == expected

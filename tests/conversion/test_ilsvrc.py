@@ -159,7 +159,7 @@ def test_an_archive_that_was_cut_short_is_named_with_the_class(imagenet: Path, s
     write_archives(imagenet, src, "train")
     data = (src / TRAIN).read_bytes()
     (src / TRAIN).write_bytes(data[:15_000])
-    assert f"{TRAIN}: expected 'n01443537.tar' of 10,240 bytes at byte 10,752, found its end" in refused(src)
+    assert f"{TRAIN}: expected 'n01443537.tar' of 10,240 bytes at byte 10,752, found the end" in refused(src)
     # A class tar that is whole outside and cut inside.
     inner = tar_of([("1.JPEG", b"x" * 5000), ("2.JPEG", b"y" * 5000)])
     (src / TRAIN).write_bytes(tar_of([("a.tar", inner), ("b.tar", inner[:9000])]))
@@ -197,7 +197,7 @@ def test_what_is_wrong_with_an_archive_is_named(archive: bytes, found: str, src:
 def test_names_are_not_taken_from_a_devkit_of_other_classes(imagenet: Path, src: Path) -> None:
     write_devkit(src, devkit_files(imagenet))
     (src / TRAIN).write_bytes(train_archive(("1.JPEG", b"x"), name="n99999999.tar"))
-    assert f"{src / DEVKIT}: expected the class 'n99999999' in data/meta.mat, found others only" in refused(src)
+    assert f"{src / DEVKIT}: expected the class 'n99999999' in data/meta.mat, found others" in refused(src)
 
 
 def test_a_validation_image_of_a_class_without_training_images_is_named(imagenet: Path, src: Path) -> None:
@@ -240,7 +240,7 @@ def test_synsets_that_contradict_each_other_or_could_be_paths_are_refused(imagen
         {"n00001740": (1, "none without children")},
     ):
         write_devkit(src, other_devkit(meta=meta_mat(synsets))(imagenet))
-        assert "expected distinct synsets in data/meta.mat, found others" in refused(src)
+        assert "expected distinct synsets in data/meta.mat" in refused(src)
 
 
 def test_a_devkit_of_a_single_class_is_read(imagenet: Path, src: Path) -> None:

@@ -109,8 +109,8 @@ def test_a_header_that_cannot_be_is_refused() -> None:
     frameless = b"".join(data[s.start : s.end] for s in segments if s.marker != 0xC0) + EOI
     short_frame = segment(0xC0, b"\x08\0\x10\0\x10")
     for header, what in (
-        (data[:start] + b"\xff\xd8" + data[start:], f"marker ffd8 at byte {start}, before the first scan"),
-        (data[:start] + b"\xff\xd9" + data[start:], f"marker ffd9 at byte {start}, before the first scan"),
+        (data[:start] + b"\xff\xd8" + data[start:], f"expected a first scan, found marker ffd8 at byte {start}"),
+        (data[:start] + b"\xff\xd9" + data[start:], f"expected a first scan, found marker ffd9 at byte {start}"),
         *(
             (SOI + b"\xff\xe0" + length + data[20:], "segment ffe0 at byte 2")
             for length in (b"\0\0", b"\0\1", b"\xea`")

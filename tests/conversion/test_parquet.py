@@ -367,17 +367,17 @@ BAD_TABLES: dict[str, tuple[Any, str]] = {
     "a class of half a character": (table([b"x"], [0], classes=["\ud800"]), "expected the names of classes as text"),
     "metadata of another kind": (
         table([b"x"], [0]).replace_schema_metadata({b"huggingface": b"[1]"}),
-        "expected Hugging Face metadata with info.features",
+        "expected Hugging Face metadata, JSON with info.features",
     ),
     "metadata that is no JSON": (
         table([b"x"], [0]).replace_schema_metadata({b"huggingface": b'{"info": {'}),
-        "expected Hugging Face metadata with info.features",
+        "expected Hugging Face metadata, JSON with info.features",
     ),
     "deep metadata": (
         table([b"x"], [0]).replace_schema_metadata({b"huggingface": b"[" * 100_000}),
-        "expected Hugging Face metadata with info.features",
+        "expected Hugging Face metadata, JSON with info.features",
     ),
-    "a long name": (table([b"x"], [0], ["y" * 70_000]), "row 0: expected at most 65532 bytes for"),
+    "a long name": (table([b"x"], [0], ["y" * 70_000]), "row 0: expected a key up to 65532 bytes"),
 }  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def test_more_parts_than_shards_leave_some_with_nothing_to_do(
 def test_a_part_with_other_options_is_refused(image_tree: Path, out: Path) -> None:
     convert(image_tree, out, **OPTIONS, part=(1, 2))
     before = everything(out)
-    with pytest.raises(ConvertError, match=r"holds an unfinished conversion of another kind .*seed 0, here 1"):
+    with pytest.raises(ConvertError, match=r"holds an unfinished conversion with other options.*seed 0, here 1"):
         convert(image_tree, out, **OPTIONS, seed=1, part=(2, 2))
     assert everything(out) == before
 

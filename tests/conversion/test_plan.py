@@ -283,8 +283,8 @@ def test_libraries_that_decide_about_pixels_are_listed_with_their_versions() -> 
     [
         ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
         ({"quality": "good"}, "quality must be one of exact, fast; found 'good'"),
-        ({"shard_nbytes": 0}, "shard size must be positive, an integer of bytes; found 0"),
-        ({"shard_nbytes": -5}, "shard size must be positive, an integer of bytes; found -5"),
+        ({"shard_nbytes": 0}, "shard size must be a positive integer, in bytes; found 0"),
+        ({"shard_nbytes": -5}, "shard size must be a positive integer, in bytes; found -5"),
         ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*64 - 1; found -1"),
         ({"seed": 1 << 64}, r"seed must be an integer from 0 to 2\*\*64 - 1; found 18446744073709551616"),
     ],

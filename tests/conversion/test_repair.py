@@ -262,7 +262,7 @@ def test_other_sources_are_refused_before_the_set_is_read(own_source: Path, out:
             one.rename(one.with_name("other.jpg"))
     with pytest.raises(ConvertError, match=r"cannot be made again from .*the list of sources, changed since") as caught:
         repair(out, own_source, on_verify=None)
-    assert str(caught.value).startswith(f"{out}: cannot be made again from {own_source} (")
+    assert str(caught.value).startswith(f"{out}: cannot be made again from {own_source}, ")
     assert stamps(out) == before
 
 
@@ -347,7 +347,7 @@ def test_other_libraries_do_no_harm_unless_their_pixels_differ(
     assert hashes(out) == hashes(sound)
     monkeypatch.setattr(Fit, "apply", apply_otherwise)
     (out / "train-00000.npy").unlink()
-    with pytest.raises(ConvertError, match=r"these are \{'pillow': '99\.0'\}") as caught:
+    with pytest.raises(ConvertError, match=r"this machine has \{'pillow': '99\.0'\}") as caught:
         repair(out, source, workers=1)
     assert "(3 samples differ: train/a/0.jpg, train/a/1.jpg, train/a/2.jpg)" in str(caught.value)
     found = hashes(out)

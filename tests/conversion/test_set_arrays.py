@@ -59,12 +59,12 @@ def test_the_pixels_and_the_index_are_those_of_a_set_without_arrays(image_tree: 
 @pytest.mark.parametrize(
     ("also", "message"),
     [
-        (([16, 16],), "also must be smaller"),
+        (([16, 16],), "sizes smaller than `size`"),
         (((8, 8, 8),), "size must be"),
-        ((16,), r"also must be smaller than size \(16, 16\); found \(16, 16\)"),
-        (((8, 17),), "also must be smaller"),
+        ((16,), r"sizes smaller than `size`, \(16, 16\); found \(16, 16\)"),
+        (((8, 17),), "sizes smaller than `size`"),
         ((8, (8, 8)), "each size once"),
-        ("8", "also must be a sequence of sizes"),
+        ("8", "`also` must be a list of sizes"),
         ((0,), "size must be"),
         (("8x8",), "size must be"),
     ],
@@ -395,7 +395,7 @@ def test_items_without_what_was_declared_and_wrong_declarations_are_refused(tmp_
         convert(Items(3), out, arrays={"mask": ("mask", "u1", (8, 8))}, size=SIZE)
     with pytest.raises(ValueError, match="`src` is a path"):
         convert(image_tree, out, arrays=DECLARED, size=SIZE)
-    with pytest.raises(ValueError, match="must be named apart; found 'image8' twice"):
+    with pytest.raises(ValueError, match="must have different names; found 'image8' twice"):
         convert([{"image": pairs[0][0], "label": 0, "image8": np.uint8(0)}], out, arrays=small, size=SIZE, also=(8,))
     assert not out.exists()
 

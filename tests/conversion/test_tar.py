@@ -195,7 +195,7 @@ def test_a_member_beyond_the_end_of_the_file_is_named() -> None:
     for size in (b"%011o\0" % 10_000_000, b"\x80" + b"\xff" * 11):
         message = refused(header(b"first") + header(b"huge.jpg", size=size) + END)
         assert "'huge.jpg' of " in message
-        assert "at byte 512, found its end at byte 2,048: it is truncated" in message
+        assert "at byte 512, found the end of the tar at byte 2,048: it is truncated" in message
 
 
 @pytest.mark.parametrize("size", [b"-0000000001\0", b"0000000000x\0", b"0x000000001\0", b"\xff" * 12, b"1_000000000\0"])

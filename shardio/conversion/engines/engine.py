@@ -49,7 +49,7 @@ class Engine:
             raise ValueError("expected an executor or a scheduler, found both")
         if self.serial and self._is_elsewhere and (self.workers or 1) > 1:
             raise ValueError(
-                f"a shard of a dataset is made by one thread: workers must be 1 or left out; found {self.workers}"
+                f"each shard of a dataset is made by one thread: workers must be 1 or left out; found {self.workers}"
             )
 
     @property
@@ -58,7 +58,7 @@ class Engine:
 
     @property
     def sends(self) -> bool:
-        """Whether a dataset has to be sent to other processes."""
+        """Whether the tasks of a dataset run in other processes, so the dataset has to be sent there."""
         return self._is_elsewhere or (self.workers or 1) > 1
 
     def check(self) -> None:

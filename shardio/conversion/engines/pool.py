@@ -48,27 +48,27 @@ class Terms:
     source: Source
     """The source that `check` compares."""
     fingerprint: str
-    """The fingerprint of that source on the machine where the conversion was started."""
+    """The fingerprint of `source` on the machine where the conversion was started."""
 
     def check(self) -> None:
         """Raises ConvertError, with this machine's name, if this machine does not meet the conditions."""
         host = socket.gethostname()
         if unlike := difference(library_versions(), self.libraries):
             raise ConvertError(
-                f"{host} has {unlike}, where the conversion was started. Their versions decide the pixels: install "
-                "the same versions everywhere"
+                f"{host}: expected the library versions of the machine that started the conversion (here), found "
+                f"{unlike}. Versions decide the pixels: install the same versions everywhere"
             )
         try:
             open_untrusted(self.run_file, os.O_RDWR).close()
         except OSError as error:
             raise ConvertError(
                 f"{host} cannot write to {self.run_file}: {error.strerror}. OUT must be the same folder on all "
-                "machines, under the same name"
+                "machines, under the same path"
             ) from None
         if self.origin.fingerprints((self.source,)) != [self.fingerprint]:
             raise ConvertError(
-                f"{host} does not find {self.source.key!r} in the sources, or the file's size or time differs from the "
-                "machine that started the conversion. SRC must be the same on all machines, under the same name"
+                f"{host} does not find {self.source.key!r} in SRC, or the file has another size or time than on "
+                "the machine that started the conversion. SRC must be the same on all machines, under the same path"
             )
 
 
@@ -79,7 +79,10 @@ class Pool:
         self._executor = executor
 
     def check(self, terms: Terms) -> None:
-        """Checks the terms on all machines at once, if the pool knows its machines. Each task checks again."""
+        """Raises ConvertError if a machine of the pool does not meet the terms. Does nothing if the machines are unknown.
+
+        Each task checks the terms again on its own machine.
+        """
 
     def most_in_flight(self) -> int:
         """Returns how many tasks may be submitted at once: no limit, as executors queue tasks in this process."""
@@ -182,7 +185,7 @@ def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardReco
 
 
 class TaskLine:
-    """A task's access to the run file that it shares with the process that started it. Not thread safe."""
+    """Writes a task's counts to line `number` of the run file, and checks whether the file is gone. Not thread safe."""
 
     def __init__(self, path: Path, number: int) -> None:
         self._path = path

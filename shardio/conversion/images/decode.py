@@ -49,7 +49,7 @@ _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _SHOWN_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 LeastSize = Callable[[int, int], tuple[int, int]]
-"""From the (height, width) of an image to the minimum (height, width) of its reduced picture."""
+"""Takes the (height, width) of an image, and returns the minimum (height, width) to decode the image at."""
 
 # libjpeg reduces blocks of 8 x 8 coefficients, to 4 x 4, 2 x 2 or 1 x 1.
 _MAX_REDUCTION = 8
@@ -103,6 +103,7 @@ class Decoded:
     reduction: int = 1
     """1, 2, 4 or 8: the rows and columns of the image that a pixel stands for; the last pixels may stand for fewer."""
     reduced_from: tuple[int, int] | None = None
+    """The (height, width) of the image if `pixels` are a reduced picture of it; otherwise None."""
     orientation: int = UPRIGHT
     """The Exif orientation that was applied after decoding."""
 
@@ -116,7 +117,7 @@ _DEFAULTS = DecodeOptions()
 
 
 def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Decodes one image: the bytes of a JPEG, PNG or WebP, a PIL image, or an array. The pixels are a copy.
+    """Decodes one image: the bytes of a JPEG, PNG or WebP, a PIL image, or an array. Returns a copy of its pixels.
 
     Arrays with one channel are grey. A fourth channel is alpha: the image is blended onto the background color. PIL
     images are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not
@@ -146,7 +147,7 @@ def as_decode_error(error: Exception) -> DecodeError:
     if isinstance(error, DecodeError):
         return error
     if isinstance(error, MemoryError):
-        return DecodeError("too large", f"no memory to decode it: {error}")
+        return DecodeError("too large", f"no memory to decode the image: {error}")
     # Only the message, in the words of its version, tells that a PNG's metadata expand beyond Pillow's limits.
     reason: Reason = "too large" if re.search("too large|MAX_TEXT_", str(error), re.IGNORECASE) else "damaged"
     return DecodeError(reason, f"{type(error).__name__}: {error}")
@@ -171,7 +172,9 @@ def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
 
 
 def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
-    """Returns as much of a damaged image as Pillow can decode, at most `side` pixels per side; None if nothing.
+    """Returns the part of a damaged image that Pillow can decode, uint8 (height, width, 3); None if there is no part.
+
+    The picture is reduced to at most `side` pixels per side.
 
     Not thread safe: Pillow's switch for truncated images applies to the whole process.
     """
@@ -219,7 +222,9 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
     header = read_jpeg_header(data)
     if not header.is_supported:
         raise DecodeError(
-            "unsupported", f"expected an 8-bit JPEG, found {header.precision} bits, frame ff{header.frame:02x}"
+            "unsupported",
+            "expected a JPEG of 8 bits with a baseline, extended or progressive frame (ffc0, ffc1, ffc2, ffc9, ffca), "
+            f"found {header.precision} bits, frame ff{header.frame:02x}",
         )
     check_pixels(header.width, header.height)
     if header.num_scans > MAX_SCANS:
@@ -272,7 +277,7 @@ def _decode_png(data: bytes, background: Colour) -> NDArray[np.uint8]:
     transparent = find_png_chunk(data, b"tRNS")
     if header.depth == 16 and header.colour_type == COLOUR and transparent:
         # Pillow keeps the upper 8 bits of each channel alone, and the colour is to be compared with all 16.
-        raise DecodeError("unsupported", "a PNG of 16-bit colour with one transparent colour (tRNS)")
+        raise DecodeError("unsupported", "expected no transparent colour (tRNS) in a PNG of 16-bit colour, found one")
     with load_png(data) as image:
         if header.colour_type == PALETTE:
             _check_palette(image, find_png_chunk(data, b"PLTE") or b"")
@@ -310,13 +315,15 @@ def _pil_to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
         numbers = np.asarray(image)
         # Mode I is what Pillow makes of 16 bits, but has room for more.
         if image.mode == "F" or (numbers.size and not 0 <= numbers.min() <= numbers.max() < 1 << 16):
-            raise DecodeError("unsupported", f"expected 8 or 16 bits, found more in a PIL image of mode {image.mode}")
+            raise DecodeError(
+                "unsupported", f"expected integers from 0 to 65535, found others in a PIL image of mode {image.mode}"
+            )
     return _to_rgb(image, background)
 
 
 def _array_to_rgb(array: NDArray[np.uint8], background: Colour) -> NDArray[np.uint8]:
     if not array.size:
-        raise DecodeError("empty", f"found an array of shape {array.shape}")
+        raise DecodeError("empty", f"expected at least one pixel, found an array of shape {array.shape}")
     check_pixels(array.shape[1], array.shape[0])
     if array.ndim == 3 and array.shape[2] == 4:
         return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), background)
@@ -358,7 +365,7 @@ def read_turn(image: object, options: DecodeOptions) -> int:
 
 
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:
-    """Returns pixels (height, width, ...) turned upright from their Exif orientation, contiguous."""
+    """Returns pixels (height, width, ...) turned upright, contiguous. `orientation` is their Exif orientation."""
     if orientation in _SIDES_SWAPPED:
         pixels = pixels.swapaxes(0, 1)
     if orientation in _ROWS_REVERSED:

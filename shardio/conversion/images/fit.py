@@ -98,10 +98,10 @@ class Fit:
         reduction: int = 1,
         out: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.uint8]:
-        """Returns a (height, width, 3) uint8 picture as a sample of `size`, in `out` (contiguous) or in a new array.
+        """Fits a picture, uint8 (height, width, 3), into a sample. Returns the sample: `out` or a new array.
 
-        If the picture was reduced while it was decoded, `source_size` is its (height, width) before, and each pixel
-        stands for `reduction` rows and columns. The picture is placed as it would be without the reduction.
+        `out` is contiguous. If the picture was reduced while it was decoded, `source_size` is its (height, width)
+        before, and each pixel stands for `reduction` rows and columns. The picture is placed as if it were not reduced.
 
         Raises DecodeError if the picture is so long and thin that it would be too large when resized, or when resized
         along one side.
@@ -143,10 +143,10 @@ class Fit:
         return sample
 
     def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
-        """Returns the mask of a sample from the mask (height, width, ...) of its picture: a new array, same dtype.
+        """Fits the mask (height, width, ...) of a picture as `apply` fits the picture. Returns a new array, same dtype.
 
-        Takes the nearest pixel: each pixel of the result is the mask's pixel at its centre, with the mask placed as
-        `apply` places the picture. Margins that `apply` makes black are 0.
+        Each pixel of the result is the mask's pixel at its center: the nearest pixel, without blending. Margins that
+        `apply` makes black are 0.
         """
         height, width = mask.shape[:2]
         placement = self.placement(height, width)
@@ -159,10 +159,10 @@ class Fit:
         return sample
 
     def apply_boxes(self, boxes: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
-        """Returns the boxes of a sample, float32, from the boxes of its picture of this height and width.
+        """Returns the boxes of a sample, float32, from the boxes of its picture, which has this height and width.
 
-        Rows are (left, top, right, bottom, label). Boxes are clipped to the sample. An empty box becomes zeros with the
-        label -1, which means no box.
+        Rows are (left, top, right, bottom, label). Boxes are clipped to the sample. A box that is empty then becomes
+        zeros with the label -1, which means no box.
         """
         placement = self.placement(height, width)
         moved = boxes.astype(np.float64)

@@ -42,7 +42,7 @@ _OTHER_KINDS = {
 def check_pixels(width: int, height: int) -> None:
     """Raises DecodeError if a picture of this size is empty or over the limits."""
     if width <= 0 or height <= 0:
-        raise DecodeError("damaged", f"the header claims {width} x {height} pixels")
+        raise DecodeError("damaged", f"expected at least one pixel, the header claims {width} x {height}")
     if width * height > MAX_PIXELS:
         raise DecodeError("too large", f"expected at most {MAX_PIXELS} pixels, found {width} x {height}")
     if max(width, height) > MAX_SIDE_PIXELS:
@@ -102,16 +102,20 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class JpegHeader:
+    """The facts in the header of a JPEG."""
+
     width: int
     height: int
     precision: int
+    """Bits per channel."""
     frame: int
+    """The second byte of the frame's marker, such as 0xC0 for baseline or 0xC2 for progressive."""
     num_scans: int
     segments: tuple[Segment, ...]
 
     @property
     def is_supported(self) -> bool:
-        """Whether libjpeg-turbo decodes the image to 8 bits: 8-bit baseline, extended or progressive, any coding."""
+        """Whether libjpeg-turbo decodes such a JPEG: 8 bits per channel; baseline, extended or progressive."""
         return self.precision == 8 and self.frame not in _LOSSLESS_OR_HIERARCHICAL
 
 
@@ -134,7 +138,9 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
             position = start + 2
             continue
         if marker in _SOI or marker in _EOI:
-            raise DecodeError("damaged", f"marker ff{marker:02x} at byte {start}, before the first scan")
+            raise DecodeError(
+                "damaged", f"expected a first scan, found marker ff{marker:02x} at byte {start} before it"
+            )
         position = start + 2 + nbytes
         if nbytes < 2 or position > len(data):
             raise DecodeError("damaged", f"segment ff{marker:02x} at byte {start} runs past the end of the file")
@@ -217,6 +223,8 @@ GREY, COLOUR, PALETTE = 0, 2, 3
 
 @dataclass(frozen=True)
 class PngHeader:
+    """The fields of the IHDR chunk of a PNG."""
+
     width: int
     height: int
     depth: int
@@ -267,7 +275,7 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
     """
     claimed = _number(data, 4, 8) + 8
     if claimed > len(data):
-        raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
+        raise DecodeError("damaged", f"expected {claimed} bytes, as the header says, found {len(data)}")
     chunk = data[12:16]
     if chunk == b"VP8X":  # canvas size minus one, 24 bits each
         return _number(data, 24, 27) + 1, _number(data, 27, 30) + 1

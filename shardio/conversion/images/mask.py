@@ -65,7 +65,7 @@ def _decode_png(data: bytes) -> Mask:
         found = np.asarray(image)
     mask: Mask = found.astype(np.uint16) if header.depth == 16 else found.astype(np.uint8)
     if mask.ndim != 2 or (mask != found).any():
-        raise DecodeError("damaged", f"expected numbers of {mask.dtype}, found {found.dtype} {found.shape}")
+        raise DecodeError("damaged", f"expected one {mask.dtype} per pixel, found {found.dtype} of shape {found.shape}")
     return mask
 
 

@@ -203,7 +203,7 @@ def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
 
 
 def identify(path: str | os.PathLike[str]) -> str:
-    """Returns the size and modification time, which change when a file is replaced, rewritten or lost."""
+    """Returns a text of a file's size and modification time. It changes if the file is replaced, rewritten or lost."""
     try:
         status = os.stat(path)
     except OSError:

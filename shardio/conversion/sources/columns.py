@@ -74,8 +74,8 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
     rows = {key: row for row, key in enumerate(paths)}
     if (repeated := first_repeated(paths)) is not None:
         raise SourceError(
-            f"{path}: expected one row for each path, found {_show(repeated)} twice ({len(paths) - len(rows):,} too "
-            "many)"
+            f"{path}: expected one row for each path, found {_show(repeated)} twice ({len(paths) - len(rows):,} rows "
+            "too many)"
         )
     found = [_find(path, rows, sources) for sources in splits.values()]
     sha256 = hashlib.sha256(repr(columns).encode())
@@ -86,7 +86,10 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
 
 
 def check_columns_file(path: Path) -> bool:
-    """Returns whether the file is parquet. Raises SourceError if the file or pyarrow is missing, and OSError."""
+    """Returns True if the file of columns is parquet, and False if it is CSV.
+
+    Raises SourceError if the file is missing, or is parquet and pyarrow is missing; OSError if it cannot be read.
+    """
     if not path.is_file():
         found = "something else" if path.exists() else "nothing"
         raise SourceError(f"{path}: expected a CSV or parquet file of columns, found {found}")
@@ -149,7 +152,7 @@ class _Cells:
     @staticmethod
     def _check_exact(integer: int | float) -> None:
         if abs(integer) > _MAX_EXACT:
-            raise ValueError(f"expected integers of at most 2**53 with fractions or empty cells, found {integer}")
+            raise ValueError(f"expected -2**53 to 2**53, as other cells are fractions or empty, found {integer}")
 
     def to_array(self) -> _Numbers:
         return _canonical(np.array(self._numbers))
@@ -233,6 +236,6 @@ def _parquet_numbers(path: Path, name: str, column: Any) -> _Numbers:
     numbers = integers.fill_null(0).to_numpy()
     if (beyond := numbers[(numbers > _MAX_EXACT) | (numbers < -_MAX_EXACT)]).size:
         raise SourceError(
-            f"{path}: column {name!r}: expected integers of at most 2**53 with empty cells, found {beyond[0]}"
+            f"{path}: column {name!r}: expected -2**53 to 2**53, as other cells are empty, found {beyond[0]}"
         )
     return _canonical(np.where(nothing, np.nan, numbers))

@@ -34,9 +34,9 @@ _UNKNOWN_LABEL = -1
 
 
 class Dataset(Protocol):
-    """len(dataset), and dataset[i] -> (image, label) for 0 <= i < len(dataset), the same at every call.
+    """An object with `len(dataset)`, and `dataset[i]`, which returns the same (image, label) at every call.
 
-    Map-style datasets of torch and torchvision fit, and so does a list.
+    Map-style datasets of torch and torchvision fit, and so does a list. `i` is from 0 to len(dataset) - 1.
 
     - The image is a PIL image, encoded bytes, or uint8: an array (height, width[, C]) or, as in torchvision, a tensor
       ([C, ]height, width), where C is 1, 3 or 4. The label is an integer.
@@ -81,8 +81,8 @@ class DatasetOrigin(Origin):
                     continue
                 found = f"the class {type(dataset).__name__} of this session, which other processes cannot import"
             raise TypeError(
-                f"dataset {split!r}: expected one that can be sent to worker processes, found {found}. Without "
-                "`workers`, `executor` and `scheduler` it is converted in this process"
+                f"dataset {split!r}: expected a dataset that can be sent to worker processes, found {found}. Leave out "
+                "`workers`, `executor` and `scheduler` to convert it in this process"
             )
 
 
@@ -95,13 +95,13 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
     """
     given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
     if not given:
-        raise SourceError("expected a dataset for each split, found no split")
+        raise SourceError("expected a dict with a dataset for each split, found an empty dict")
     for split, dataset in given.items():
         check_split_name(split)
         if not _is_sequence(dataset):
             raise TypeError(
-                f"dataset {split!r}: expected len(dataset) and dataset[i], found {type(dataset).__name__}. ShardWriter "
-                "writes samples that can only be iterated over"
+                f"dataset {split!r}: expected an object with len(dataset) and dataset[i], found "
+                f"{type(dataset).__name__}. Samples from an iterator can be written by shardio.ShardWriter"
             )
         if not len(dataset):
             raise SourceError(f"dataset {split!r}: expected items, found none")
@@ -161,7 +161,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int, arrays: tu
         raise TypeError(f"{where}: {error}") from None
     most = (num_classes or MAX_CLASSES) - 1
     if not 0 <= label <= most:
-        raise ValueError(f"{where}: label: expected 0 to {most}, found {label}")
+        raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
     return Given(image, label, {spec.name: spec.check_dtype(item[spec.name], f"{where}: ") for spec in arrays})
 
 
@@ -192,7 +192,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int, arrays: tuple[Arr
         if first != again:
             what = "image, label and arrays" if arrays else "image and label"
             raise ValueError(
-                f"dataset {split!r}, item {number}: expected the same {what} at every call, found others. "
+                f"dataset {split!r}, item {number}: expected the same {what} at every call, found a difference. "
                 "Leave out random transforms: they belong in training, where every epoch draws them anew"
             )
         hashes += first
@@ -230,7 +230,7 @@ def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], t
     if len(set(found.values())) > 1:
         first = next(iter(found))
         other = next(split for split in found if found[split] != found[first])
-        raise ValueError(f"dataset {other!r}: expected the same classes as {first!r}, found others")
+        raise ValueError(f"dataset {other!r}: expected the same classes as {first!r}, found other classes")
     return next(iter(found.values()), ((), ()))
 
 

@@ -183,7 +183,7 @@ class _Devkit:
     def names_of(self, classes: Sequence[str]) -> tuple[str, ...]:
         for name in classes:
             if name not in self.words:
-                raise SourceError(f"{self.path}: expected the class {name!r} in {_SYNSETS_NAME}, found others only")
+                raise SourceError(f"{self.path}: expected the class {name!r} in {_SYNSETS_NAME}, found others")
         return tuple(self.words[name] for name in classes)
 
 
@@ -243,7 +243,7 @@ def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, st
     leaves = {number: wnid for number, wnid, _ in rows}
     words = {wnid: name for _, wnid, name in rows}
     if not len(rows) == len(leaves) == len(words) > 0 or not all(map(is_safe_name, words)):
-        raise SourceError(f"{path}: expected distinct synsets in {_SYNSETS_NAME}, found others")
+        raise SourceError(f"{path}: expected distinct synsets in {_SYNSETS_NAME}, found none or invalid ones")
     return leaves, words
 
 

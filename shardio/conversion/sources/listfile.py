@@ -57,11 +57,11 @@ class _Faults:
 
 
 def scan_list(src: Path) -> Collection:
-    """Returns the images that a list names, in the order of the list. Paths are absolute, or relative to its folder.
+    """Returns the images that a list names, in the order of the list.
 
-    A label is an integer or the name of a class. The split is train unless a column names another split. A key is the
-    path, relative if the file is below the list's folder. A missing file is a source that will be refused; a mistake in
-    the list itself raises SourceError.
+    Paths are absolute, or relative to the list's folder. A label is an integer or the name of a class. The split is
+    train unless a column names another split. A key is the path, relative if the file is below the list's folder. A
+    missing file is a source that will be refused; a mistake in the list itself raises SourceError.
     """
     faults = _Faults(src)
     try:
@@ -101,8 +101,8 @@ def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
         found.append(f"of {absolute!r} only {str(there)!r} exists")
         ways.append("correct the absolute paths, or mount the folder that they name")
     return SourceError(
-        f"{src}: expected images at its paths, found none at the first {len(paths):,}: {'; '.join(found)}. The way "
-        f"out: {'; '.join(ways)}"
+        f"{src}: expected images at the paths in the list, found none at the first {len(paths):,}: "
+        f"{'; '.join(found)}. The way out: {'; '.join(ways)}"
     )
 
 

@@ -41,12 +41,12 @@ class MaskedOrigin(Origin):
         return self.pictures.read(source)
 
     def read_mask(self, source: Source) -> bytes:
-        """Returns the encoded mask. Raises DecodeError if it is missing or unreadable, and OSError as `read` does."""
+        """Returns the encoded mask. Raises DecodeError if the mask is missing or unreadable; OSError like `read`."""
         path = self._find(source)
         if path is None:
             name = next(_paths_of(source), None)
-            tried = f"no {name}.png or .webp" if name else "a picture that is not below SRC"
-            raise DecodeError("incomplete", f"found {tried}")
+            missing = f"{name}.png or {name}.webp" if name else "a picture below SRC, as its path names the mask"
+            raise DecodeError("incomplete", f"expected {missing}, found none")
         return read_file(path)
 
     def _find(self, source: Source) -> str | None:
@@ -86,7 +86,7 @@ class MaskedOrigin(Origin):
 
 
 def with_masks(collection: Collection, folder: Path) -> tuple[Collection, np.dtype[Any]]:
-    """Returns the collection with masks, and the dtype of the masks: that of the first mask that can be read.
+    """Returns the collection with the masks in `folder`, and the dtype of the first mask that can be read.
 
     Raises SourceError if none of the first thousand pictures has a mask.
     """
@@ -99,6 +99,6 @@ def with_masks(collection: Collection, folder: Path) -> tuple[Collection, np.dty
             first = first or error
     detail = first.detail if first else "no picture"
     raise SourceError(
-        f"{folder}: expected a mask for each picture, at the same path below this folder as below SRC; {detail}, nor "
-        "for any other that was tried"
+        f"{folder}: expected a mask for each picture, at the same path below this folder as below SRC; for the first: "
+        f"{detail}; and none for the others that were tried"
     )

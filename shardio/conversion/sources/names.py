@@ -55,7 +55,7 @@ def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.Di
 
 
 def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
-    """Returns what `entries` yields, sorted by name. Raises SourceError if the folder cannot be read."""
+    """Returns the entries of a folder, as from `entries`, sorted by name. Raises SourceError if it cannot be read."""
     try:
         return sorted(entries(folder, ignored), key=lambda entry: entry.name)
     except OSError as error:
@@ -82,12 +82,15 @@ def known_split(word: str) -> str:
 
 
 def split_name(word: str) -> str:
-    """Returns the name of the split for a word: val for "Validation"; an unknown word is itself the name."""
+    """Returns the split that a word names, such as val for "Validation". An unknown word is returned unchanged."""
     return known_split(word) or word
 
 
 def check_split_words(where: object, words: Iterable[str], way_out: str) -> None:
-    """Raises SourceError if two words name the same split, as two splits may be meant. `way_out` ends the message."""
+    """Raises SourceError if two different words name the same split, such as val and dev.
+
+    `where` begins the message, and `way_out` ends it.
+    """
     first: dict[str, str] = {}
     for word in words:
         if (other := first.setdefault(split_name(word), word)) != word:
@@ -123,11 +126,11 @@ class Numbering:
     labels: Mapping[str, int]
     """The number of each valid label, by the label's text in the collection."""
     expected: Mapping[tuple[str, str], str]
-    """For each invalid label, by (split, text), a description of the labels that are valid. See `labels`."""
+    """A description of the labels that would be valid, for each invalid label, by (split, the label's text)."""
 
 
 def number_labels(written: Set[tuple[str, str]]) -> Numbering:
-    """Returns the numbers of all labels. `written` are the (split, text) of the labels.
+    """Returns the numbers of all labels. `written` has the (split, text) of each label, as the collection writes it.
 
     Class names in later splits must occur in the first split. If a collection has both integers and class names, the
     rarer kind is invalid.

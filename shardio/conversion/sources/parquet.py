@@ -160,7 +160,7 @@ def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
         if patterns.setdefault(split, pattern) != pattern:
             raise SourceError(
                 f"{root}: expected one series of files for the split {split!r}, found {patterns[split]!r} and "
-                f"{pattern!r}. Convert a folder that holds one of them"
+                f"{pattern!r}. Convert a folder that holds only one of them"
             )
         groups.setdefault(split, []).append(name)
     if "" in groups and len(groups) > 1:
@@ -233,7 +233,7 @@ def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         features = None
     if not isinstance(features, dict):
-        raise SourceError(f"{path}: expected Hugging Face metadata with info.features, found another kind of JSON")
+        raise SourceError(f"{path}: expected Hugging Face metadata, JSON with info.features; found something else")
     return features
 
 
@@ -297,7 +297,7 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
     if len(set(named.values())) > 1:
         first = next(iter(named))
         second = next(name for name in named if named[name] != named[first])
-        raise SourceError(f"{root / second}: expected the same classes as {first}, found others")
+        raise SourceError(f"{root / second}: expected the same classes as {first}, found other classes")
     if named:
         return next(iter(named.values()))
     largest = max((int(table.labels.max()) for table in tables.values() if len(table.labels)), default=_NO_LABEL)
@@ -327,7 +327,9 @@ def _sources(split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -
                 if not file or b"\0" in file or key in taken:
                     key = b"%s%08d" % (folders[label], number)
                 if len(key) > MAX_KEY_NBYTES:
-                    raise SourceError(f"{name}: row {row}: expected at most {MAX_KEY_NBYTES} bytes for {key[:80]!r}...")
+                    raise SourceError(
+                        f"{name}: row {row}: expected a key up to {MAX_KEY_NBYTES} bytes, found {key[:80]!r}..."
+                    )
                 taken.add(key)
                 yield Source(key, label, Item(where, row))
             number += 1

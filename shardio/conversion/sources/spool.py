@@ -34,26 +34,26 @@ _NO_IMAGE = -1
 
 @dataclass(frozen=True)
 class TableFile:
-    """A parquet file as it was at the scan."""
+    """Facts about a parquet file at the time of the scan."""
 
     num_rows: int
     nbytes: int
     """The approximate size of the file's images."""
     identity: str
+    """The size and time of the file, from `identify`: shows later whether the file has changed."""
 
 
 @dataclass(frozen=True)
 class ParquetOrigin(Origin):
-    """Images in a column of parquet files. Thread safe.
-
-    `spool` is the folder for the copies. Without the folder, every read of an image reads a row group.
-    """
+    """Reads images from a column of parquet files, or from the copies that `prepare` makes of them. Thread safe."""
 
     folder: Path
     image: str
     """The name of the column of images, such as "image", or "image.bytes" for a field of a struct."""
     files: Mapping[bytes, TableFile]
+    """The parquet files, by path relative to `folder`."""
     spool: Path | None = None
+    """The folder for the copies. If it is None, nothing is copied, and reading an image costs reading its row group."""
 
     def read(self, source: Source) -> bytes:
         """Returns an image from its copy, or from the parquet file if the copy is missing or damaged.

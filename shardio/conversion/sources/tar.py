@@ -85,7 +85,7 @@ class Archive:
         offset = self.tell()
         data = self._file.read(nbytes) if 0 <= nbytes <= self.stop - offset else b""
         if len(data) != nbytes:
-            raise self.error(offset, f"{nbytes:,} bytes", f"its end at byte {self.stop:,}: it is truncated")
+            raise self.error(offset, f"{nbytes:,} bytes", f"the end of the tar at byte {self.stop:,}: it is truncated")
         return data
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
@@ -142,15 +142,17 @@ def members(archive: Archive) -> Iterator[TarMember]:
         if member.isdir() or member.name.endswith("/"):
             continue
         if not 0 <= member.size <= archive.stop - member.offset_data:
-            found = f"its end at byte {archive.stop:,}: it is truncated"
+            found = f"the end of the tar at byte {archive.stop:,}: it is truncated"
             raise archive.error(member.offset, f"{member.name!r} of {member.size:,} bytes", found)
         yield TarMember(_checked_name(archive, member), member.offset_data, member.size)
     _check_end(archive, walk.offset)
 
 
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
-    """Returns the items of all generators. Each generator runs in a thread. After an error or Ctrl-C, all generators
-    stop at their next item."""
+    """Runs each generator in a thread, and returns a list of its items for each generator.
+
+    After an error or Ctrl-C, all generators stop at their next item.
+    """
     stopped: list[None] = []
 
     def run(walk: Generator[T, None, None]) -> list[T]:

@@ -148,10 +148,10 @@ class ShardWriter:
         self._stored = self.arrays
         if self._label_row not in (None, LABEL_ROW):
             if LABELS_NAME in columns:
-                raise ValueError(f"columns must not have the name of the array of labels, found {LABELS_NAME!r}")
+                raise ValueError(f"columns must not have the name {LABELS_NAME!r}: the set's labels have it")
             self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
         if self.sample_shape is None and (squashed or not self.arrays):
-            raise ValueError("a set without pixels must have arrays, and cannot be squashed")
+            raise ValueError("a set without pixels (sample_shape=None) must have arrays, and cannot be squashed")
         check_names_fit(self.classes, self.class_names)
         self.squashed = squashed
         self._shard_nbytes = shard_nbytes
@@ -182,9 +182,10 @@ class ShardWriter:
         - `label`: an integer, a number or K numbers, as the set's `labels` say
         - `key`: a name that says where the sample comes from, by default its number in the split. The longest key
           decides the width of all rows of the index
-        - `source_size`: the original (height, width), by default that of the sample
+        - `source_size`: the (height, width) of the original image, by default the size of the sample
         - `columns`: a number for each column of the set
-        - other arguments: the values of the set's arrays, of the declared dtype and shape; there may be fewer boxes
+        - other arguments: the values of the set's arrays, by name, of the declared dtype and shape. Boxes may be fewer
+          than declared
 
         Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
         """
@@ -236,7 +237,7 @@ class ShardWriter:
     def _check_label(self, label: Any) -> int | None:
         """Returns the label for the index; None if the index has no labels."""
         if self._label_row is None and label is not None:
-            raise TypeError(f"label: the set has no labels (labels=None), found {label!r:.80}")
+            raise TypeError(f"label must be left out, as the set has no labels (labels=None); found {label!r:.80}")
         if self._label_row != LABEL_ROW:
             return None
         number = check_label(label)

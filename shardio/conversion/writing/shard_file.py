@@ -97,7 +97,7 @@ def with_columns(
 
 
 class ShardFileWriter:
-    """Writes one shard under a temporary name. `finish` publishes it; leaving the `with` block without it discards it.
+    """Writes one shard under a temporary name. `finish` publishes the shard; without it, the `with` block discards it.
 
     `reserve_samples` is the expected number of samples: the disk allocates space for them at once. A different number
     of samples works too, but the file is then read once more for its checksum. Not thread safe.
@@ -183,7 +183,8 @@ class ShardFileWriter:
     def write_block(self, block: NDArray[np.uint8], kept: Sequence[int]) -> None:
         """Hashes the samples in the rows `kept` of the block, and writes them in another thread.
 
-        `kept` is in ascending order. The caller appends the samples to `rows`, and must no longer use the block.
+        `kept` is in ascending order. The caller appends the samples' index rows to `rows`, and must no longer use the
+        block.
         """
         runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
         for run in runs:
