@@ -89,7 +89,8 @@ def bench(
 ) -> None:
     """Read the set in OUT with every combination of the given values, next to the limits of this machine.
 
-    Loaders and limits take turns in rounds. A ratio is a loader's speed over that of a limit in the same round:
+    Loaders and limits take turns in rounds. A ratio is the speed of a loader over the speed of a limit in the same
+    round. The limits are:
 
     \b
     memcpy   one large block, copied in memory by one thread
@@ -97,10 +98,10 @@ def bench(
              loader's, by one thread
     direct   random samples from the disk past the page cache (O_DIRECT), by
              8 threads
-    pinned   a bare copy of such batches from pinned memory to the GPU
+    pinned   a bare copy of batches from pinned memory to the GPU
 
-    mmap and pread read their samples twice, and the second time counts: they come from the page cache, as in every
-    epoch but the first if the set fits there. direct reads from the disk.
+    mmap and pread read their samples twice, and only the second time counts: samples then come from the page cache, as
+    in every epoch but the first if the set fits there. direct reads from the disk.
 
     Use --tune on the machine that will train, while it is idle. The last line is the call of ShardLoader to paste.
     """

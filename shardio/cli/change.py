@@ -56,7 +56,7 @@ def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bo
 
 
 def tell_room(room: Room) -> None:
-    """Prints how much a command will copy, if it copies anything."""
+    """Prints how many bytes will be copied, and how many are needed. Prints nothing if no file is copied."""
     if room.copied_nbytes:
         say(
             f"shardio: copying {bytes_text(room.copied_nbytes)}, as the files cannot be shared with the old set by "
@@ -177,7 +177,7 @@ def change(
     names = ("keys", "where", "listed", "random", "seed", "indices")
     selection = Selection(classes=options.pop("selected"), **{name: options.pop(name) for name in names})
     if step is None and not selection.is_all:
-        raise click.UsageError("the options choose samples: say --keep or --drop")
+        raise click.UsageError("the options choose samples: add --keep or --drop")
     run_change(
         change_set,
         out,
@@ -196,7 +196,7 @@ def change(
 
 
 merge_options = together(
-    click.option("--only-common", is_flag=True, help="Leave out columns and arrays that not all sets have."),
+    click.option("--only-common", is_flag=True, help="Keep only the columns and arrays that all sets have."),
     click.option(
         "--same-keys",
         type=click.Choice(["refuse", "allow"]),
@@ -220,8 +220,8 @@ merge_options = together(
 def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
     """Make a new set in NEW of all samples of the sets A, B, ...
 
-    Splits of one name become one, and classes are united by their names. No pixel is rewritten: files are shared with
-    the old sets by hard links. NEW appears whole or not at all; the old sets stay as they are.
+    Splits with the same name become one split, and classes are merged by name. No pixel is rewritten: files are shared
+    with the old sets by hard links. NEW appears whole or not at all; the old sets stay as they are.
     """
     from shardio.changes.merge import merge as merge_sets
 

@@ -96,10 +96,10 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.
 
-    SRC is a folder of class folders (SRC/CLASS/IMAGE), or of train, val and test folders of them; the folder of
-    ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder or a
-    quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content. Damaged
-    images are left out and listed in OUT/rejects.jsonl.
+    SRC is a folder of class folders (SRC/CLASS/IMAGE), or of train, val and test folders of class folders; the folder
+    of ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder
+    or a quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content.
+    Damaged images are left out and listed in OUT/rejects.jsonl.
 
     After an interruption or a kill, the same command keeps finished shards and makes the others.
     """

@@ -146,7 +146,7 @@ def extract(
 
     selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
     if selection.is_all:
-        raise click.UsageError("choose samples: with --indices alone, or with --class, --key and --where")
+        raise click.UsageError("choose samples: give --indices, or some of --class, --key and --where")
     shards = open_shards(out, split)
     chosen = selection.samples(shards.index, shards)
     if not len(chosen):

@@ -42,7 +42,7 @@ def next_step(*words: object) -> str:
 
 
 def next_view(out: object, split: str, samples: Sequence[int]) -> str:
-    """Returns the last line of a command that found samples: the `shardio view` command that shows the first ones."""
+    """Returns the last line of a command that found samples: the `shardio view` command that shows the first dozen."""
     words = [] if split == "train" else ["--split", split]
     return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
 
@@ -98,13 +98,14 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def some(numbers: Sequence[int], most: int = 16) -> str:
+    """Returns the first numbers as text, at most `most`, and how many more there are."""
     more = f" and {len(numbers) - most:,} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more
 
 
 @contextlib.contextmanager
 def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
-    """Prints, if the block takes some seconds, which servers it waits for, and for how long at most."""
+    """If the block takes more than five seconds, prints which of `paths` are on servers, and the longest wait."""
     from shardio.sets.names import is_url, without_credentials
     from shardio.sets.remote import SMALL_FILE_SECONDS
 

@@ -31,9 +31,9 @@ sheet_options = together(
 
 
 def read_chain(text: str, num_classes: int) -> Transform:
-    """Returns the recipe named `text`, or the transform in the JSON file `text`, as `Transform.to_dict` returned it.
+    """Returns the recipe named `text`, for `num_classes` classes, or the transform in the JSON file `text`.
 
-    Raises ValueError if `text` is neither.
+    The file has the dict that `to_dict` of the transform returned. Raises ValueError if `text` is neither.
     """
     from shardio.augment import Transform, from_dict, recipe
     from shardio.system.opening import read_untrusted
@@ -91,8 +91,8 @@ def show_sheet(
 ) -> None:
     """Writes a sheet of pictures to a file, or draws the pictures in the terminal.
 
-    A sheet has `per_row` pictures in a row. In a terminal, rows end between groups of `group`
-    pictures. Raises ValueError if there is neither a file nor a terminal.
+    A sheet has `per_row` pictures in a row, whose longer side is `side` pixels. In a terminal, a row ends at the end of
+    a group of `group` pictures, if a group fits. Raises ValueError if `output` is None and stdout is no terminal.
     """
     from shardio.drawing.sheet import sheet
     from shardio.drawing.terminal import in_blocks

@@ -91,7 +91,7 @@ def replay(
     from shardio.order.orders import BlockShuffle
 
     if [step, consumed, state].count(None) < 2:
-        raise click.UsageError("--step, --consumed and --state say the same thing: give one of them")
+        raise click.UsageError("--step, --consumed and --state all say where the batch is: give only one of them")
     there = None if state is None else _read_state(state)
     if there is not None:
         options |= {name: there[name] for name in ("seed", "shuffle") if name in there}
@@ -111,7 +111,9 @@ def replay(
         found = loader.state_dict()
         batch = next(iter(loader), None)
         if batch is None:
-            raise ValueError(f"there is no batch at this place: the epoch has {len(loader)} steps on each rank")
+            raise ValueError(
+                f"the epoch has no batch at this place: expected one of its {len(loader)} steps on each rank"
+            )
         views, parts = _parts(batch, has_images=loader.shards.has_pixels)
         numbers = parts["indices"].tolist()
         if save is not None:
@@ -130,7 +132,7 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(read_untrusted(path)) if path.suffix == ".json" else _load_checkpoint(path)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: neither JSON nor a checkpoint of torch: {error}") from None
+        raise ValueError(f"{path}: expected JSON or a checkpoint of torch, found neither: {error}") from None
     for found in _states_in(document):
         return found
     raise ValueError(f"{path}: the file contains no state that state_dict() of a ShardLoader returned")

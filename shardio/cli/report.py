@@ -82,10 +82,10 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
 
 
 def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[NDArray[np.uint8] | None]:
-    """Returns a picture of each refused image of `src`: (height, width, 3), at most `side` pixels per side.
+    """Decodes the refused images of `src`. Returns (height, width, 3), at most `side` pixels per side, for each reject.
 
-    None stands for an image that is missing, shows nothing, or was refused for its size. Raises SourceError as
-    `convert` does.
+    None stands for an image that is missing, cannot be decoded even in part, or was refused for its size. Raises
+    SourceError as `convert` does.
     """
     from shardio.conversion.images.decode import decode_leniently
     from shardio.conversion.sources.detect import scan

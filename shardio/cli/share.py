@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
     """Copy the finished set in OUT into the folder ROOT, as NAME, for others to read.
 
-    It appears whole or not at all, never over anything, and verified: copies are compared with their checksums, and a
-    set that is renamed is checked as `verify --quick` does. Permissions and group are those that new files have in
+    NAME appears whole or not at all, and never replaces anything. Copies are compared with their checksums; a set that
+    is moved by a rename is checked as by `verify --quick`. Permissions and group are those that new files have in
     ROOT. With ROOT in SHARDIO_PATH, jobs call the set by its NAME.
     """
     import shardio.sets.publish as publisher
@@ -70,7 +70,7 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
 )
 @json_option
 def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
-    """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and what state they are in.
+    """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and state.
 
     published: there is a manifest, and each file has the right size. damaged: a file is missing or has another size, or
     the manifest is not valid. unfinished: a conversion has not published its set yet. `shardio verify` also checks the
@@ -82,7 +82,7 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     from shardio.sets.names import catalogue_roots
 
     if not (roots := roots or catalogue_roots()):
-        raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH with colons between them; found neither")
+        raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH, separated by colons; found neither")
     with telling_of_servers(roots):
         listings = catalogue.list_sets(roots)
     copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}

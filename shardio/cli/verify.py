@@ -75,7 +75,7 @@ def _way_out(report: VerifyReport, out: Path) -> Iterator[str]:
         yield next_step("repair", out, "SRC")
         return
     if "change" in provenance:
-        yield "the set was made from others: verify and repair those, then make it again"
+        yield "the set was made from other sets: verify and repair the others, then make it again"
     else:
         yield "`convert` did not make the set: copy it again, or write it again"
     yield next_step("info", "-v", out)
@@ -107,9 +107,9 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     """Make the damaged files of OUT again from SRC, the images that OUT was converted from.
 
-    Reads all of OUT to find them. A new file replaces a damaged file only if it has the checksum in the manifest. Exit
-    code 1 if a file comes out different because images or libraries have changed. An index with columns needs their
-    file (--columns), masks need their folder (--masks).
+    Reads all of OUT to find damaged files. A new file replaces a damaged file only if it has the checksum in the
+    manifest. Exit code 1 if a file comes out different because images or libraries have changed. An index with columns
+    needs the file of columns (--columns), masks need the folder of masks (--masks).
     """
     import shardio.conversion.repair as repairer
     from shardio.system.progress import Bar, BytesBar

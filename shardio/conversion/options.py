@@ -227,10 +227,7 @@ def _sides(size: Size) -> tuple[int, int]:
 
 
 def check_max_bad(max_bad: int | float, num_sources: int = 0) -> int:
-    """Returns how many of `num_sources` may be refused, given `max_bad`: a count (int) or a share (float).
-
-    Raises ValueError for any other `max_bad`.
-    """
+    """Returns how many of `num_sources` may be refused. Raises ValueError unless `max_bad` is a count or a share."""
     if isinstance(max_bad, bool) or not isinstance(max_bad, Real):
         raise ValueError(f"max_bad must be a count such as 10, or a share such as 0.01; found {max_bad!r}")
     if isinstance(max_bad, Integral):

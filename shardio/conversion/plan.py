@@ -202,10 +202,8 @@ def _check_arrays(specs: Sequence[ArraySpec], collection: Collection, columns: C
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
-    """Returns the sources in the order of the set.
-
-    The shuffled order sorts by a hash of the seed and the key, so it is the same in all versions of libraries.
-    """
+    """Returns the sources in the order of the set. The shuffled order sorts by a hash of the seed and the key, which is
+    the same in all versions of libraries."""
     if options.order == "source":
         return list(sources)
     secret = options.seed.to_bytes(8, "little")

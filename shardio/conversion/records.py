@@ -52,10 +52,9 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The results of a finished task."""
+    """The results of a finished task. `entry` is None if all sources of the task were refused."""
 
     entry: ShardEntry | None
-    """The shard in the manifest; None if all sources of the task were refused."""
     rows: NDArray[np.void]
     """The index rows of the samples."""
     rejects: tuple[Reject, ...]
@@ -203,10 +202,7 @@ def note_refused(task: ShardTask, reject: Reject) -> None:
 
 
 def refused_so_far(task: ShardTask) -> list[bytes]:
-    """Returns the lines of rejects.jsonl for the sources that a task has refused, even if it is not finished.
-
-    The lines are in the order of the task's sources.
-    """
+    """Returns the lines of rejects.jsonl for the sources that a task has refused so far, in the sources' order."""
     try:
         lines = read_untrusted(_refused_path(task)).splitlines(keepends=True)
     except FileNotFoundError:

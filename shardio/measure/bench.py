@@ -58,7 +58,7 @@ class Sweep:
     num_threads: Sequence[int | None] = (1, None)
     prefetches: Sequence[int] = (2,)
     fresh: bool = False
-    """Never measure samples that were just read, which are in the page cache. For sets larger than memory."""
+    """Measure other samples than the warm-up read, as those are in the page cache. For sets larger than memory."""
 
     def combinations(self, num_samples: int) -> Iterator[Combination]:
         sizes = [min(_BATCH_SIZE, num_samples) if size is None else size for size in self.batch_sizes]
@@ -99,8 +99,8 @@ def bench(
     """Measures the limits and every combination in turn, `rounds` times, each for about `seconds` after a warm-up.
 
     Loaders also run the `transform`, which competes with their threads for cores; figures still count stored bytes.
-    `on_turn` is called with the number of finished turns and the number of all turns. Raises ValueError before the
-    first turn if a combination cannot work.
+    `on_turn` is called with (finished turns, all turns). Raises ValueError before the first turn if a combination
+    cannot work.
     """
     shards = open_shards(path, split)
     sample_shape = shards.sample_shape  # pixels are what is measured

@@ -62,13 +62,15 @@ class Advice:
 
 @dataclass(frozen=True)
 class MachineState:
-    """The resources of the machine that this process may use. None means unknown or unlimited."""
+    """The resources of the machine that this process may use: sizes in bytes. None means unknown or unlimited."""
 
     cores: int
     cores_of_machine: int
     memory_left: int | None
     descriptors: int | None
+    """How many files may be open."""
     mappings_left: int | None
+    """How many more files may be mapped."""
     address_space: int | None
     shm_free: int | None
     kernels: Mapping[str, str]
@@ -216,7 +218,7 @@ def _about_machine(machine: MachineState) -> Iterator[Advice]:
 
 
 def within(what: str, look: Callable[[], T], seconds: float = _ANSWER_SECONDS) -> T:
-    """Returns look(). Raises TimeoutError if it takes longer than `seconds`.
+    """Returns look(). Raises TimeoutError, which names `what`, if it takes longer than `seconds`.
 
     A call into a filesystem whose server does not answer cannot be ended. So `look` runs in a thread that ends with the
     process.

@@ -41,7 +41,7 @@ _COPIES_IN_A_STEP = 32
 
 
 def memcpy(image_nbytes: int) -> Steps:
-    """Copies a large block of memory to another, as a whole number of images. Does not look for scattered samples."""
+    """Copies one large block of memory, a whole number of images, to another block. Gathers no scattered samples."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
     source, target = (aligned_empty((num_images, image_nbytes)) for _ in range(2))
     source.fill(1)
@@ -100,7 +100,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
                     if stopped:
                         return
                     if (count := os.preadv(descriptors[number], [buffer], offset)) != nbytes:
-                        raise OSError(errno.EIO, f"only {count} of {nbytes} bytes came from byte {offset} on")
+                        raise OSError(errno.EIO, f"expected {nbytes} bytes at byte {offset}, found {count}")
                     if done % num_images == 0:
                         finished.put(num_images)
         except BaseException as error:

@@ -65,7 +65,7 @@ class LoaderSpeed:
 
 @dataclass(frozen=True)
 class LimitSpeed:
-    """The speed of a limit. It applies to loaders with the same batch size and device; None applies to any."""
+    """The speed of a limit, for loaders with its batch size and device. None stands for any batch size or device."""
 
     kind: LimitKind
     batch_size: int | None = None
@@ -73,6 +73,7 @@ class LimitSpeed:
     speed: Speed = field(default_factory=Speed)
 
     def bounds(self, loader: LoaderSpeed) -> bool:
+        """Whether the limit applies to the loader."""
         options = loader.combination
         return self.batch_size in (None, options.batch_size) and self.device in (None, options.device)
 
@@ -105,10 +106,10 @@ class BenchResult:
         return {limit.kind: loader.speed.ratio_to(limit.speed) for limit in self.limits if limit.bounds(loader)}
 
     def fastest(self) -> tuple[LoaderSpeed, float]:
-        """Returns the loader worth choosing and its speed relative to the first loader, the default.
+        """Returns the loader worth choosing, and its speed relative to the first loader, which has the defaults.
 
-        That is the default unless another loader is clearly faster. Among loaders of about the same speed, it is the
-        loader with the fewest threads.
+        The first loader is chosen unless another loader is clearly faster. Among loaders that are about as fast, the
+        loader with the fewest threads is chosen.
         """
         default = self.loaders[0]
         gains = [(loader.speed.ratio_to(default.speed), loader) for loader in self.loaders]

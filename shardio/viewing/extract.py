@@ -34,14 +34,14 @@ def extract(
     folder: Path,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Writes these samples of a split into `folder`, then a labels.csv that describes each file.
+    """Writes the samples `indices` of a split as files into `folder`, then a labels.csv that describes each file.
 
     Pixels, masks and images become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. Returns the
-    number of files. Raises ValueError if the folder has a labels.csv already or lies in the set, and FormatError for a
-    damaged sample.
+    number of files. Raises ValueError if the folder has a labels.csv already or is inside the set's folder, and
+    FormatError for a damaged sample.
     """
     if os.path.lexists(folder / LABELS_FILE):
-        raise ValueError(f"{folder}: there is a {LABELS_FILE} already: choose another folder")
+        raise ValueError(f"{folder}: expected no {LABELS_FILE}, found one: choose another folder")
     own = Path(os.path.realpath(shards.folder))
     if own in (real := Path(os.path.realpath(folder)), *real.parents):
         raise ValueError(f"{folder}: the folder must be outside of the set {shards.folder}")

@@ -64,7 +64,7 @@ def histogram_of_counts(values: NDArray[Any]) -> Histogram | None:
 
 
 def histogram_of_sizes(values: NDArray[Any], per_octave: int = 4) -> Histogram | None:
-    """Returns a histogram of numbers above 0, with bins on a logarithmic axis; None if there are no numbers."""
+    """Returns a histogram of numbers above 0, `per_octave` bins for each factor of 2; None if there are no numbers."""
     if not len(values):
         return None
     first, last = (math.floor(math.log2(value) * per_octave) for value in (values.min(), values.max()))
@@ -90,7 +90,7 @@ class LabelCounts:
 
 
 def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> list[LabelCounts]:
-    """Returns the counts of all classes and any other labels, by ascending label. `labels` has an array per split."""
+    """Returns the counts of all classes and of other labels, by ascending label. `labels` has an array per split."""
     found = [np.unique(some, return_counts=True) for some in labels]
     known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
     table = np.zeros((len(known), len(labels)), np.int64)
@@ -112,7 +112,7 @@ class ResizeLoss:
 
 
 def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, int], fit: str) -> ResizeLoss | None:
-    """Returns the loss of pictures of these sizes in samples of `size` (height, width); None without pictures."""
+    """Returns the loss if pictures of these sizes become samples of `size` (height, width); None without pictures."""
     across, down = size[1] / widths, size[0] / heights
     if fit == "squash":
         scale, share = np.sqrt(across * down), None

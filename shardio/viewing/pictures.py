@@ -33,7 +33,7 @@ def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
 
 
 def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """Yields the pictures (height, width, channels) of these samples, in this order.
+    """Yields the pictures (height, width, channels) of the samples `indices`, in this order.
 
     A picture is valid until the next one is requested. Raises the errors of `ShardSet.gather`.
     """
@@ -49,7 +49,7 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDAr
 
 
 def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
-    """Returns the keys of these samples."""
+    """Returns the keys of the samples `indices`. Bytes that are not UTF-8 are decoded as by `os.fsdecode`."""
     return [os.fsdecode(bytes(key)) for key in shards.column_of("key", np.array(indices, np.int64))]
 
 
@@ -63,9 +63,10 @@ class Thumbnail:
 
 
 def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
-    """Returns thumbnails of samples from all over the split, by label. `labels` has the label of each sample.
+    """Returns thumbnails of evenly spaced samples of each of the `wanted` labels, by label.
 
-    If there is not room for all `wanted` labels, evenly spaced ones among them get thumbnails.
+    `labels` has the label of each sample of the split. If there are too many wanted labels for a page, only evenly
+    spaced labels get thumbnails.
     """
     order = np.argsort(labels, kind="stable")
     order = order[np.isin(labels[order], np.array(wanted, np.int64))]

@@ -56,7 +56,7 @@ class HashedSamples:
 
 @dataclass(frozen=True, order=True)
 class RepeatedSample:
-    """A sample of a group."""
+    """One sample of a group of repeated samples."""
 
     split: str
     index: int
@@ -215,7 +215,7 @@ def _fields(picture: NDArray[np.uint8]) -> NDArray[np.int16]:
 def close_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Returns the pairs (n, 2) of indices whose hashes differ in at most MAX_BITS bits. Pairs ascend, without repeats.
 
-    Among indices with equal hashes, the others are paired with the first only.
+    Of several equal hashes, the first is paired with each of the others, and the others are in no further pair.
     """
     values, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     repeated = np.flatnonzero(first[inverse] != np.arange(len(hashes)))

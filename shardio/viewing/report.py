@@ -68,8 +68,8 @@ def make_report(
 ) -> tuple[bytes, SetOverview]:
     """Returns the HTML page about a set, and the numbers that the page shows.
 
-    `splits` comes from `open_splits`. `refused` are the images in the set's rejects.jsonl. Raises the errors of
-    `ShardSet.gather`.
+    `splits` comes from `open_splits`. `num_pictures` limits the pictures that are read. `refused` are the images in the
+    set's rejects.jsonl. Unless `source_given`, the page says how to show them. Raises the errors of `ShardSet.gather`.
     """
     overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))

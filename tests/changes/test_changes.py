@@ -1201,7 +1201,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
         (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask, boxes, image"),
         (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays are of one split, found train, val"),
         (("change", out, "x"), 2, "expected a change"),
-        (("change", out, "x", "--class", "n01"), 2, "say --keep or --drop"),
+        (("change", out, "x", "--class", "n01"), 2, "add --keep or --drop"),
         (("change", out, "x", "--keep"), 2, "the selection is empty"),
         (("change", out, "x", "--keep", "--where", "label ~ 1"), 2, "a condition must be"),
         (("change", out, "x", "--labels", "labels.csv"), 1, "--classes new"),

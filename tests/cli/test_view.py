@@ -180,7 +180,7 @@ def test_a_file_without_a_state_is_refused(out: Path, tmp_path: Path) -> None:
         (tmp_path / "seed.json").write_text(json.dumps({**loader.state_dict(), "seed": "x" * 10**6}))
     for name, part in {
         "state.json": "contains no state",
-        "state.pt": "neither JSON nor a checkpoint of torch",
+        "state.pt": "expected JSON or a checkpoint of torch, found neither",
         "fifo.pt": "FIFO",
         "seed.json": "seed",
     }.items():

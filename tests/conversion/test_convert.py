@@ -551,7 +551,7 @@ def test_a_large_collection_is_not_converted_to_its_end_for_nothing(
 ) -> None:
     damage(image_tree, *(str(path.relative_to(image_tree)) for path in image_tree.rglob("*.JPEG")))
     monkeypatch.setattr(f"shardio.conversion.report.{limit}", most)
-    with pytest.raises(ConvertError, match=f"found {most} after {most};"):
+    with pytest.raises(ConvertError, match=f"found {most} after {most} images;"):
         convert(image_tree, out, **{**OPTIONS, "workers": 1}, max_bad=0)
 
 

@@ -119,7 +119,7 @@ def test_neither_a_set_nor_an_earlier_table_is_written_over(make_set: Callable[.
     out = make_set(5)
     assert "outside of the set" in str(call(out, "--indices", "1", "-o", out / "inside").exception)
     assert call(out, "--indices", "1", "-o", tmp_path / "some").exit_code == 0
-    assert "there is a labels.csv already" in str(call(out, "--indices", "2", "-o", tmp_path / "some").exception)
+    assert "expected no labels.csv, found one" in str(call(out, "--indices", "2", "-o", tmp_path / "some").exception)
 
 
 @pytest.mark.parametrize(

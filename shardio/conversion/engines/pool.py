@@ -67,8 +67,8 @@ class Terms:
             ) from None
         if self.origin.fingerprints((self.source,)) != [self.fingerprint]:
             raise ConvertError(
-                f"{host} does not find {self.source.key!r} in SRC, or the file has another size or time than on "
-                "the machine that started the conversion. SRC must be the same on all machines, under the same path"
+                f"{host} does not find {self.source.key!r} in SRC, or the file has another size or time than on the "
+                "machine that started the conversion. SRC must be the same on all machines, under the same path"
             )
 
 
@@ -79,10 +79,7 @@ class Pool:
         self._executor = executor
 
     def check(self, terms: Terms) -> None:
-        """Raises ConvertError if a machine of the pool does not meet the terms. Does nothing if the machines are unknown.
-
-        Each task checks the terms again on its own machine.
-        """
+        """Raises ConvertError if a machine that the pool knows does not meet the terms. Each task checks again."""
 
     def most_in_flight(self) -> int:
         """Returns how many tasks may be submitted at once: no limit, as executors queue tasks in this process."""
