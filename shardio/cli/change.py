@@ -247,7 +247,7 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
     """Make a new set in NEW from the set in OUT and the images in SRC, converted with the options of OUT.
 
     Classes are merged by name. Both sets share the files of OUT by hard links. After an interruption or a kill, the
-    same command keeps finished shards and makes the others.
+    same command keeps finished shards and makes the missing shards.
     """
     from shardio.conversion.append import append as append_images
     from shardio.conversion.report import ImagesBar

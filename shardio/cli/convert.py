@@ -101,7 +101,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     or a quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content.
     Damaged images are left out and listed in OUT/rejects.jsonl.
 
-    After an interruption or a kill, the same command keeps finished shards and makes the others.
+    After an interruption or a kill, the same command keeps finished shards and makes the missing shards.
     """
     run_convert(src, out, as_json, **options)
 

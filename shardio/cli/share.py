@@ -35,8 +35,8 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
     """Copy the finished set in OUT into the folder ROOT, as NAME, for others to read.
 
     NAME appears whole or not at all, and never replaces anything. Copies are compared with their checksums; a set that
-    is moved by a rename is checked as by `verify --quick`. Permissions and group are those that new files have in
-    ROOT. With ROOT in SHARDIO_PATH, jobs call the set by its NAME.
+    is moved by a rename is checked as by `verify --quick`. Permissions and group are the same as for new files in ROOT.
+    With ROOT in SHARDIO_PATH, jobs call the set by its NAME.
     """
     import shardio.sets.publish as publisher
     from shardio.system.progress import BytesBar
@@ -157,9 +157,9 @@ def _cached(copy: CachedCopy | None) -> str:
 def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
     """Copy the set at SRC, a folder or URL, into the folder CACHE, verify the copy, and print its path.
 
-    However many processes of a node ask at once, one copies, and the others wait for it. After an interruption or a
-    kill, any of them continues with the finished files. Unused copies are evicted to make room, least recently used
-    first. The copy may be evicted once the command has ended, unless a job holds it.
+    If several processes of a node stage a set at once, one process copies it and the others wait. After an interruption
+    or a kill, another process continues with the finished files. Unused copies are evicted to make room, least recently
+    used first. The copy may be evicted once the command has ended, unless a job holds it.
     """
     import shardio.cache.stage as staging
     from shardio.sets.names import is_url, without_credentials

@@ -44,7 +44,8 @@ def append(
 
     The images are converted with the options in the provenance of `out`, into a folder next to `new` that is removed at
     the end; an interrupted call resumes from that folder. `convert` describes the arguments from `source` to `max_bad`,
-    and `on_progress`; `merge` describes all others. `on_converted` is called with the report of the conversion.
+    and `on_progress`; `merge` describes the other arguments. `on_converted` is called with the report of the
+    conversion.
 
     Raises ConvertError if the options of `out` are unknown, and the errors of `convert` and `merge`.
     """

@@ -47,8 +47,8 @@ def published(plan: Plan) -> Manifest | None:
 def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
     """Makes OUT the folder of this plan. If the block fails before `has_begun()` is true, OUT is restored.
 
-    Yields the path of a file that this call has made in the work folder. The file tells other calls that the plan there
-    is in use. Yields None if another process has finished the same conversion meanwhile. Raises ConvertError if OUT
+    Yields the path of a file that this call has made in the work folder. As long as it exists, other calls leave the
+    plan in place. Yields None if another process has finished the same conversion meanwhile. Raises ConvertError if OUT
     belongs to anything else.
     """
     out, work = plan.out, plan.out / WORK_FOLDER

@@ -27,7 +27,7 @@ UNREAD = bytes(HASH_NBYTES)
 
 @dataclass(frozen=True, order=True)
 class Duplicate:
-    """One source of a group of sources with the same bytes. Ordered by split and key."""
+    """A source with the same bytes as another source. Ordered by split and key."""
 
     split: str
     key: bytes

@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class UnfinishedParts:
-    """The parts that are missing when one part of a conversion has finished before others."""
+    """The state of the set when one part of a conversion ends before other parts have finished."""
 
     num_shards: int
     """The number of shards of the whole set."""

@@ -101,7 +101,7 @@ def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
         (["--class", "c33"], ["expected a class of the set, or a number from 0 to 6, found 'c33': did you mean c3"]),
         ([], ["write the sheet to a file"]),
         (["--augmented", "nothing"], ["nothing"]),
-        (["--augmented", "deit3", "--against", "."], ["give one of them"]),
+        (["--augmented", "deit3", "--against", "."], ["give only one of them"]),
     ],
 )
 def test_view_tells_what_is_wrong(out: Path, words: list[str], parts: list[str]) -> None:
@@ -162,7 +162,7 @@ def test_replay_tells_a_table_and_draws_what_the_model_saw(out: Path, tmp_path: 
     [
         (["--step", "15"], ["--step must be from 0 to 14, the steps of an epoch; found 15"]),
         (["--consumed", "62"], ["62"]),
-        (["--step", "1", "--consumed", "4"], ["give one of them"]),
+        (["--step", "1", "--consumed", "4"], ["give only one of them"]),
         (["--rank", "2"], ["rank"]),
         (["--state", "/nowhere.json"], ["/nowhere.json"]),
     ],

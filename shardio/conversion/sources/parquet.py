@@ -74,8 +74,8 @@ def scan_parquet(src: Path) -> Collection:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
     - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. If
-      several columns match, those named `image` and `label` are used. Rows whose label is null or -1 are ignored and
-      counted.
+      several columns match, the columns named `image` and `label` are used. Rows whose label is null or -1 are ignored
+      and counted.
     - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
     - The split is the word before "-00000-of-" in a file's name, or a file or folder name such as train, validation or
       test. Otherwise it is `train`.
