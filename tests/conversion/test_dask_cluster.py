@@ -185,7 +185,9 @@ def test_a_worker_with_another_library_is_named_before_anything_is_made(
     out = tmp_path / "out"
     result = shardio("convert", src, out, *WORDS, "--scheduler", cluster.address)
     unlike.kill()
-    assert_one_clear_error(result, 1, "1 of 2 workers cannot take part: tcp://127.0.0.1:", "has pillow '0.0.1', here '")
+    assert_one_clear_error(
+        result, 1, "1 of 2 workers cannot take part: tcp://127.0.0.1:", "found pillow '0.0.1', here '"
+    )
     assert not out.exists()
 
 
