@@ -168,7 +168,7 @@ class Race(Rounds[Counts]):
             self._violation(f"{racer} hangs")
         elif code == DONE and racer.seed == owner:
             counts.done += 1
-        elif code == REFUSED and racer.seed != owner and "holds a" in text:
+        elif code == REFUSED and racer.seed != owner and ("of another" in text or "with other" in text):
             counts.refused += 1
         else:
             self._violation(f"{racer} ended with {code} in a folder of seed {owner}: {text}")
