@@ -32,14 +32,14 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """Returns text with only visible characters, and dots in place of the middle if it is long."""
+    """Returns `text` as printable characters, at most `most`. Dots replace the middle of a longer text."""
     text = printable(text if len(text) <= 8 * most else text[: 4 * most] + text[-4 * most :])
     kept = most - 5
     return text if len(text) <= most else f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
 
 
 def show(value: object) -> str:
-    """Returns the repr of a value for a message, truncated if it is long."""
+    """Returns the repr of a value for a message, truncated after 160 characters."""
     try:
         text = repr(value)
     except RecursionError:
@@ -56,7 +56,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Returns a number of bytes with three digits, in units of 1,000."""
+    """Returns a number of bytes as text with three digits and a decimal unit, such as "1.23 MB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -65,7 +65,7 @@ def bytes_text(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns "1 shard", "2 shards", "1,000 classes"."""
+    """Returns the count with its noun, in the plural if needed: "1 shard", "1,000 classes"."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
@@ -89,11 +89,11 @@ class SetNotFoundError(ShardioError, FileNotFoundError):
 
 
 class SourceError(ShardioError, ValueError):
-    """The image collection has no layout that a converter can read."""
+    """An image collection, or a file of labels, keys or arrays, cannot be used as it is."""
 
 
 class DecodeError(ShardioError, ValueError):
-    """One image was refused. `reason` is the kind of cause, the message gives the detail."""
+    """One image was refused. `reason` is one of the values of `Reason`; `detail` says more."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
@@ -105,7 +105,7 @@ class DecodeError(ShardioError, ValueError):
 
 
 class ConvertError(ShardioError, RuntimeError):
-    """A conversion cannot continue, or must not be published. Finished shards are kept."""
+    """A set cannot be made or published. A conversion keeps its finished shards."""
 
 
 class SpaceError(ShardioError, OSError):
@@ -117,4 +117,4 @@ class CacheError(ShardioError, ValueError):
 
 
 class LaunchError(ShardioError, ValueError):
-    """The launcher's variables do not give one rank of one world."""
+    """The launcher's environment variables do not give a valid rank and world size."""

@@ -98,7 +98,7 @@ class _Staging:
                 return
             self.state = f"failed: {error}"
             with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-                text = printable(f"training goes on, reading {self.storage.name} without a copy: {error}")
+                text = printable(f"training continues, reading {self.storage.name} without a copy: {error}")
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
         finally:
             if self.is_stopped():
@@ -131,7 +131,7 @@ class _Staging:
 
 
 class StagedReader(Reader):
-    """Reads a StagedSet. The first epoch that finds the copy complete switches to the reader that `settle` returns."""
+    """Reads a StagedSet until, at the beginning of an epoch, `settle` returns a reader of the complete copy."""
 
     num_threads = _STORAGE_THREADS
     whole_lines = 1
@@ -174,9 +174,9 @@ class StagedReader(Reader):
 
 
 class StorageReader(Reader):
-    """Reads damaged samples again from the storage, and reports if the storage has them intact. Thread safe.
+    """Reads damaged samples again from the storage. Thread safe. Nothing to close: CachedSplit owns the storage.
 
-    There is nothing to close: the storage belongs to the CachedSplit.
+    It calls `on_damaged_copy` if the storage has the samples intact, because then the copy is damaged.
     """
 
     name = "storage"
@@ -288,8 +288,8 @@ class CachedSplit:
         return StorageReader(self._shards, self._storage, verify_copy)
 
     def describe(self) -> dict[str, Any]:
-        """`staging` is the progress of the copy: its `state` in words, its `path`, and how many `shards` of the split
-        are `shards_here`."""
+        """Returns `io_reason` and `staging`: the `state` of the copy in words, its `path`, the number of `shards` of
+        the split, and how many of them the copy has, `shards_here`."""
         num_away = 0
         if isinstance(self._shards, StagedSet):
             self._shards.look()
@@ -300,7 +300,7 @@ class CachedSplit:
         return {"io_reason": self._staging.io_reason, "staging": staging}
 
     def stop(self) -> None:
-        """Makes the copying end soon, and reads from the storage fail. Does not wait; may be called again."""
+        """Ends the copying soon, and makes reads from the storage fail. Does not wait; may be called again."""
         self._staging.stop()
 
     def close(self) -> None:

@@ -3,9 +3,9 @@
 CACHE/
   shardio-cache.txt    marks the folder as a cache: its content may be removed
   <digest>/            a copy: a published set like any other once its manifest is there
-  <digest>.lock        locked shared by each process that uses or fills the copy (a lease), exclusively while it is
-                       evicted
-  <digest>.fill        locked exclusively by the process that fills the copy; says where the files come from
+  <digest>.lock        each process that uses or fills the copy holds a shared lock on it (a lease); a process that
+                       evicts the copy holds an exclusive lock
+  <digest>.fill        the process that fills the copy holds an exclusive lock on it; says where the files come from
 
 Copies may share files: one file with several names (hard links), which takes its room once. See `stage`.
 """
@@ -64,8 +64,9 @@ class CachedCopy:
     source: str
     """Where it was last copied from; empty if unknown."""
     in_use: bool
+    """Whether a process holds a lease, so the copy is not evicted."""
     processes: tuple[int, ...]
-    """The processes that hold a lease, as far as /proc/locks shows them: other containers are missing."""
+    """The ids of the processes that hold a lease. /proc/locks does not show processes of other containers."""
     nbytes_alone: int = 0
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
@@ -83,7 +84,7 @@ class EvictReport:
 
 
 class Cache:
-    """The cache in `folder`. The first lease makes the folder.
+    """The cache in `folder`. The first `lease` makes the folder if it is missing.
 
     Nothing is kept in memory: any number of threads, processes and, as far as permissions allow, users may use it at
     the same time.
@@ -96,7 +97,7 @@ class Cache:
     def lease(self, digest: str) -> Lease:
         """Returns a lease on the copy with this digest, which need not exist yet: it is not evicted until `close`.
 
-        Waits while an evictor renames the copy, for half a minute at most. Permission to read is enough. Raises
+        Waits at most half a minute while another process evicts the copy. Permission to read is enough. Raises
         ValueError if `digest` is not a digest, CacheError if the folder is not a cache, would not be on a disk of this
         machine, or has something else in place of the lock or the copy; OSError if the lock cannot be taken.
         """
@@ -130,7 +131,7 @@ class Cache:
         and touches nothing, if the folder is not a cache.
         """
         if (keep is None) == (free is None):
-            raise ValueError(f"either keep or free must be given; found {keep}, {free}")
+            raise ValueError(f"give either keep or free; found keep={keep}, free={free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
         files, left = self._files_of(copies), [copy.digest for copy in copies]
@@ -168,8 +169,8 @@ class Cache:
         raise self.no_room(digest, nbytes)
 
     def no_room(self, digest: str, nbytes: int, found: str | None = None) -> SpaceError:
-        """Returns the error that lists what fills the disk. `found` is the filesystem's error, which may name a
-        quota."""
+        """Returns the error that a copy needs `nbytes` more bytes, which lists what fills the disk. `found` is the
+        filesystem's error, which may name a quota."""
         copies = [copy for copy in self.copies() if copy.digest != digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
         ours = self._freed(self._evictable(copies))
@@ -254,7 +255,7 @@ class Cache:
         if is_shared(kind):
             raise CacheError(
                 f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where "
-                "copies that other machines use cannot be recognised. Choose a local disk, or use the set where it is"
+                "shardio cannot see which copies other machines use. Choose a local disk, or use the set where it is"
             )
         make_folder(self.folder)
         if os.listdir(self.folder):
@@ -271,7 +272,7 @@ class Cache:
         names = os.listdir(self.folder)
         # Looked up by name: if it was made just now, the list may have only what came after it.
         if not (self.folder / MARKER_NAME).exists():
-            found = f"{min(names)!r} in it and no {MARKER_NAME}" if names else "an empty one"
+            found = f"{min(names)!r} in it and no {MARKER_NAME}" if names else "an empty folder"
             raise CacheError(
                 f"{self.folder}: expected a cache that `shardio stage` has made, found {found}; choose another folder: "
                 "eviction may remove everything in a cache"

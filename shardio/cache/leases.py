@@ -55,7 +55,7 @@ class LockedFile:
         return self
 
     def close(self) -> None:
-        """May be called again."""
+        """Unlocks and closes the file. May be called again."""
         self._lock.close()
 
     def __exit__(self, *_: object) -> None:
@@ -75,16 +75,16 @@ class CopyPaths:
 
     @property
     def lock(self) -> Path:
-        """Locked shared by each lease, exclusively while the copy is evicted."""
+        """The lock file of the leases. Each lease holds a shared lock on it, and an evictor an exclusive lock."""
         return self.cache / f"{self.digest}.lock"
 
     @property
     def fill(self) -> Path:
-        """Locked exclusively by the process that fills the copy. Its content says where the files come from."""
+        """The file that the process that fills the copy locks exclusively. It says where the copied files come from."""
         return self.cache / f"{self.digest}.fill"
 
     def lock_alone(self) -> OpenFile | None:
-        """Returns the lease's lock, held exclusively, for the caller to close; None if another process holds it."""
+        """Returns the file `lock`, locked exclusively, for the caller to close; None if another process holds it."""
         lock = open_lock(self.lock)
         if lock_at_once(lock.fileno()) and os.fstat(lock.fileno()).st_nlink:
             return lock
@@ -95,7 +95,7 @@ class CopyPaths:
     def kept(self) -> Iterator[bool]:
         """Keeps the copy from being evicted inside the block, without counting as a use of it.
 
-        Yields False if the copy is being evicted, or has no lock. Raises the errors of `open_in_cache`.
+        Yields True, or False if the copy is being evicted or has no lock. Raises the errors of `open_in_cache`.
         """
         try:
             lock = open_in_cache(self.lock)
@@ -143,7 +143,7 @@ class Lease(LockedFile):
 
     @classmethod
     def take(cls, paths: CopyPaths) -> Lease:
-        """Waits while an evictor renames the copy, for half a minute at most. Raises the errors of `Cache.lease`."""
+        """Returns a lease on a copy, as `Cache.lease` does for a digest, and raises the same errors."""
         while True:
             with contextlib.ExitStack() as stack:
                 lock = stack.enter_context(open_lock(paths.lock))
@@ -182,8 +182,8 @@ class Lease(LockedFile):
     def try_filling(self, source: str) -> Filling | None:
         """Takes the right to write into the copy, and notes that its files come from `source`.
 
-        Returns None if another process has the right now. Raises PermissionError if no process has it and only another
-        user may take it, and CacheError as `Cache.lease` does.
+        Returns None if another process has the right now. Raises PermissionError if no process has the right, but only
+        another user may take it; CacheError as `Cache.lease` does.
         """
         path = self._paths.fill
         allowed = True
@@ -223,7 +223,7 @@ class Lease(LockedFile):
         return folder
 
     def filler(self) -> int | None:
-        """Returns the process that fills the copy now; None if there is none, or /proc/locks does not say."""
+        """Returns the id of the process that fills the copy; None if no process does, or /proc/locks does not say."""
         with contextlib.suppress(FileNotFoundError):
             return min(lock_holders().get(lock_key(os.stat(self._paths.fill)), ()), default=None)
         return None
@@ -269,7 +269,10 @@ def _check_folder(path: Path) -> None:
 
 
 def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> OpenFile:
-    """Opens a file as `open_untrusted` does. Raises CacheError unless it is a regular file."""
+    """Opens a file of a cache as `open_untrusted` does. Raises CacheError unless it is a regular file.
+
+    With `sole_name`, it also raises CacheError for a file with a second name, a hard link.
+    """
     return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
 
 
@@ -314,12 +317,12 @@ def is_held(path: Path) -> bool:
 
 
 def lock_key(status: os.stat_result) -> str:
-    """Returns the name of a file in /proc/locks."""
+    """Returns the name by which /proc/locks lists the file with this status: device numbers and inode."""
     return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 
 def lock_holders(proc: Path = PROC) -> dict[str, set[int]]:
-    """Returns the processes that hold a flock on each file, by `lock_key`; empty if the kernel does not say."""
+    """Returns the ids of the processes that hold a flock on each file, by `lock_key`; {} if they are unknown."""
     holders: dict[str, set[int]] = {}
     with contextlib.suppress(OSError):
         for fields in map(str.split, (proc / "locks").read_text().splitlines()):

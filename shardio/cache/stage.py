@@ -108,7 +108,7 @@ def stage(
 
 
 def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tuple[Lease, Manifest]:
-    """Returns a lease on the copy of the set in `storage`, which need not exist yet, and the set's manifest.
+    """Returns a lease on the copy of the set in `storage`, and the set's manifest. The copy need not exist yet.
 
     With a whole `digest` and a complete copy, the storage is not read. Raises the errors of `Storage.load_manifest` and
     `Cache.lease`.
@@ -124,7 +124,7 @@ def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tup
 
 
 class Stager:
-    """Makes the copy that `lease` is for from `storage`, in `run`, by `workers` threads.
+    """Copies the set in `storage` to the folder of `lease`: `run` does this, with `workers` threads.
 
     The caller holds the lease until `run` has returned. Indexes are copied first, then the files in `order`, then the
     others. Meanwhile, `lease.has` says which files are complete, whichever process copied them.
@@ -264,8 +264,8 @@ class Stager:
             raise self._cache.no_room(self._lease.digest, self._needed(todo), error.strerror) from error
         if not folder.is_in_place():
             raise CacheError(
-                f"{folder}: expected the folder that was filled, found that another process has put something else "
-                "there: look whose it is and remove it, or choose another cache"
+                f"{folder}: while this folder was filled, another process put something else in its place: remove "
+                "that, or choose another cache"
             )
         return True
 
@@ -305,10 +305,11 @@ def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry
 def link_from_others(
     folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape | None
 ) -> list[FileEntry]:
-    """Links the files that other complete copies in the cache have into the copy in `folder`. Returns those files.
+    """Makes hard links in `folder`, a copy, to files that other complete copies in the cache have. Returns the entries
+    that were linked, of the wanted `entries`.
 
-    The caller has the right to fill the copy. Only copies and files of the same user count: another user could write to
-    theirs. Each file is checked as an opening does. Nothing is done if the filesystem has no hard links.
+    The caller has the right to fill the copy. Only copies and files of the same user are linked: other users can write
+    to their own. Each file is checked as `open_sound` does. Links nothing if the filesystem has no hard links.
     """
     wanted = {(entry.sha256, entry.nbytes) for entry in entries}
     linked: list[FileEntry] = []

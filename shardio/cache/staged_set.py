@@ -97,7 +97,7 @@ class StagedTable(MappedTable):
         """See `MappedTable.file_rows`. Raises FormatError while a file is not in the copy."""
         if not self.look():
             missing = self.table.files[int(np.argmax(self._is_away))]
-            raise FormatError(f"{self.path_of(missing)}: expected a shard that was copied, found none yet")
+            raise FormatError(f"{self.path_of(missing)}: this shard is not copied yet: wait until the copy is complete")
         return super().file_rows
 
     def row(self, sample: int) -> NDArray[np.uint8]:
@@ -149,7 +149,7 @@ class StagedTable(MappedTable):
 
 
 def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-    """Fills `out`, uint8 (n,), from the storage with a sample's row from byte `first` on.
+    """Reads n bytes of a sample's row, from its byte `first` on, from the storage into `out`, uint8 (n,).
 
     Raises an OSError that names the sample.
     """
@@ -204,7 +204,7 @@ class StagedSet(ShardSet):
             return partial(open_shards, digest=self.digest), (self._storage.name, self.split)
         raise TypeError(
             f"a set that is being copied from {self._storage.name} cannot be pickled or copied: wait until the copy is "
-            "whole, or open it in the process that uses it"
+            "complete, or open it in the process that uses it"
         )
 
     def _open_or_fetch(self, entry: FileEntry) -> OpenFile:

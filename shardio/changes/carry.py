@@ -95,12 +95,12 @@ class Carrying:
     on_room: Callable[[Room], None] | None = None
     """Called once, before anything is copied."""
     on_progress: Callable[[int, int], None] | None = None
-    """Called with (bytes copied since, bytes to copy in all)."""
+    """Called with (bytes copied since the last call, bytes to copy in all)."""
 
 
 def check_target(new: str | os.PathLike[str], parents: Sequence[Parent]) -> Path:
-    """Returns the path of the new set's folder, and removes what killed processes left next to it. Raises ConvertError
-    if it cannot be made; takes no time."""
+    """Returns the absolute path of the new set's folder, after removing what killed processes left next to it. Raises
+    ConvertError if the folder exists, is in a parent set, or cannot be made there."""
     check_local(new, ConvertError, "make the set in a folder here, and copy it there (docs/cluster.md)")
     target = Path(os.path.abspath(new))
     sweep_beside(target)  # first: the killed process, or a faster one, may have made the set
@@ -117,9 +117,12 @@ def carry_out(
     carrying: Carrying,
     notes: Mapping[str, Any] | None = None,
 ) -> ChangeReport:
-    """Makes the set in the folder `new`. Raises ConvertError if `new` exists; FormatError, SpaceError, OSError. After
-    an error `new` does not exist. A killed process leaves the whole set, or a temporary folder next to it, which the
-    next change there removes."""
+    """Makes the set that `draft` describes in the folder `new`. `notes` go into the report.
+
+    Raises ConvertError if `new` exists or the set cannot be made, FormatError if an old file is damaged, SpaceError if
+    the disk is too full, OSError. After an error `new` does not exist. A killed process leaves the whole set, or a
+    temporary folder next to it, which the next change there removes.
+    """
     target = check_target(new, parents)
     check_arrays(draft)
     for name, split in draft.splits.items():
@@ -210,7 +213,7 @@ class _Maker:
         with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
             if self._link(held, path):
                 if not is_same_file(file, path):
-                    raise FormatError(f"{held.path}: expected a file that stays, found another now: try again")
+                    raise FormatError(f"{held.path}: another process replaced this file meanwhile: try again")
                 return
             with AtomicFile(path) as clone, naming(path):
                 if try_clone(file, clone.descriptor):

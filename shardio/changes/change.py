@@ -49,7 +49,7 @@ def change(
     - `keep` or `drop`: samples to keep or drop; `drop=Selection()` drops each split named by `split`
     - `labels`: a CSV or parquet file with the columns `key` and `label`, or a mapping of keys
     - `classes`: "used", "new" (names in `labels`), or all classes in order
-    - `arrays`: an NPY file, an array or blocks of rows by name; an array with this name is replaced. The array
+    - `arrays`: by name, an NPY file, an array or blocks of rows; an old array of the same name is replaced. The array
       "labels", float32, takes the place of all labels
     - `kinds`: the kind of each array that is not an "array"; see `ArrayKind`
     - `array_keys`: the keys of the arrays' rows, as in `Selection(listed=...)`, if they are in another order
@@ -85,7 +85,7 @@ def change(
     if arrays is not None:
         if len(splits) != 1:
             raise ConvertError(
-                f"{parent.folder}: arrays are of one split, found {', '.join(sorted(splits)) or 'none'}: choose one "
+                f"{parent.folder}: arrays go into one split, found {', '.join(sorted(splits)) or 'none'}: choose one "
                 "by `--split`, from Python `split=`"
             )
         keys = None if array_keys is None else read_keys(array_keys)
@@ -118,14 +118,14 @@ def _select(draft: Draft, splits: Sequence[str], selection: Selection, *, drop: 
         raise ValueError("the selection is empty: choose samples by classes, keys, conditions, a list or indices")
     if selection.indices is not None and len(splits) > 1:
         raise ConvertError(
-            f"indices are of one split, found {', '.join(sorted(splits))}: choose one by `--split`, from Python "
-            "`split=`"
+            f"indices count the samples of one split, found {', '.join(sorted(splits))}: choose one by `--split`, from "
+            "Python `split=`"
         )
     if selection.listed is not None:
         there = {key for name in splits for key in draft.splits[name].keys}
         if missing := sorted(selection.listed - there):
             raise ConvertError(
-                f"{len(missing):,} of {len(selection.listed):,} listed keys are of no sample: {some_keys(missing)}"
+                f"{len(missing):,} of {len(selection.listed):,} listed keys belong to no sample: {some_keys(missing)}"
             )
     made = dict(draft.splits)
     for name in splits:
@@ -163,7 +163,7 @@ def _add_arrays(
     if not arrays:
         raise ValueError("expected at least one array, found none")
     if unknown := sorted(kinds.keys() - arrays.keys()):
-        raise ValueError(f"kinds must be of the arrays ({', '.join(arrays)}); found {unknown[0]!r}")
+        raise ValueError(f"kinds must name arrays that are given ({', '.join(arrays)}); found {unknown[0]!r}")
     split = draft.splits[name]
     order = None if keys is None else _match_keys(split, keys)
     given = {}
@@ -190,7 +190,7 @@ def _match_keys(split: SplitDraft, keys: list[bytes]) -> _RowOrder:
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         twice = [key for row, key in enumerate(keys) if rows[key] != row]
-        raise SourceError(f"keys: expected each once, found {len(twice):,} again: {some_keys(twice)}")
+        raise SourceError(f"keys: expected each key once, found {len(twice):,} repeated: {some_keys(twice)}")
     samples = split.keys
     if missing := [key for key in samples if key not in rows]:
         raise SourceError(
@@ -210,7 +210,11 @@ def _rows_of(
         row = _row_type(where, values)
         expected, what = (num_samples, "samples") if order is None else (order.num_keys, "keys")
         if len(values) != expected:
-            hint = "; `--array-keys`, from Python `array_keys=`, takes the keys of its rows" if order is None else ""
+            hint = (
+                "; if each row has a key, give the keys by `--array-keys`, from Python `array_keys=`"
+                if order is None
+                else ""
+            )
             raise SourceError(
                 f"{where}: expected a row for each of the {expected:,} {what}, found {len(values):,}{hint}"
             )
@@ -220,7 +224,7 @@ def _rows_of(
     iterator = iter(values)
     first = next(iterator, None)
     if first is None:
-        raise SourceError(f"{where}: expected blocks of values, found none")
+        raise SourceError(f"{where}: expected at least one block of values, found none")
     row = _row_type(where, first)
     return row, _check_blocks(where, chain([first], iterator), row)
 

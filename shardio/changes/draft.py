@@ -48,12 +48,12 @@ class OldFile(Generic[AnyEntry]):
 
 
 class Kept(NamedTuple):
-    """Stored rows, left after dropping the shards that no sample uses."""
+    """The shards that samples use, and the order of the samples in them; shards that no sample uses are dropped."""
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
     rows: NDArray[np.bool_] | None
-    """Which of the rows are left; None for all of them."""
+    """Which of the old stored rows are in these shards; None if all are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +62,9 @@ class StoredRows:
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
-    """For each sample its stored row; None if these are all rows as they stand."""
+    """The stored row of each sample; None if sample i is in row i, and every row is a sample."""
     crc32s: tuple[OldFile[Crc32Entry], ...] = ()
-    """The checksums of all rows, one file after the other; none for pixels, whose index has them."""
+    """The files of an array's checksums, for all rows in order; empty for pixels, whose checksums are in the index."""
 
     @property
     def num_rows(self) -> int:
@@ -100,7 +100,7 @@ class StoredRows:
 
 
 def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
-    """Returns the samples of all parts, one part after the other."""
+    """Returns stored rows with the samples of all parts, one part after the other."""
     order = None
     if any(part.order is not None for part in parts):
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
@@ -119,8 +119,8 @@ class ArrayDraft:
 
 @dataclass(frozen=True, eq=False)
 class GivenArray:
-    """A new array, not yet in any set. `blocks` gives its values in the order of the samples, (some samples,
-    *shape)."""
+    """A new array, not yet in any set. `blocks` yields its values in the order of the samples, each (any number of
+    samples, *shape of a value)."""
 
     kind: ArrayKind
     row: RowType
@@ -132,7 +132,7 @@ class SplitDraft:
     rows: NDArray[np.void]
     """The index, one row per sample."""
     index: OldFile[IndexEntry] | None
-    """A file that has these rows; None if there is none yet."""
+    """The old index file, if it has these rows; None if an index is to be written."""
     pixels: StoredRows
     arrays: Mapping[str, ArrayDraft]
     given: Mapping[str, GivenArray] = field(default_factory=dict)
@@ -175,17 +175,17 @@ class SplitDraft:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A set to be made."""
+    """The content of a set to be made."""
 
     sample_shape: SampleShape | None
     classes: tuple[str, ...]
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]
     rejects: tuple[OldFile[RejectsEntry], ...]
-    """Lines of all of these are the new set's."""
+    """The files whose lines the new set's rejects.jsonl joins."""
 
     def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:
-        """Returns the set with these classes. Label i becomes numbers[i], or -1 if no sample has it."""
+        """Returns the set with these classes. Label i becomes numbers[i]; -1 there says that no sample has label i."""
         names = dict(zip(self.classes, self.class_names, strict=False))
         return replace(
             self,
@@ -208,7 +208,7 @@ class Draft:
 
 
 def check_arrays(draft: Draft) -> None:
-    """Raises ValueError for an array that no set can have, and ConvertError if two files would have one name."""
+    """Raises ValueError for an array that no set can have, and ConvertError for too many arrays or names that clash."""
     splits = {name.lower(): name for name in draft.splits}
     for name, split in draft.splits.items():
         columns = {column for column, _ in columns_of(split.rows.dtype)}

@@ -47,10 +47,10 @@ class Assignment:
 
 
 def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes: Classes | None) -> Draft:
-    """Assigns labels to the samples with the given keys; all other samples keep their labels.
+    """Returns the set with new labels for the samples of `splits` with the given keys; others keep their labels.
 
-    Raises SourceError if no sample has a given key, or a label is not a class; ConvertError if `classes` leave out a
-    class that has samples; ValueError for classes that no set can have.
+    Raises SourceError if a key belongs to no sample, a label is no class, or a split would be labelled only in part;
+    ConvertError if `classes` leave out a class that has samples; ValueError for classes that no set can have.
     """
     known = _with_more_classes(draft, assignment.labels, classes)
     numbers: dict[str | int, int] = {}
@@ -75,7 +75,7 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
             )
     if missing := [key for key in by_key if key not in used]:
         raise SourceError(
-            f"{assignment.where}: {len(missing):,} of {len(by_key):,} keys are of no sample: {some_keys(missing)}. "
+            f"{assignment.where}: {len(missing):,} of {len(by_key):,} keys belong to no sample: {some_keys(missing)}. "
             "Give the keys of the index: paths relative to the converted folder"
         )
     result = replace(known, splits=made)
@@ -154,8 +154,8 @@ def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
     kind = str(column.type)
     is_label = kinds is None and (kind in ("string", "large_string") or kind.startswith(("int", "uint")))
     if not is_label and kind not in (kinds or ()):
-        expected = "class names or numbers" if kinds is None else "keys as text"
-        raise SourceError(f"{path}: expected {expected} in a column, found {kind}")
+        expected = "labels as text or integers" if kinds is None else "keys as text"
+        raise SourceError(f"{path}: expected a column with {expected}, found {kind}")
     values: list[Any] = (column if is_label else column.cast("binary")).to_pylist()
     return values
 
@@ -175,7 +175,7 @@ def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes:
         if (repeated := first_repeated(classes)) is not None:
             raise ValueError(f"classes must be distinct, found {repeated!r} twice")
         if not draft.classes:
-            raise ConvertError("classes cannot be listed for a set without any: its labels are numbers")
+            raise ConvertError("classes cannot be listed for a set without classes: its labels are numbers")
         more = [name for name in classes if name not in set(draft.classes)]
     if len(draft.classes) + len(more) > MAX_CLASSES:
         raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(draft.classes) + len(more):,}")
@@ -206,6 +206,6 @@ def _with_classes(draft: Draft, classes: Sequence[str]) -> Draft:
         if split.labels is not None and (lost := split.labels[numbers[split.labels] < 0]).size:
             raise ConvertError(
                 f"split {name!r}: {lost.size:,} samples have classes that are not listed, such as "
-                f"{draft.classes[int(lost[0])]!r}: list it, give them other labels, or drop them"
+                f"{draft.classes[int(lost[0])]!r}: list their classes, give them other labels, or drop them"
             )
     return draft.with_classes(classes, numbers)

@@ -34,15 +34,15 @@ SameKeys = Literal["refuse", "allow"]
 SameImages = Literal["refuse", "keep"]
 
 _MOST_COMPARED = 1000
-"""Samples with the pixels of another: the rest need not be read to refuse them."""
+"""Pairs of equal samples that are looked for: so many are enough to refuse a merge."""
 
 
 @dataclass(frozen=True)
 class MergeOptions:
     only_common: bool = False
-    """Whether columns and arrays that not all sets have are left out. Otherwise they are an error."""
+    """Whether to leave out columns and arrays that a set lacks, or has with another type. If not, they are an error."""
     same_keys: SameKeys = "refuse"
-    """Whether two samples of a split may have one key."""
+    """Whether two samples of a split may have the same key."""
     same_images: SameImages = "refuse"
     """Whether samples of two sets, of any splits, may have the same pixels."""
 
@@ -53,7 +53,8 @@ class MergeOptions:
 
 
 def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOptions) -> Draft:
-    """Returns the draft of the merged set. `names` are the names of the sets for messages."""
+    """Returns the draft of the merged set. `names` are the names of the sets in messages. Raises ConvertError if the
+    sets do not fit together."""
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
         if draft.sample_shape != first.sample_shape:
@@ -80,7 +81,7 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
         return list(drafts)
     for draft, name in zip(drafts, names, strict=True):
         if not draft.classes:
-            raise ConvertError(f"{name}: expected a set with classes, as the others have them, found labels alone")
+            raise ConvertError(f"{name}: expected a set with classes, as another set has them, found a set without")
     number = {name: i for i, name in enumerate(dict.fromkeys(one for draft in drafts for one in draft.classes))}
     if len(number) > MAX_CLASSES:
         raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(number):,} in all sets")
@@ -122,7 +123,7 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
         keys, counts = np.unique(rows["key"], return_counts=True)
         if (twice := keys[counts > 1]).size:
             raise ConvertError(
-                f"split {split!r}: {twice.size:,} keys are there more than once: {some_keys(twice.tolist())}. Leave "
+                f"split {split!r}: {twice.size:,} keys occur more than once: {some_keys(twice.tolist())}. Leave "
                 "samples out by `shardio change --drop --list`, or take all by `--same-keys allow`, from Python "
                 '`same_keys="allow"`'
             )
@@ -169,7 +170,7 @@ def _common(
         if not options.only_common and other != first:
             raise ConvertError(
                 f"split {split!r}: expected equal {what}, found {shown(first)} in {names[0]}, and {shown(other)} in "
-                f"{name}: `--only-common`, from Python `only_common=True`, leaves out those that not all have"
+                f"{name}: `--only-common`, from Python `only_common=True`, leaves out {what} that differ"
             )
     return [name for name, kind in first.items() if all(other.get(name) == kind for other in types)]
 
@@ -281,7 +282,7 @@ def merge(
     documents the errors.
     """
     if isinstance(sets, (str, os.PathLike)) or not sets:
-        raise ValueError("merge takes a list of sets, and then the folder of the new one")
+        raise ValueError("sets must be a list of at least one set; the folder of the new set comes after it")
     options = MergeOptions(only_common, same_keys, same_images)
     parents = [open_parent(one) for one in sets]
     check_target(new, parents)

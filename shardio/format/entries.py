@@ -69,7 +69,7 @@ class ArrayShard(ShardEntry):
 class TableEntry(FileEntry):
     """A file that is small next to the pixels. Its bytes are compared with its sha256 when it is opened.
 
-    It assigns labels, or stored rows, to samples. Samples have no checksum for that, so the whole file is checked.
+    It is an index, an order or checksums. No checksum of a sample covers its content, so the whole file is checked.
     """
 
 
@@ -110,7 +110,7 @@ class Crc32Entry(RowsEntry):
 class IndexEntry(TableEntry):
     key_nbytes: int
     columns: IndexColumns = ()
-    """Fields of its rows in addition to those of every index."""
+    """The set's own columns, after the fields that every index has."""
     has_label: bool = True
     """Whether its rows have a label."""
 
@@ -148,7 +148,7 @@ class ArrayEntry:
     shards: tuple[ArrayShard, ...]
     crc32: Crc32Entry
     order: int | None = None
-    """The number of its order among the orders of the split; None if sample i is in stored row i."""
+    """The number of the array's order among the orders of the split; None if sample i is in stored row i."""
 
     @property
     def num_rows(self) -> int:
@@ -182,7 +182,7 @@ class SplitEntry:
     shards: tuple[ShardEntry, ...]
     orders: tuple[OrderEntry, ...] = ()
     order: int | None = None
-    """The number of the pixels' order among `orders`."""
+    """The number of the pixels' order among `orders`; None if sample i is in stored row i."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
     squashed: bool = False
     """Whether pictures were resized to the sample's shape regardless of their aspect ratios."""

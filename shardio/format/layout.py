@@ -61,8 +61,8 @@ MAX_ARRAYS = 50
 MAX_ARRAY_SIDES = 8
 ARRAY_TYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 ArrayKind = Literal["array", "mask", "boxes", "image"]
-"""The relation of an array to the pictures: none; a class or measure for each pixel; boxes in the picture; or the
-picture itself in another size."""
+"""What an array holds: "mask", a class or measure for each pixel; "boxes", boxes in the picture; "image", the picture
+itself in another size; "array", anything else."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -111,7 +111,7 @@ CRC32_ROW = RowType("<u4", ())
 LABEL_ROW = RowType("<i8", ())
 """A label in the index: the number of a class, or any other integer."""
 LABELS_NAME = "labels"
-"""The array of labels that are no integers: numbers or vectors. The index then has no labels."""
+"""The name of the array for labels that are not integers: float32 numbers or vectors. The index then has none."""
 
 
 def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape | None) -> ArrayKind:
@@ -149,7 +149,10 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
 
 
 def find_wrong_box(boxes: NDArray[np.float32]) -> tuple[int, str] | None:
-    """Returns the number of the first invalid row of `boxes`, (..., 5), and the reason; None if all are valid."""
+    """Returns the first invalid box of `boxes`, (..., 5), and what is wrong with it; None if all are valid.
+
+    The box is returned as its row in `boxes.reshape(-1, 5)`.
+    """
     rows = boxes.reshape(-1, 5)
     left, top, right, bottom, label = rows.T
     wrong = ~np.isfinite(rows).all(axis=1) | ((label >= 0) & ((left > right) | (top > bottom)))
@@ -169,7 +172,7 @@ def check_array_name(name: object) -> str:
         found = str(name)[:80]
         raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
     if name in RESERVED_NAMES:
-        raise ValueError(f"an array must not have the name of another part of a sample; found {show(name)}")
+        raise ValueError(f"an array must not have a name that batches or the index use already; found {show(name)}")
     return name
 
 
@@ -202,7 +205,7 @@ def is_split_name(name: str) -> bool:
 def check_split_name(name: object) -> None:
     """Raises ValueError unless `name` is a valid name for a split."""
     if not isinstance(name, str) or not is_split_name(name):
-        raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {show(name)}")
+        raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]*, at most 189 characters; found {show(name)}")
 
 
 def index_name(split: str) -> str:
@@ -278,7 +281,7 @@ RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "index", "indices"
 def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
     """Returns `columns`, (name, type) each, if they are valid columns of an index. Raises ValueError otherwise."""
     if len(columns) > MAX_COLUMNS:
-        raise ValueError(f"columns must be at most {MAX_COLUMNS}; found {len(columns)}")
+        raise ValueError(f"an index must have at most {MAX_COLUMNS} columns; found {len(columns)}")
     checked: dict[str, str] = {}
     for column in columns:
         name, kind = column if len(column) == 2 else (column, None)
@@ -287,8 +290,8 @@ def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
                 f"a column's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {str(name)[:80]!r}"
             )
         if name in _FIELD_NAMES or name in checked:
-            found = "which every index has" if name in _FIELD_NAMES else "twice"
-            raise ValueError(f"columns must be named apart; found {name!r} {found}")
+            found = "a field of every index" if name in _FIELD_NAMES else "twice"
+            raise ValueError(f"a column must have a name of its own; found {name!r}, {found}")
         if not isinstance(kind, str) or kind not in COLUMN_TYPES:
             raise ValueError(f"column {show(name)} must be of type {' or '.join(COLUMN_TYPES)}; found {show(kind)}")
         checked[name] = kind
@@ -301,7 +304,7 @@ def index_dtype(key_nbytes: int, columns: IndexColumns = (), *, has_label: bool 
     The key is the source's path relative to SRC; the crc32 is of the pixels. All fields are naturally aligned.
     """
     if key_nbytes <= 0 or key_nbytes % 8 != 4:
-        raise ValueError(f"key field must be 4 bytes more than a multiple of 8; found {key_nbytes}")
+        raise ValueError(f"key_nbytes must be 4 more than a multiple of 8; found {key_nbytes}")
     return np.dtype(_index_fields(key_nbytes, columns, has_label))
 
 

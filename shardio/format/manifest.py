@@ -61,7 +61,7 @@ class Manifest:
     rejects: RejectsEntry
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    """Readable names of the classes, in their order; empty if the set has none. Two may be equal, as cranes are."""
+    """Readable names of the classes, in their order; empty if the set has none. Two classes may have the same name."""
 
     def __post_init__(self) -> None:
         if self.sample_shape is not None:
@@ -78,7 +78,9 @@ class Manifest:
         for entry in self.files:
             # Names that differ only in case are one file on some filesystems.
             if entry.file.lower() in names:
-                raise FormatError(f"file {entry.file!r}: expected distinct names, found it twice")
+                raise FormatError(
+                    f"file {entry.file!r}: expected distinct names, even without regard to case, found this name twice"
+                )
             names.add(entry.file.lower())
         for name, split in self.splits.items():
             self._check_split(name, split)
@@ -108,10 +110,10 @@ class Manifest:
         used = {split.order, *(array.order for array in split.arrays.values())} - {None}
         if used != set(range(len(split.orders))):
             raise FormatError(
-                f"splits.{name}.orders: expected the orders 0 to {len(split.orders) - 1}, each in use, found "
-                f"{sorted(used, key=str)} in use"
+                f"splits.{name}.orders: expected the orders 0 to {len(split.orders) - 1}, each in use by pixels or an "
+                f"array, found {sorted(used, key=str)} in use"
                 if split.orders
-                else f"splits.{name}: expected no number of an order, since there are none, found "
+                else f"splits.{name}: expected no key `order`, as there are no orders, found the numbers "
                 f"{sorted(used, key=str)}"
             )
 
@@ -121,9 +123,9 @@ class Manifest:
         except ValueError as error:
             raise FormatError(f"{where}: {error}") from None
         if name == LABELS_NAME and split.index.has_label:
-            raise FormatError(f"{where}: expected an index without labels, found labels in both")
+            raise FormatError(f"{where}: expected an index without labels, found labels in the index too")
         if name in (column for column, _ in split.index.columns):
-            raise FormatError(f"{where}: expected a name that no column of the index has, found the same")
+            raise FormatError(f"{where}: expected a name that no column of the index has, found a column {name!r}")
         if array.order is None and array.num_rows != split.num_samples:
             raise FormatError(f"{where}: expected values for {split.num_samples} samples, found {array.num_rows}")
         for shard in array.shards:
@@ -152,7 +154,7 @@ class Manifest:
         return content
 
     def dumps(self) -> bytes:
-        """Returns the bytes of manifest.json: keys sorted, indented by `json`, a newline at the end."""
+        """Returns the bytes of manifest.json: keys sorted, indented by one space per level, a newline at the end."""
         document = {**self._content(), "provenance": dict(self.provenance), "digest": self.digest}
         return (json.dumps(document, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
@@ -164,7 +166,9 @@ class Manifest:
 
 def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> None:
     if split.order is None and split.num_rows != split.num_samples:
-        raise FormatError(f"{where}.num_samples: expected the shards' sum {split.num_rows}, found {split.num_samples}")
+        raise FormatError(
+            f"{where}.num_samples: expected {split.num_rows}, as in the shards, found {split.num_samples}"
+        )
     if not split.shards:
         raise FormatError(f"{where}.shards: expected at least one, found none")
     for shard in split.shards:
@@ -179,10 +183,12 @@ def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> N
 def _check_no_pixels(where: str, split: SplitEntry) -> None:
     parts = {"shards": bool(split.shards), "order": split.order is not None, "squashed": split.squashed}
     if found := [name for name, there in parts.items() if there]:
-        raise FormatError(f"{where}: expected no {' and no '.join(found)} in a set without pixels, found some")
+        raise FormatError(
+            f"{where}: expected neither shards, order nor squashed without pixels, found {', '.join(found)}"
+        )
     if not split.arrays.keys() - {LABELS_NAME}:
         raise FormatError(
-            f"{where}.arrays: expected at least one that is not labels in a set without pixels, found none"
+            f"{where}.arrays: expected at least one array besides `labels` in a set without pixels, found none"
         )
 
 

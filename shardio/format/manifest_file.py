@@ -25,7 +25,7 @@ _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 def check_manifest_nbytes(path: str | Path | FileAt, nbytes: int) -> None:
     """Raises FormatError if a file of this size is too large for a manifest. To be called before reading it."""
     if nbytes > MAX_MANIFEST_NBYTES:
-        raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
+        raise FormatError(f"{path}: expected a manifest of at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,}")
 
 
 def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> Manifest:
@@ -40,7 +40,7 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
 
 
 def read_manifest(path: Path | FileAt, digest: str | None = None) -> Manifest:
-    """Returns the manifest in the file `path`. Raises FormatError if it is invalid."""
+    """Returns the manifest in a file. `digest` is as in `load_manifest`. Raises FormatError if it is invalid."""
     opened, nbytes = open_regular(path)
     with naming(path), io.BufferedReader(opened) as file:
         check_manifest_nbytes(path, nbytes)
@@ -96,7 +96,7 @@ def _what_is_there(folder: Path) -> str:
 
 
 def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
-    """Publishes the set: it exists from this rename on. Every file that the manifest names must be durable already.
+    """Publishes the set by writing its manifest. Every file that the manifest names must be durable already.
 
     Raises FormatError if no reader would open the manifest, and ConvertError if it is too large for readers; then
     nothing is published.

@@ -12,7 +12,7 @@ from shardio.system.opening import FileAt, OpenFile, naming, open_regular
 from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
 SoundFiles = dict[str, tuple[int, ...]]
-"""Files whose bytes were found right: path -> what distinguishes the file from others and from later states."""
+"""Files whose sha256 was right, by path: device, inode, mtime and ctime of the file when it was checked."""
 
 
 def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
@@ -25,7 +25,7 @@ def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
 
 
 def wrong_size(path: object, entry: FileEntry, nbytes: int) -> FormatError:
-    """Returns the error for a file of `nbytes` bytes."""
+    """Returns the error that the file has `nbytes` bytes, and not as many as the manifest says."""
     return FormatError(
         f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; copy the file again, or convert "
         "again"
@@ -109,6 +109,6 @@ def check_not_cut(path: str | Path | FileAt, entry: FileEntry, nbytes: int) -> N
     """Raises FormatError if `nbytes`, the size of an opened file now, is less than in the manifest."""
     if nbytes < entry.nbytes:
         raise FormatError(
-            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: another process cut it or "
-            "is writing to it; a published set must not change. Copy the file again, or convert again"
+            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: another process truncated "
+            "it or is writing to it; a published set must not change. Copy the file again, or convert again"
         )

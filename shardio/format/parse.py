@@ -37,7 +37,7 @@ def document(data: bytes) -> Any:
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"expected a JSON document in ASCII, found: {error}") from None
+        raise FormatError(f"expected a JSON document in ASCII, found something else: {error}") from None
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -47,12 +47,12 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise FormatError(f"expected numbers that JSON has, found {name}")
+    raise FormatError(f"expected finite numbers, found {name}")
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise FormatError(f"expected numbers that float64 holds, found {show(text)}")
+        raise FormatError(f"expected numbers in the range of float64, found {show(text)}")
     return number
 
 
@@ -86,13 +86,14 @@ def mapping(value: object, where: str) -> dict[str, Any]:
 
 
 def fields(value: object, where: str, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
-    """Returns a JSON object as a dict. It must have all of `keys`, may have `optional` keys, and no others."""
+    """Returns the JSON object `value` as a dict. Raises FormatError if it is not an object, lacks one of `keys`, or has
+    a key that is neither in `keys` nor in `optional`."""
     found = mapping(value, where)
     if set(found) - optional != keys:
         missing, unknown = sorted(keys - set(found)), sorted(set(found) - keys - optional)
         parts = [f"without {show(missing)}"] if missing else []
-        parts += [f"with unknown {show(unknown)}"] if unknown else []
-        raise FormatError(f"{where}: expected exactly the keys {sorted(keys)}, found it {' and '.join(parts)}")
+        parts += [f"with the unknown {show(unknown)}"] if unknown else []
+        raise FormatError(f"{where}: expected an object with the keys {sorted(keys)}, found one {' and '.join(parts)}")
     return found
 
 
@@ -103,16 +104,16 @@ def sequence(value: object, where: str) -> list[Any]:
 
 
 def filled(value: object, where: str) -> list[Any]:
-    """Returns a list that is not empty. (An empty list must be left out, so equal sets have equal manifests.)"""
+    """Returns a list that is not empty. (A manifest leaves out empty lists, so equal sets have equal manifests.)"""
     if not sequence(value, where):
-        raise fault(where, "at least one, or no such key", value)
+        raise fault(where, "a list with at least one element, or no such key", value)
     return sequence(value, where)
 
 
 def filled_mapping(value: object, where: str) -> dict[str, Any]:
     """Returns a JSON object that is not empty, as a dict."""
     if not mapping(value, where):
-        raise fault(where, "at least one, or no such key", value)
+        raise fault(where, "an object with at least one key, or no such key", value)
     return mapping(value, where)
 
 
@@ -138,7 +139,7 @@ def string(value: object, where: str) -> str:
     if type(value) is not str:
         raise fault(where, "a string", value)
     if _SURROGATE.search(value):
-        raise fault(where, "text, in which lone surrogates stand for bytes (U+DC80 to U+DCFF)", value)
+        raise fault(where, "text without lone surrogates other than U+DC80 to U+DCFF, which stand for bytes", value)
     return value
 
 
@@ -155,7 +156,7 @@ def sha256(value: object, where: str) -> str:
 
 
 def anything(value: object, where: str, depth: int = 0) -> None:
-    """Raises FormatError if a JSON value of any kind could not be printed, or not be written as JSON again."""
+    """Raises FormatError if `value`, any JSON value, is nested too deep, or has text that `string` refuses."""
     if isinstance(value, str):
         string(value, where)
     if isinstance(value, (dict, list)):
@@ -176,4 +177,4 @@ def check_text(names: Sequence[object], where: str) -> None:
         if not isinstance(one, str):
             raise TypeError(f"{where} must be strings, found {show(one)}")
         if _SURROGATE.search(one):
-            raise ValueError(f"{where} must be text, in which lone surrogates stand for bytes, found {show(one)}")
+            raise ValueError(f"{where} must have no lone surrogates other than U+DC80 to U+DCFF, found {show(one)}")

@@ -171,8 +171,10 @@ class WeightedDraws:
         weights = np.array(self.weights, np.float64)  # a copy, so that the caller's changes do not reach it
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if weights.ndim != 1 or bad.size or not weights.any():
-            found = f"; found {weights[bad[0]]} at {bad[0]}, {bad.size} such" if weights.ndim == 1 and bad.size else ""
-            raise ValueError(f"weights must be one-dimensional, finite, at least 0, and one of them above 0{found}")
+            found = "only zeros" if weights.ndim == 1 else f"shape {weights.shape}"
+            if weights.ndim == 1 and bad.size:
+                found = f"{weights[bad[0]]} at {bad[0]}; {bad.size} weights are invalid"
+            raise ValueError(f"weights must be one-dimensional, finite, at least 0, not all 0; found {found}")
         if not 1 <= self.num_samples <= MAX_N:
             raise ValueError(f"num_draws must be from 1 to 2**62; found {self.num_samples}")
         # Scaled, which is exact, so that no sum overflows or is too small for the share of a draw. np.cumsum adds from
@@ -206,7 +208,7 @@ class WeightedDraws:
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """An order of a subset: `order` returns positions in `indices`, and the subset the samples at these positions."""
+    """An order of the samples `indices` alone: `order` orders the positions in `indices`."""
 
     order: Order
     indices: NDArray[np.int64]

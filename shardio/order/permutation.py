@@ -66,7 +66,7 @@ def check_below(n: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns `positions` as int64. Raises ValueError unless all are from 0 to n - 1."""
     positions = np.asarray(positions, np.int64)
     if positions.size and not (positions.min() >= 0 and positions.max() < n):
-        raise ValueError(f"positions must be from 0 to {n - 1}")
+        raise ValueError(f"positions must be from 0 to {n - 1}; found {positions.min()} to {positions.max()}")
     return positions
 
 

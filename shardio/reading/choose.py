@@ -35,13 +35,13 @@ class ReaderFacts:
     """The facts that decide about the reader. None means unknown."""
 
     filesystem: str
-    """Its kind, as mount(8) names it; "" if unknown."""
+    """The kind of filesystem that holds the set, as mount(8) names it; "" if unknown."""
     nbytes: int
     """Bytes that one epoch reads."""
     resident_share: float | None
     """The share of the set that is in the page cache."""
     memory_left: int | None
-    """See machine.memory_left; without what is reserved for batches."""
+    """Bytes of free memory (`machine.memory_left`), less the bytes reserved for batches."""
     direct_alignment: int | None
     """The alignment that O_DIRECT demands; None where it does not work."""
 
@@ -49,6 +49,7 @@ class ReaderFacts:
 class ReaderChoice(NamedTuple):
     engine: Literal["mmap", "pread", "direct"]
     drop_behind: bool
+    """Whether the page cache forgets bytes once they are read."""
     reason: str
 
 
@@ -58,7 +59,7 @@ def fits_in_memory(facts: ReaderFacts) -> bool:
 
 
 def choose(facts: ReaderFacts) -> ReaderChoice:
-    """Returns the reader for io="auto", and the reason."""
+    """Returns the reader that io="auto" takes, chosen from the facts alone."""
     size = f"the set's {_gigabytes(facts.nbytes)}"
     fits = fits_in_memory(facts)
     room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
@@ -83,10 +84,10 @@ def choose(facts: ReaderFacts) -> ReaderChoice:
 
 
 def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> ReaderFacts:
-    """Returns the facts for reading `num_samples` of a set: the arrays `tables`, "" for the pixels.
+    """Returns the facts for reading `num_samples` samples per epoch.
 
-    `reserved_nbytes` is the memory that all ranks of the job on this node are about to allocate for batches: it still
-    seems to be free now.
+    - `tables`: the names of the arrays that are read of each sample; "" for the pixels
+    - `reserved_nbytes`: the memory that all ranks of the job on this node will allocate for batches; it counts as used
     """
     kind = filesystem_kind(shards.path)
     left = memory_left()
@@ -109,9 +110,9 @@ def _resident_share(shards: ShardSet, tables: Sequence[str]) -> float | None:
 def make_reader(
     shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0
 ) -> tuple[Reader, str]:
-    """Returns the reader that `io` asks for, and the reason for the choice. Raises ValueError if it cannot work here.
+    """Returns the reader that `io` asks for, and the reason for the choice. The other arguments are as for `look_at`.
 
-    `num_samples` will be read: the arrays `tables`, "" for the pixels. `reserved_nbytes`: see `look_at`.
+    Raises ValueError if `io` is unknown, or if O_DIRECT does not work on the set's filesystem and `io` asks for it.
     """
     if io not in get_args(Io):
         raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
@@ -132,7 +133,10 @@ def make_reader(
 
 
 def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
-    """Returns how many batches to announce beyond the batches under way, with `left` bytes of memory."""
+    """Returns how many batches of `batch_nbytes` bytes to announce to the kernel beyond the batches under way.
+
+    `left` is the free memory in bytes; None if unknown.
+    """
     room = _READ_AHEAD_NBYTES if left is None else min(_READ_AHEAD_NBYTES, int(_SHARE_FOR_READ_AHEAD * left))
     return min(_READ_AHEAD_BATCHES, room // max(1, batch_nbytes))
 
@@ -154,7 +158,7 @@ def _gigabytes(nbytes: int) -> str:
 class SplitSource(Protocol):
     """Opens a split, and makes the readers of its samples. To be used by one thread.
 
-    `num_samples` is known from the beginning; `open` comes before all other calls but `stop` and `close`.
+    Call `open` before anything except `num_samples`, `stop` and `close`.
     """
 
     @property
@@ -164,24 +168,23 @@ class SplitSource(Protocol):
         """Returns the opened split. `batches` are the sample indices of the first batches that will be read."""
 
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
-        """Returns the reader that `io` asks for, for `num_samples`: the arrays `tables`, "" for the pixels. The job has
-        yet to allocate `reserved_nbytes` on this node. Raises ValueError if the reader cannot work here."""
+        """Returns the reader that `io` asks for. Arguments and errors are as for the function `make_reader`."""
 
     def make_second(self) -> Reader:
         """Returns a reader that reads damaged samples again."""
 
     def describe(self) -> dict[str, Any]:
-        """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`, after `make_reader`."""
+        """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`. Call `make_reader` first."""
 
     def stop(self) -> None:
-        """Ends reads under way soon; further reads from other storage fail. Does not wait."""
+        """Makes copying into a cache end soon, and reads from the copied set's storage fail. Does not wait."""
 
     def close(self) -> None:
-        """Ends reads under way. May be called again, also where it was interrupted."""
+        """Does what `stop` does, waits, and ends the lease on the copy. May be called again, also if interrupted."""
 
 
 class LocalSplit:
-    """A split that is read where it lies. It has nothing to end."""
+    """A split of a set in a folder, read without a cache. `stop` and `close` do nothing."""
 
     _io_reason: str
 
@@ -200,7 +203,7 @@ class LocalSplit:
         return reader
 
     def make_second(self) -> FileReader:
-        """The files' own bytes, past the page cache if possible: a page in memory may be wrong."""
+        """Returns a reader that bypasses the page cache if possible, as a page in memory may be wrong."""
         return FileReader(self._shards, alignment=alignment_of(self._shards))
 
     def describe(self) -> dict[str, Any]:

@@ -63,17 +63,16 @@ def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, n
 
 
 class FileReader(Reader):
-    """Reads samples by pread. With `alignment` past the page cache, as `direct_alignment` says. With `drop_behind`
-    through the page cache, which then forgets these bytes, and not those of other processes.
+    """Reads samples by pread. Adjacent samples are read in one request; transient errors are retried for a second.
 
-    Samples of a request that lie side by side are read in one go. An error that may pass is retried for a second.
-    Requests are under way all the time, and nothing need be announced.
+    - `alignment`: bypass the page cache; the number is the result of `direct_alignment`
+    - `drop_behind`: read through the page cache, and make it forget the bytes that were read
+    - `remote`: the files come over a network, so more threads should read
     """
 
     def __init__(
         self, layout: SplitLayout, *, alignment: int | None = None, drop_behind: bool = False, remote: bool = False
     ) -> None:
-        """`remote` files come over a network."""
         super().__init__()
         self.num_threads = _SERVER_THREADS if remote else _DISK_THREADS
         self.name = "pread" if alignment is None else "direct"
@@ -96,7 +95,7 @@ class FileReader(Reader):
         return lines if height % lines == 0 else 1
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads the column from the index rows of these samples: making a reader costs the same for any set."""
+        """Reads the column from the samples' index rows only, so making a reader costs the same for any set."""
         fields = self._row_dtype.fields
         assert fields is not None
         cell_dtype, start = fields[name][:2]

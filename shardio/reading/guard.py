@@ -26,14 +26,14 @@ from shardio.system.eager import warn_caller
 
 
 class GuardedReader(Reader):
-    """Wraps a reader and keeps damaged samples out of batches. Thread safe; closes `reader` and `second` with itself.
+    """Wraps a reader and keeps damaged samples out of batches. Thread safe; `close` also closes `reader` and `second`.
 
-    Samples are read whole. With `second`, every crc32 is compared with the index, and `second` reads a sample that
-    differs again.
-    Without `skips`, `read` raises the error of the first damaged sample: FormatError if its bytes do not match the
-    index, even when read again, or the error of `reader`. With `skips` it leaves the place of such a sample in `out` as
-    it was, for `replace_damaged` to fill. It also skips samples that files do not have (FormatError) and samples that
-    storage does not give after all attempts (EIO): it reads the samples of a failed request one by one.
+    - `second`: reads a sample again if its crc32 differs from the index. If None, no crc32 is compared
+    - `skips`: if false, `read` raises the error of the first damaged sample: FormatError if its bytes do not match the
+      index in two reads, or the error of `reader`. If true, `read` leaves the place of a damaged sample as it was, and
+      `replace_damaged` fills it. Samples that `reader` cannot read (FormatError, or EIO after all attempts) count as
+      damaged: the samples of a failed request are read one by one
+    - `seed`: draws the samples that replace damaged ones
     """
 
     def __init__(self, reader: Reader, shards: ShardSet, *, second: Reader | None, skips: bool, seed: int) -> None:
@@ -135,9 +135,10 @@ class GuardedReader(Reader):
             self._news.append(f"sample {index} is damaged, and another takes its place: {error}")
 
     def replace_damaged(self, epoch: int, memory: BatchMemory, size: int) -> None:
-        """Puts sound samples of a batch of this size in the places of its damaged ones.
+        """Replaces the damaged samples of the batch in `memory`, which has `size` samples, with sound samples from it.
 
-        Seed, epoch and the damaged sample decide which of the sound ones. Raises FormatError if there is none.
+        Seed, epoch and the damaged sample's index decide which sound sample is used. Raises FormatError if the batch
+        has no sound sample.
         """
         indices = memory.indices[:size]
         if self._damaged.keys().isdisjoint(indices.tolist()):
@@ -146,8 +147,8 @@ class GuardedReader(Reader):
         sound = np.flatnonzero(~damaged)
         if not sound.size:
             raise FormatError(
-                f"none of the {len(indices)} samples of a batch is sound, so no other can take their places. The "
-                f"first: {self._damaged[int(indices[0])]}"
+                f"all {len(indices)} samples of a batch are damaged, so no sound sample can replace them. The first: "
+                f"{self._damaged[int(indices[0])]}"
             )
         (key,) = make_keys(b"shardio damage 1", self._seed, epoch, 1)
         drawn = uniform(key, indices[damaged].astype(np.uint64))
@@ -156,7 +157,7 @@ class GuardedReader(Reader):
             part[:size][damaged] = part[chosen]
 
     def warn(self) -> None:
-        """Issue a RuntimeWarning for each damaged sample that was found since the last call, at the caller's line."""
+        """Issues a RuntimeWarning for each damaged sample that was found since the last call, at the caller's line."""
         while self._news:
             warn_caller(self._news.popleft())
 

@@ -24,8 +24,8 @@ from shardio.system.opening import OpenFile
 class Table:
     """Rows of `row_nbytes` bytes in `files`: file k has a header and `num_rows[k]` rows.
 
-    They are the pixels of a split, one of its arrays, or numbers of its samples. `name` names them in messages. With
-    `order`, a table of row numbers, sample i is in row `order[i]`; without, in row i.
+    The rows hold the pixels of a split, one of its arrays, its index, an order or checksums. `name` names a row in
+    messages. With `order`, a table of row numbers, sample i is in row `order[i]`; without, in row i.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Table:
         return int(self.starts[-1])
 
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the files of rows that exist, by number, and the rows' first bytes in these files."""
+        """Returns each row's file, by number, and the offset of the row in its file. The rows must exist."""
         files: NDArray[np.int64] = np.searchsorted(self.starts, rows, side="right") - 1
         return files, HEADER_NBYTES + (rows - self.starts[files]) * self.row_nbytes
 
     def what(self, sample: int) -> str:
-        """Returns the row of a sample in words, for a message."""
+        """Returns words for a sample's row in a message: "the NAME of sample 3", or "sample 3" without a name."""
         return f"the {self.name} of sample {sample}" if self.name else f"sample {sample}"
 
 
@@ -103,13 +103,13 @@ class SplitLayout:
         if self.manifest.sample_shape is None:
             arrays = ", ".join(self.content.arrays)
             raise ShardioError(
-                f"{self.path}, {self.split}: expected a set with pixels, found one of arrays alone ({arrays})"
+                f"{self.path}, {self.split}: expected a set with pixels, found a set that has only arrays ({arrays})"
             )
         return self.manifest.sample_shape
 
     @property
     def main_tables(self) -> tuple[str, ...]:
-        """What the samples are made of: the pixels (""), or all arrays of a set without pixels."""
+        """The names of the tables that make a sample: "" for the pixels, or all arrays of a set without pixels."""
         return ("",) if self.has_pixels else tuple(self.arrays)
 
     @property
@@ -158,7 +158,7 @@ class SplitLayout:
         """Returns the manifest's entry of an array. Raises ValueError if the split has no array of this name."""
         if name not in self.content.arrays:
             found = ", ".join(self.content.arrays) or "none"
-            raise ValueError(f"{self.path}, {self.split}: expected an array of the split ({found}); found {name!r}")
+            raise ValueError(f"{self.path}, {self.split}: expected the name of an array ({found}); found {name!r}")
         return self.content.arrays[name]
 
     def table_of(self, name: str) -> Table:
@@ -180,12 +180,12 @@ def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows:
     height, width, channels = picture
     windows.check_inside(height, width)
     if len(windows) != count:
-        raise IndexError(f"expected {count} windows; found {len(windows)}")
+        raise IndexError(f"expected {count} windows, one for each index; found {len(windows)}")
     shape: tuple[int, ...] = (int(windows.num_pixels.sum()) * channels,)
     if out.ndim != 1 and count:  # windows of one size may have an axis each
         shape = (count, int(windows.heights[0]), int(windows.widths[0]), channels)
         if (windows.heights != shape[1]).any() or (windows.widths != shape[2]).any():
-            raise ValueError(f"out must have one dimension for windows of several sizes; found {out.shape}")
+            raise ValueError(f"out must have one dimension for windows of several sizes; found shape {out.shape}")
     _check_out(out, np.dtype(np.uint8), shape if count else out.shape)
 
 

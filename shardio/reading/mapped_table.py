@@ -37,7 +37,7 @@ class MappedTable:
                 open_sized(self.path_of(entry), entry).close()
             raise
         self.rows = self._mapping.rows
-        """The mapping, uint8: rows of different files have rows between them that must not be touched."""
+        """The mapping, uint8 (n, row_nbytes). Between the rows of two files lie rows that must not be touched."""
         # Row i of the table, in file k, is row i + shifts[k] of the mapping.
         self._shifts = np.array(self._mapping.first_rows) - table.starts[:-1]
 
@@ -45,7 +45,7 @@ class MappedTable:
         return f"{self.folder}/{entry.file}"
 
     def place(self, number: int, file: OpenFile) -> None:
-        """Maps file `number` of the table, and closes its descriptor. Size and header must have been checked on it."""
+        """Maps `file` as file `number` of the table, and closes it. The caller has checked its size and header."""
         self._mapping.place(number, file)
 
     @property
@@ -55,7 +55,7 @@ class MappedTable:
         return tuple(self.rows[first:last] for first, last in spans)
 
     def stored(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the row numbers of samples in the table. Raises FormatError if the order names a row that does not
+        """Returns the row of each sample in the table, int64. Raises FormatError if the order names a row that does not
         exist, and the errors of `copy`."""
         if self.order is None:
             return indices
@@ -78,10 +78,10 @@ class MappedTable:
         return row
 
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
-        """Copies the rows of samples that exist into `out`, uint8 (len(indices), row_nbytes).
+        """Copies the row of each sample into `out`, uint8 (len(indices), row_nbytes). The samples must exist.
 
         A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
-        file was truncated. `name` names the part of the row for that message.
+        file was truncated. `name` is what the message calls the row, by default `table.name`.
         """
         numbers = self.numbers(indices)
         done = copy_rows(self.rows, numbers, out)
@@ -111,11 +111,11 @@ class MappedTable:
         starts: NDArray[np.int64] | int = 0,
         nbytes: NDArray[np.int64] | None = None,
     ) -> None:
-        """Asks the kernel to read the rows of samples ahead, or of each row `nbytes` from byte `starts` on."""
+        """Asks the kernel to read the samples' rows ahead; with `nbytes`, only that many bytes from `starts` on."""
         will_need(self.rows, self.numbers(indices), starts, nbytes)
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:
-        """Returns the file with a sample's row, and the offset of the row in the file."""
+        """Returns the entry of the file that holds a sample's row, and the offset of the row in the file."""
         files, offsets = self.table.locate(self.stored(np.array([sample])))
         return self.table.files[int(files[0])], int(offsets[0])
 
@@ -149,7 +149,7 @@ class MappedTable:
 
 
 def check_stored(rows: NDArray[np.int64], indices: NDArray[np.int64], table: Table, folder: str) -> None:
-    """Raises FormatError if a row in `rows`, which the table's order gives for samples, does not exist."""
+    """Raises FormatError, naming the order's file in `folder`, unless `rows`, the samples' stored rows, all exist."""
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
         assert table.order is not None
         at = int(np.argmax((rows < 0) | (rows >= len(table))))

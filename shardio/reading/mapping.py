@@ -87,7 +87,7 @@ class RowMapping:
         self._address = self.rows.ctypes.data - HEADER_NBYTES
 
     def place(self, number: int, file: OpenFile) -> None:
-        """Maps file `number`, and closes its descriptor. Size and header must have been checked on it."""
+        """Maps `file` in the place of file `number`, and closes it. The caller has checked its size and header."""
         address, nbytes = self._address + self._places[number], self._nbytes[number]
         flags = mmap.MAP_SHARED | _MAP_FIXED
         with file:
@@ -110,8 +110,8 @@ def will_need(
     starts: NDArray[np.int64] | int = 0,
     nbytes: NDArray[np.int64] | None = None,
 ) -> None:
-    """Asks the kernel to read rows of a RowMapping into the page cache, or of each row `nbytes` from byte `starts` on.
-    Does not wait."""
+    """Asks the kernel to read the rows `numbers` of a RowMapping into the page cache; with `nbytes`, only so many bytes
+    of each, from byte `starts` on. Does not wait."""
     first, last = _pages_of(rows, numbers, starts, nbytes)
     spans = np.empty((len(numbers), 2), np.uint64)
     spans[:, 0] = first * mmap.PAGESIZE
@@ -122,7 +122,7 @@ def will_need(
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
-    """Returns the share of rows of a RowMapping that is in the page cache, judged by each row's middle page (Linux).
+    """Returns the share of the rows `numbers` whose middle page is in the page cache, from 0 to 1 (Linux).
 
     For files that the user neither owns nor may write to, the kernel always reports everything as cached.
     """

@@ -41,19 +41,21 @@ class Request:
     """The samples of one batch and their parts to read. It is complete before threads see it, and never changes."""
 
     indices: NDArray[np.int64]
-    """Samples that exist, (B,)."""
+    """The indices of the samples, (B,), all of which exist."""
     pixels: bool = True
     """Whether the set has pixels to read."""
     label: bool = True
     """Whether the index has labels to read."""
     arrays: Sequence[str] = ()
+    """The names of the arrays to read."""
     columns: Sequence[str] = ()
+    """The names of the index's columns to read."""
     windows: Windows | None = None
     """The part of each picture that is read. None reads whole pictures."""
     ends: NDArray[np.int64] | None = None
-    """Where the windows end that lie one after the other, in bytes, (B + 1,), with a 0 before the first."""
+    """0, then the end of each window in bytes, if all windows lie one after the other: (B + 1,)."""
     resample: Callable[[NDArray[np.uint8], slice, NDArray[Any]], None] | None = None
-    """resample(pixels of windows, which of the samples, out): the reading thread calls it. None leaves the windows."""
+    """Reading threads call resample(windows' pixels, their slice of the batch, out). None: windows stay as read."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -73,9 +75,9 @@ class Reader:
     """Reads samples of one set. Thread safe. Subclasses implement `copy` and `copy_windows`."""
 
     name: str
-    """Its name in `stats()`."""
+    """The reader's name in `ShardLoader.stats`."""
     num_threads = 1
-    """Threads that should read at the same time, at least."""
+    """The fewest threads that should read at the same time."""
 
     def __init__(self) -> None:
         # Many threads count without a lock: each has a sum of its own.
@@ -118,34 +120,34 @@ class Reader:
             start = some.stop
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies the values of the array `name`, or the pixels (""), of samples that exist into rows of `out`."""
+        """Copies each sample's value of the array `name`, or its pixels (""), into `out`. The samples must exist."""
         raise NotImplementedError
 
     def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
-        """Copies windows of the pixels, one after the other, into `out`, uint8 (n,)."""
+        """Copies one window of each sample's pixels into `out`, uint8 (n,), one after the other."""
         raise NotImplementedError
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of a column of the index for samples that exist."""
+        """Returns a copy of the column `name` of the index for these samples, which must exist."""
         raise NotImplementedError
 
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the crc32 that the values of an array should have, for samples that exist."""
+        """Returns the stored crc32 of each sample's value of the array `name`, uint32. The samples must exist."""
         raise NotImplementedError
 
     @property
     def whole_lines(self) -> int:
-        """0 if a window costs only its own bytes. Otherwise windows should be whole lines of the picture, from and to
-        multiples of this number: then no second copy is needed."""
+        """0 if reading a window costs only its own bytes. Otherwise, windows should be whole lines of the picture that
+        begin and end at multiples of this number: then they need no second copy."""
         return 0
 
     def begin_epoch(self) -> bool:
-        """Decides how this epoch is read: from now on a complete copy takes the place of a distant source, and resident
-        samples are not announced. Returns whether `will_read` is worth its cost."""
+        """Prepares for an epoch: switches to a cached copy that has become complete, and checks whether the samples are
+        in the page cache. Returns whether `will_read` is worth its cost."""
         return False
 
     def will_read(self, request: Request) -> None:
-        """Announces a request that will be read soon. Never raises."""
+        """Announces a request that will be read soon, so its samples can be read ahead. Never raises."""
 
     def counts(self) -> ReadCounts:
         return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._sums.values()), strict=True)))

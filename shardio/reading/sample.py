@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from shardio.errors import shortened
 
 NUM_SHOWN = 24
-"""Samples on a sheet, unless they are named."""
+"""Samples on a sheet, if the caller does not choose them."""
 NUM_THUMBNAILS = 6
+"""Samples that a notebook shows of a set."""
 # A notebook shows names, not texts.
 _LONGEST = 200
 _LONGEST_LABEL = 40
@@ -57,7 +58,7 @@ class Sample(_Pair):
 
 
 def some_of(count: int, most: int) -> NDArray[np.int64]:
-    """Returns at most `most` of `count` samples, spread evenly."""
+    """Returns at most `most` sample numbers from 0 to `count` - 1, spread evenly."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
@@ -83,7 +84,7 @@ def class_text(label: object, class_names: Sequence[str]) -> str:
 def sheet_of(
     pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], columns: int | None, side: int | None
 ) -> Any:
-    """Returns the pictures side by side, a PIL image."""
+    """Returns a PIL image of the captioned pictures, `columns` in a row, the longer side of each `side` pixels."""
     from shardio.drawing.sheet import sheet
 
     return sheet(pictures, captions, columns=columns, side=side)

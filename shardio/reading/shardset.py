@@ -43,9 +43,9 @@ from shardio.system.eager import eager
 
 @eager
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
-    """Opens one split of the set in the folder `path`, or of that name in the catalogue (`shardio.sets.names`).
+    """Opens one split of a set. `path` is its folder, or its name in the catalogue (`shardio.sets.names`).
 
-    `digest` pins the content, all of the set's splits: the digest that `shardio info` prints, or its first 12 digits or
+    `digest` pins the content of all splits: the digest that `shardio info` prints, or its first 12 digits or
     more. Raises SetNotFoundError if there is no set or no such split; FormatError if the set has another digest, or if
     a file differs from the manifest.
     """
@@ -217,7 +217,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return label if label.ndim else label.item()
 
     def expect_random_reads(self, name: str = "") -> None:
-        """Asks the kernel not to read around the pages that are touched, in the pixels or in the array `name`."""
+        """Asks the kernel not to read around the pages in use, for the pixels ("") or the array `name`."""
         advise_random(self.mapped(name).rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
@@ -255,10 +255,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copies the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
 
-        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. With `windows` of one size,
-        it has their height and width; or it has one dimension, and windows follow each other. Raises IndexError, before
-        anything is copied, if an index is negative or too large, or a window not inside its sample. The copying
-        releases the GIL; threads may gather at the same time into different memory.
+        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. With `windows`, `out` has
+        one dimension, and windows follow each other; or, if all windows have one size, it has their height and width.
+        Raises IndexError, before anything is copied, if an index is negative or too large, or a window is not inside
+        its sample. Copying releases the GIL; threads may gather at the same time into different memory.
 
         A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
         file was truncated. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
@@ -275,7 +275,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the values of an array for the samples `indices` into `out`, as `gather` does pixels.
 
-        `out` is the caller's: of the array's dtype, `(len(indices), *shape)` of a value, C-contiguous. Raises
+        `out` is the caller's: of the array's dtype and shape (len(indices), *shape of a value), C-contiguous. Raises
         ValueError if the split has no such array.
         """
         self.array(name)
@@ -328,7 +328,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of a column of the index for these samples, which must exist. Raises the errors of `gather`.
+        """Returns a copy of a column of the index for these samples, which must exist.
+
+        Raises ValueError if the index has no such column, and the errors of `gather`.
 
         `index[name]` is a view of the mapping instead: there, a page that cannot be read ends the process.
         """

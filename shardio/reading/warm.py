@@ -50,8 +50,8 @@ def warm(
     """Reads the set in the folder `path`, or one split of it, into the page cache.
 
     Raises SetNotFoundError, FormatError or OSError as when it is opened; SpaceError if it is larger than the memory
-    that is left, unless `force` is given. `on_progress` is called in the `workers` threads, with (bytes read since, in
-    all).
+    that is left, unless `force` is given. `on_progress` is called in the `workers` threads with (bytes read since the
+    last call, bytes in all).
     """
     start = time.perf_counter()
     folder = Path(path)
@@ -64,8 +64,8 @@ def warm(
     if not force and left is not None and total > left:
         raise SpaceError(
             f"{folder}: expected at most the {left:,} bytes of memory that are left to this process, found {total:,} "
-            "bytes to read: the first would be gone from the page cache when the last come. Give it more memory, warm "
-            "one --split, or --force it"
+            "bytes to read: the first would be gone from the page cache when the last come. Give the process more "
+            "memory, warm one split by `--split`, or warm all by `--force`"
         )
     before = _resident_share(sets)
 

@@ -17,7 +17,7 @@ _BUFFER_NBYTES = 1 << 20
 
 
 def check_installed(path: Path, purpose: str = "read") -> None:
-    """Raises SourceError if pyarrow, needed to read or write the parquet file `path`, is not installed."""
+    """Raises SourceError if pyarrow is not installed. `purpose` says what `path` needs it for: "read" or "write"."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
@@ -29,7 +29,7 @@ def check_installed(path: Path, purpose: str = "read") -> None:
 
 @contextlib.contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """Opens a pyarrow.parquet.ParquetFile for the `with` block.
+    """Yields the file as a pyarrow.parquet.ParquetFile, and closes it at the end of the `with` block.
 
     Raises SourceError if the file is damaged, also inside the block, or if pyarrow is not installed. Other errors
     inside the block pass through.
@@ -55,7 +55,10 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 def read_table(path: Path, file: Any, columns: Sequence[str] | None = None) -> Any:
-    """Returns a pyarrow.Table of a file that `open_parquet` opened. Raises SourceError for a decompression bomb."""
+    """Returns the `columns`, by default all, as a pyarrow.Table. Raises SourceError for a decompression bomb.
+
+    `file` comes from `open_parquet(path)`.
+    """
     import pyarrow
 
     batches = []

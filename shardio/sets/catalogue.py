@@ -54,12 +54,12 @@ class Listing:
     problem: str = ""
     """Why the root could not be looked into."""
     left_overs: tuple[LeftOver, ...] = ()
-    """The temporary folders that publishers are writing here, or were killed at. An object store has none."""
+    """The temporary folders of running publishers and of killed ones. An object store has none."""
 
 
 def list_sets(roots: Sequence[str]) -> list[Listing]:
-    """Returns the sets that are children of these folders and URLs. A set or root that cannot be read is listed with
-    the reason; the others are listed as usual."""
+    """Returns a listing for each of `roots`, folders or URLs, with the sets directly below it. A set or root that
+    cannot be read is listed with the reason."""
     found = _map(_look_into, roots)
     silent: set[str] = set()
     children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]
@@ -105,7 +105,7 @@ def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
     place = join_place(root, name)
     path = shown(place)
     if root in silent:
-        return CatalogueEntry(name, path, "unreadable", "not asked for: the server did not answer for others in time")
+        return CatalogueEntry(name, path, "unreadable", "not read: the server did not answer in time for another set")
     try:
         storage = storage_at(place)
         manifest = storage.load_manifest()

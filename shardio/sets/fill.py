@@ -24,8 +24,8 @@ class _Stopped(Exception):
 class Filler:
     """Copies files of `storage` into a folder, `workers` at a time, until `stop` is set.
 
-    The names of the threads begin with `name`. They call `progress` with the number of bytes since the last call; the
-    number is negative when the copy of a file starts again.
+    The names of the threads begin with `name`. The threads call `progress` with the number of bytes since the last
+    call, which is negative when the copy of a file starts again.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Filler:
         if workers < 1:
             raise ValueError(f"workers must be at least 1; found {workers}")
         self.copied: list[FileEntry] = []
-        """The files that were copied so far; whole and durable."""
+        """The files that have been copied so far, complete and durable."""
         self._storage = storage
         self._workers = workers
         self._name = name
@@ -43,7 +43,7 @@ class Filler:
         self._progress = progress
 
     def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
-        """Copies the files; only some of the files if `stop` is set meanwhile."""
+        """Copies the files, or only some of them if `stop` is set meanwhile. Raises FormatError if one is damaged."""
         self._each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
     def find_damaged(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:

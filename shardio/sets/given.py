@@ -38,7 +38,7 @@ def some_keys(keys: Sequence[bytes], most: int = 3) -> str:
 
 
 def hash_of(parts: Iterable[bytes]) -> str:
-    """Returns the sha256 that a provenance records for an input of the caller."""
+    """Returns the sha256 (hex) that a provenance records for the parts of a caller's input."""
     sha256 = hashlib.sha256()
     for part in parts:
         sha256.update(b"%d " % len(part) + part)
@@ -64,7 +64,7 @@ def _refusing(path: Path) -> Iterator[None]:
 class ArrayFile:
     """The array in an NPY file, whose rows are read only when requested.
 
-    The file is not mapped: if another process truncated it, this process would be killed. Raises SourceError if the
+    The file is not mapped, as truncating a mapped file kills the process that reads it. Raises SourceError if the
     file holds no array or was truncated; OSError if it cannot be read.
     """
 
@@ -145,7 +145,7 @@ def _lines(path: Path, data: bytes) -> list[bytes]:
         found.pop()
     if not found or b"" in found:
         line = found.index(b"") + 1 if found else 1
-        raise SourceError(f"{path}, line {line}: expected a name in every line, found none")
+        raise SourceError(f"{path}, line {line}: expected a name in every line, found an empty line")
     return found
 
 
@@ -157,7 +157,7 @@ def _load(path: Path, file: IO[bytes]) -> NDArray[Any]:
     with loaded:
         names = [name for name in loaded.files if name in ("keys", "key")] or loaded.files
         if len(names) != 1:
-            raise SourceError(f"{path}: expected an array 'keys' in it, found {', '.join(loaded.files)[:200]}")
+            raise SourceError(f"{path}: expected an array 'keys' in the archive, found {', '.join(loaded.files)[:200]}")
         # Another archive than NumPy's may hold the name without its ending.
         members = [one for one in loaded.zip.infolist() if one.filename.removesuffix(".npy") == names[0]]
         check_unpacked(path, sum(one.file_size for one in members), refusal=SourceError)
@@ -168,7 +168,9 @@ def _load(path: Path, file: IO[bytes]) -> NDArray[Any]:
 def _checked_keys(keys: NDArray[Any] | Sequence[str | bytes], where: str = "") -> list[bytes]:
     if isinstance(keys, np.ndarray):
         if keys.ndim != 1 or keys.dtype.kind not in "SU":
-            raise SourceError(f"{where}expected keys as one row of text, found {keys.dtype} of shape {keys.shape}")
+            raise SourceError(
+                f"{where}expected keys as a one-dimensional array of text, found {keys.dtype} of shape {keys.shape}"
+            )
         keys = keys.tolist()
     for key in keys:
         if not isinstance(key, (str, bytes)):

@@ -28,7 +28,7 @@ class IndexedSet:
     """A set's manifest, and the indexes of some of its splits."""
 
     place: str
-    """The folder or URL for messages."""
+    """The set's folder or URL, for messages."""
     manifest: Manifest
     splits: Mapping[str, NDArray[np.void]]
     """The index of each split, one row per sample."""
@@ -104,13 +104,16 @@ def read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
 
 
 def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) -> None:
-    """Raises FormatError, naming the file `path`, unless each sample's number is from 0 to `stop` - 1."""
+    """Raises FormatError, naming the file `path`, unless all `numbers` are from 0 to `stop` - 1: see `find_outside`."""
     if text := find_outside(numbers, stop, what)[1]:
         raise FormatError(f"{path}: {text}")
 
 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
-    """Returns the samples whose number is not from 0 to `stop` - 1, and an error text for the first; "" if none."""
+    """Returns the samples whose number is not from 0 to `stop` - 1, and an error text for the first; "" if none.
+
+    `numbers` has a number for each sample; `what` says in the text what it should be, such as "a label".
+    """
     wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
     text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""
     return wrong, text

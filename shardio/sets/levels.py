@@ -29,7 +29,7 @@ NUM_SAMPLES = 2048
 _NUM_LINES = 32
 
 LEVELS = "pixels"
-"""The key in the provenance of a set."""
+"""The key of the levels in the provenance of a set."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def sound_pictures(
     crc32s: NDArray[np.uint32],
     path_of: Callable[[int], str],
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields the pictures of the samples `chosen`. Raises FormatError, naming the file from `path_of`, if a
-    picture has the wrong crc32."""
+    """Yields `pictures`, which belong to the samples `chosen`. Raises FormatError if a picture does not have the crc32
+    in `crc32s`. `path_of` returns the file of a sample, for the message."""
     for number, picture, crc in zip(chosen.tolist(), pictures, crc32s.tolist(), strict=True):
         if (found := crc32(picture)) != crc:
             place = f"{path_of(number)}: sample {number}"

@@ -78,7 +78,7 @@ def catalogue_roots() -> list[str]:
 
 
 def candidates(place: str | os.PathLike[str]) -> list[str]:
-    """Returns the paths to try for a set called `place`: a path itself; for a name, the name in each root, in order."""
+    """Returns the paths to try for the set `place`: only `place` if it is a path; for a name, its path in each root."""
     place = os.fspath(place)
     roots = catalogue_roots()
     if not roots or os.path.basename(place) != place or place in ("", ".", "..") or os.path.lexists(place):
@@ -125,7 +125,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raises `error` if the path is a URL, as a local folder with the URL's name would be made."""
+    """Raises `error`, ending with `way_out`, if the path is a URL, which would become the name of a local folder."""
     text = os.fspath(path)
     if (match := _URL_OR_PATH.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
@@ -135,7 +135,7 @@ def check_apart(src: Path, out: Path) -> None:
     """Raises ConvertError if one of the two folders is inside the other."""
     real_src, real_out = src.resolve(), out.resolve()
     if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
-        raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
+        raise ConvertError(f"{out}: expected a folder apart from {src}, the images, found one inside the other")
 
 
 def check_usable(out: Path) -> None:
@@ -168,7 +168,7 @@ def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
 
 @contextlib.contextmanager
 def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None]:
-    """Adds the hint to a SetNotFoundError from the block if the other folder, `second`, is a set."""
+    """Adds `hint` to a SetNotFoundError from the block if `second`, the next argument of the call, is a set."""
     try:
         yield
     except SetNotFoundError as error:

@@ -30,7 +30,7 @@ FOLDER_SUFFIX = ".d"
 
 
 def sweep_beside(target: Path) -> None:
-    """Removes folders that killed processes left next to `target`."""
+    """Removes the temporary folders that killed processes left next to `target`."""
     if not looks_like_a_set(target.parent):  # where temporary files are a conversion's own
         with contextlib.suppress(OSError):  # no folder, or one that may not be read
             sweep_left_overs(target.parent)
@@ -38,8 +38,8 @@ def sweep_beside(target: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
-    """Makes a folder next to `target` for the `with` block, and yields it, open, with its lock. It is removed unless it
-    was renamed. It stays open because other users may write to the root, and could put a link in its place."""
+    """Yields a new folder next to `target`, open, and its lock file. The folder is removed at the end of the block,
+    unless it was renamed. It is open because users who may write to the root could put a link in its place."""
     with AtomicFile(target) as lock:  # never committed
         folder = folder_of(lock.temporary)
         try:
@@ -64,7 +64,7 @@ def check_new(target: Path, sets: list[Path]) -> None:
     real = Path(os.path.realpath(root))
     for folder in sets:
         if folder in (real, *real.parents):
-            raise ConvertError(f"{target}: expected a place outside of the set {folder} itself")
+            raise ConvertError(f"{target}: expected a place outside of the set {folder}, found one inside")
     if os.path.lexists(target):
         raise taken(target)
 
@@ -113,7 +113,7 @@ class LeftOver:
     path: str
     nbytes: int
     abandoned: bool
-    """Whether it is of no use to any process. If not, a process writes there, or one of another machine may."""
+    """Whether no process writes there. False also if a process of another machine may still write there."""
 
 
 def folder_of(lock: Path) -> Path:

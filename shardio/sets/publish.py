@@ -40,9 +40,9 @@ class PublishReport:
     nbytes: int
     """The size of all files but the manifest."""
     renamed: bool
-    """Whether the files are the very same ones, and not copies."""
+    """Whether the set was renamed, so no file was copied."""
     readable_by: ReadableBy
-    """The users whom the permissions of the folder and its files let read: not all where the umask says so."""
+    """The users who may read the set, by the permissions of the folder and its files. The umask may exclude some."""
 
 
 def publish(

@@ -64,8 +64,8 @@ _ERRNO_OF_STATUS = {
     416: errno.EINVAL,
 }
 _ACCESS_HINT = (
-    ". Are the credentials there, and do they allow reading? To those who may not list it, an object store says the "
-    "same of what does not exist"
+    ". Are credentials set, and do they allow reading? Without permission to list, an object store reports a missing "
+    "file in the same way"
 )
 
 T = TypeVar("T")
@@ -78,8 +78,8 @@ _filesystems: dict[tuple[int, str, str], Any] = {}
 class RemoteStorage:
     """The `shardio.sets.storage.Storage` of a URL. Thread safe, picklable, and usable after a fork.
 
-    fsspec and its filesystems find out how to reach it (endpoint, credentials, proxy): from the environment
-    (AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or from their configuration files.
+    fsspec and its filesystems read endpoint, credentials and proxy from the environment (AWS_PROFILE,
+    AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or from their configuration files.
 
     Raises SetNotFoundError if a package that the URL needs is missing, ValueError if fsspec does not know the scheme.
     """
@@ -230,9 +230,9 @@ class RemoteStorage:
         try:
             while not wait([request], _LOOK_SECONDS).done:
                 if self._closed:
-                    raise OSError(errno.ECANCELED, "closed while it was under way")
+                    raise OSError(errno.ECANCELED, "the storage was closed during the request")
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"it did not come, or not all of it, within {SMALL_FILE_SECONDS:g} seconds")
+                    raise TimeoutError(f"no complete answer within {SMALL_FILE_SECONDS:g} seconds")
             return request.result()
         finally:
             request.cancel()

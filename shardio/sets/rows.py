@@ -40,20 +40,20 @@ def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
 
 
 def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void]) -> IndexEntry:
-    """Writes the index of a split."""
+    """Writes the index of a split. Returns its entry for the manifest."""
     name, dtype = index_name(split), rows.dtype
     nbytes, sha256 = _write(folder / name, *index_content(rows))
     return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, columns_of(dtype), has_label(dtype))
 
 
 def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
-    """Writes an order of a split: the stored row of each sample."""
+    """Writes order `number` of a split: the stored row of each sample. Returns its entry for the manifest."""
     name = order_name(split, number)
     return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
 
 
 def write_crc32s(folder: Path | FolderHandle, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
-    """Writes the checksums of an array's stored rows."""
+    """Writes the checksums of an array's stored rows. Returns their entry for the manifest."""
     name = array_crc32_name(split, array)
     return Crc32Entry(name, *_write_numbers(folder / name, CRC32_ROW, crc32s))
 
@@ -119,7 +119,7 @@ class ArrayWriter:
                 self._shards.append(file.finish())
 
     def finish(self) -> ArrayEntry:
-        """Writes the last values and the checksums. Returns the array's entry. Raises ValueError if there are none."""
+        """Writes the last values and the checksums. Returns the array's entry. Raises ValueError without any value."""
         self._finish_file()
         if not self._shards:
             raise ValueError(f"an array needs at least one value; found none of {self._name!r}")
@@ -147,7 +147,7 @@ class ArrayWriter:
 
 
 class RowsFile:
-    """Writes a file of `expected` rows. With fewer rows, the file is read again for its checksum."""
+    """Writes a file of rows. If it gets fewer rows than `expected`, it is read again for its sha256."""
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         self.num_rows = 0
@@ -171,13 +171,13 @@ class RowsFile:
         self.num_rows += len(rows)
 
     def finish(self) -> ArrayShard:
-        """Publishes the file."""
+        """Does what `complete` and `publish` do. Returns the file's entry in a manifest."""
         entry = self.complete()
         self.publish()
         return entry
 
     def complete(self) -> ArrayShard:
-        """Returns the file's entry in a manifest. Nothing can be written after that."""
+        """Completes the content, and returns the file's entry in a manifest. Do not write after this."""
         nbytes, sha256 = self._row.file_nbytes(self.num_rows), self._sha256.hexdigest()
         if self.num_rows != self._expected:
             descriptor = self._file.descriptor

@@ -85,10 +85,10 @@ class HasClasses(Protocol):
 
 
 def find_labels(of: HasClasses, name: str | int) -> list[int]:
-    """Returns the labels that `name` stands for: one, or several if classes have the same name for people; none if the
+    """Returns the labels that `name` stands for: one, or several if classes have the same readable name; none if the
     set has no such class.
 
-    The name of a class comes first, then its name for people, then its number.
+    `name` is looked for among the names of classes, then among the readable names, then as a number.
     """
     if isinstance(name, str):
         if name in of.classes:
@@ -113,7 +113,7 @@ def describe_unknown(of: HasClasses, name: str | int) -> str:
 class Selection:
     """Chooses samples: those that match every condition given.
 
-    - `classes`: any of these, by name, by name for people, or by number
+    - `classes`: any of these, by name, readable name or number
     - `keys`: any of these patterns with * and ?
     - `where`: each of these comparisons of a column of the index with a number, such as "year >= 2000"
     - `listed`: keys in a sequence, in a file with one per line, or in an NPY or NPZ file
@@ -158,16 +158,19 @@ class Selection:
         return not (self.classes or self.globs or self.where or self.share or has_list)
 
     def samples(self, rows: NDArray[np.void], of: HasClasses) -> NDArray[np.int64]:
-        """Returns the samples that match: ascending, or in the order of `indices`. `rows` is the index of the split.
+        """Returns the samples that match: ascending, or in the order of `indices`.
 
-        Raises ValueError if there is no such class, column or number, SourceError for numbers in a file.
+        `rows` is the index of the split, and `of` has the classes of the set. Raises ValueError if the set has no such
+        class, column or sample number; SourceError if a sample number is from a file.
         """
         if self.indices is not None:
             return self._numbers(self.indices, len(rows))
         matches = np.ones(len(rows), np.bool_)
         if self.classes:
             if not has_label(rows.dtype):
-                raise ValueError(f"class: expected a split with class numbers, found one without: {self.classes[0]!r}")
+                raise ValueError(
+                    f"class {self.classes[0]!r}: expected a split with labels in its index, found one without"
+                )
             matches &= np.isin(rows["label"], [label for name in self.classes for label in _labels(of, name)])
         for condition in self.where:
             matches &= condition.holds(rows)
@@ -205,7 +208,7 @@ class Selection:
         return indices.astype(np.int64)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the selection as a provenance has it: facts without paths."""
+        """Returns the selection as a provenance records it, without paths."""
         facts = {
             "classes": _described([str(name) for name in self.classes]),
             "keys": _described([os.fsdecode(glob) for glob in self.globs]),
@@ -218,7 +221,7 @@ class Selection:
         return {name: fact for name, fact in facts.items() if fact not in (None, [])}
 
     def describe_none(self, keys: Sequence[bytes]) -> str:
-        """Returns why no sample with these keys matches, and which keys are like the selection's own."""
+        """Returns words for why no sample matches, with those of `keys`, the keys of all samples, that come close."""
         for glob in self.globs:
             core = glob.strip(b"*")
             if any(map(_pattern(glob).match, keys)):

@@ -16,7 +16,7 @@ from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, crc32, pi
 
 @dataclass(frozen=True)
 class Values:
-    """The stored rows of a split's pixels, or, with a name, of an array's values."""
+    """The stored rows of a split's pixels, or of the array `name`, which is "" for the pixels."""
 
     split: SplitEntry
     name: str
@@ -61,7 +61,7 @@ class Sums:
     """The keys of all samples of the split; None if the index cannot be trusted."""
 
     def of(self, first: int, count: int) -> Sums:
-        """Returns the sums of `count` rows from `first` on; row `first` becomes row 0 of the result."""
+        """Returns the checksums of `count` rows from `first` on; row `first` becomes row 0 of the result."""
         start, stop = np.searchsorted(self.rows, [first, first + count])
         return replace(
             self,
@@ -71,7 +71,7 @@ class Sums:
         )
 
     def at(self, rows: NDArray[np.int64]) -> Sums:
-        """Returns the sums of these rows only."""
+        """Returns the checksums of these rows only."""
         chosen = np.isin(self.rows, rows)
         return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
 
@@ -84,7 +84,7 @@ class Sums:
 def compare_rows(
     file: IO[bytes], row: RowType, sums: Sums, progress: Callable[[int], object] = lambda nbytes: None
 ) -> tuple[NDArray[np.bool_], OSError | None]:
-    """Returns a mask of the sums whose stored row is damaged, and the last error of the disk, if any.
+    """Returns a mask, true for each of `sums` whose row in `file` is damaged, and the last error of the disk, if any.
 
     A row is damaged if it has the wrong crc32, is truncated, cannot be read, or is |b1 with other bytes than 0 and 1.
     """

@@ -44,7 +44,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Problem:
-    """One damaged file. `samples` has the indices (in the split) of the samples that are damaged or lost."""
+    """One damaged file. `samples` has the indices, in their split, of the samples that are damaged or lost."""
 
     file: str
     detail: str
@@ -53,15 +53,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class CheckedShare:
-    """The samples of each shard that are compared with the index, and the values of arrays with their checksums: random
-    ones, at least `share` of the file's, and the same for the same `seed`."""
+    """A random subset of the samples, and of the values of arrays, whose checksums are compared: at least `share` of
+    each file. The same `seed` draws the same subset."""
 
     share: float
     seed: int
     num_samples: int = 0
-    """The number that was read, of all shards together."""
+    """The number of samples that were read, in all shards."""
     num_values: int = 0
-    """The number of values of arrays that were read."""
+    """The number of values that were read, in all arrays."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -87,7 +87,7 @@ class VerifyReport:
     """Bytes read, or with `quick` the size of all files."""
     problems: tuple[Problem, ...]
     subset: CheckedShare | None = None
-    """The samples that were compared with the index, if it was not whole files with the manifest."""
+    """The subset that was read; None if whole files were read."""
 
     @property
     def ok(self) -> bool:
@@ -109,16 +109,16 @@ def verify(
     - `quick`: read no pixels and no values of arrays
     - `subset`: read this share of the samples (more than 0, at most 1) at random, at least one per shard
     - `seed`: draw the same subset again; by default it is random, and in the report
-    - `digest`: the set's digest, or its first 12 digits or more; another set is a problem of the manifest
+    - `digest`: the set's digest, or its first 12 digits or more; another digest is reported as a problem
     - `workers`: threads that read at the same time
     - `on_progress`: called in these threads with (bytes read since the last call, bytes in all)
     """
     if subset is None:
         if seed is not None:
-            raise ValueError("seed draws a subset, and no subset was asked for")
+            raise ValueError("seed draws the subset: give subset, too")
         drawn = None
     elif quick:
-        raise ValueError("quick reads no samples, and subset some: choose one of them")
+        raise ValueError("quick reads no samples, but subset does: give only one of them")
     else:
         drawn = CheckedShare(subset, secrets.randbits(32) if seed is None else seed)
     folder = Path(path)
@@ -253,7 +253,7 @@ class _Verifier:
             return problem  # no file to look into, or nothing to compare with: that is another problem's text
         if problem is None and is_damaged.any():
             problem = Problem(
-                shard.file, f"{path}: expected the bytes 0 and 1 in {values.name}, which is |b1, found another"
+                shard.file, f"{path}: expected only the bytes 0 and 1 in {values.name}, which is |b1, found others"
             )
         return None if problem is None else _described(problem, values, sums, shard, is_damaged)
 
@@ -280,7 +280,7 @@ class _Verifier:
         if not is_damaged.any():
             return None
         where = values.crc32.file if values.crc32 is not None else "the index"
-        found = f"{path}: crc32: expected the checksums of {where}, found {int(is_damaged.sum())} others"
+        found = f"{path}: crc32: expected the checksums in {where}, found {int(is_damaged.sum())} that differ"
         problem = Problem(shard.file, found) if failure is None else _problem(path, failure)
         return _described(problem, values, sums, None, is_damaged)
 

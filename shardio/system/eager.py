@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator like torch.compiler.disable.
+    """A decorator that keeps torch.compile from tracing `function`, as torch.compiler.disable does.
 
-    torch's own imports the compiler when it is applied, which takes a second. This one checks at each call whether the
-    compiler has been imported, and needs no torch.
+    torch's decorator imports the compiler when it is applied, which takes a second. This one checks at each call
+    whether the compiler has been imported, and needs no torch.
     """
 
     disabled: Callable[P, R] | None = None
@@ -43,7 +43,7 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_recorded(images: object) -> bool:
-    """Returns whether torch.export records the operations on this tensor, which then has no values.
+    """Returns whether torch.export is recording operations on `images`, a tensor that then has no values.
 
     `torch.compiler.is_compiling` is different: it is true in all threads while any of them compiles.
     """

@@ -87,7 +87,7 @@ class AtomicFile:
     """
 
     temporary: Path
-    """The name under which it is written. It belongs to this process alone."""
+    """The path under which the file is written. No other process uses it."""
     _file: OpenFile | None = None
     _is_temporary = False  # whether there may be a file with the temporary name
 
@@ -119,14 +119,17 @@ class AtomicFile:
     def descriptor(self) -> int:
         """The temporary file's descriptor. Raises ValueError once the file is committed or discarded."""
         if self._file is None:
-            raise ValueError(f"{self.path}: expected an open temporary file, found none")
+            raise ValueError(f"{self.path}: this file was already committed or discarded: open it again to write")
         return self._file.fileno()
 
     def __enter__(self) -> AtomicFile:
         return self
 
     def commit(self, *, replace: bool = True) -> None:
-        """Makes the content durable, then the name. Without `replace`, raises FileExistsError if `path` exists."""
+        """Syncs the content, renames the file to `path`, and syncs the folder.
+
+        Without `replace`, raises FileExistsError if `path` exists.
+        """
         with naming(self.path):
             os.fsync(self.descriptor)
             (temporary, folder), (path, _) = at(self._place(self.temporary)), at(self._place(self.path))
@@ -158,7 +161,7 @@ class AtomicFile:
 
 
 def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool = True) -> None:
-    """Publishes `parts`, one after the other, as the content of `path`. `replace` is as for AtomicFile.commit."""
+    """Writes `parts`, joined, as the whole content of `path`, by an AtomicFile. `replace` is as for its `commit`."""
     with AtomicFile(path) as file, naming(path):
         for part in parts:
             write_all(file.descriptor, part)
@@ -167,10 +170,10 @@ def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool 
 
 @contextlib.contextmanager
 def open_output(path: Path) -> Iterator[int]:
-    """Yields a descriptor to write a file that a user has named, which appears whole when the block ends.
+    """Yields a descriptor to write the file `path`, named by a user. The file appears whole when the block ends.
 
-    A symbolic link is followed, and its target replaced. A device or FIFO is written to directly. Raises ValueError for
-    the command's own output, unless it is a device.
+    A symbolic link is followed, and its target replaced. A device or FIFO is written to directly. Raises ValueError if
+    `path` is this process's own stdout or stderr, unless that is a device.
     """
     try:
         status = os.stat(path)
@@ -194,7 +197,9 @@ def _check_apart(path: Path, status: os.stat_result) -> None:
     """Raises ValueError if the file is the stdout or stderr of this process."""
     with contextlib.suppress(OSError):  # a closed one
         if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
-            raise ValueError(f"{path}: expected a file other than the command's own output; name a file or a FIFO")
+            raise ValueError(
+                f"{path}: expected a file other than the command's own stdout or stderr; name another file or a FIFO"
+            )
 
 
 def write_output(path: Path, *parts: bytes | memoryview) -> None:
@@ -205,7 +210,7 @@ def write_output(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def target_of(name: str) -> str:
-    """Returns the final name of the file with this temporary name; "" if AtomicFile has not chosen `name`."""
+    """Returns the name that the temporary file `name` gets at `commit`; "" if no AtomicFile chose `name`."""
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else ""
 
@@ -220,10 +225,11 @@ def _machine_of(name: str) -> str:
 
 
 def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
-    """Returns whether no process is writing the temporary file `name`, which this process was able to lock.
+    """Returns whether no process writes the temporary file `name` any more. No other process here may have locked it.
 
-    `written` is the time of the last write, in seconds since the epoch. It decides if another machine writes the file,
-    whose lock need not be visible here, or if the filesystem has no locks (not `locked`).
+    `written` is the time of the last write, in seconds since the epoch. `locked` is false if the filesystem has no
+    locks. A file that another machine made, whose lock may be invisible here, is abandoned a day after the last write.
+    Without locks, a file that this machine made is abandoned after a day or a reboot.
     """
     if time.time() - written >= _ABANDONED_SECONDS:
         return True
@@ -240,7 +246,7 @@ def _boot_time() -> float:
 def lock_at_once(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
     """Locks an open file without waiting. Returns False if another process, or another part of this one, has locked it.
 
-    Raises OSError if the filesystem has no locks.
+    `operation` is LOCK_EX or LOCK_SH. Raises OSError if the filesystem has no locks.
     """
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ _UNPACKED_NBYTES = 64 << 20
 
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
-    """Adds the file's path to an OSError from inside the block, as calls on descriptors do not know it."""
+    """Adds the file's path to an OSError from inside the block, as calls on descriptors do not know the path."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ else:
 def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
     """Opens a folder, to sync or lock it, and returns an object that owns the descriptor, as `open_file` does.
 
-    FileIO refuses folders. An `epoll` object takes any descriptor, closes it, and does nothing else to it.
+    The object is an `epoll`, as FileIO refuses folders: it closes the descriptor, and does nothing else with it.
     """
     flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))
@@ -102,7 +102,7 @@ class FileAt:
 
 
 def at(path: str | os.PathLike[str] | FileAt) -> tuple[str | os.PathLike[str], int | None]:
-    """Returns name and `dir_fd` of a file, as functions of `os` take them."""
+    """Returns the arguments that name a file to functions of `os`: its path or name, and `dir_fd` or None."""
     return (path.name, path.folder.fileno()) if isinstance(path, FileAt) else (path, None)
 
 
@@ -115,8 +115,8 @@ class OpenFile(io.FileIO):
 def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o666) -> OpenFile:
     """Opens as `os.open` does, and returns an object that owns the descriptor. Raises IsADirectoryError for a folder.
 
-    Only C runs in between: an exception that a signal handler raises comes before or after, and cannot lose the
-    descriptor.
+    No line of Python runs between opening the descriptor and giving it to the object, so an exception from a signal
+    handler cannot leave a descriptor open.
     """
     name, folder = at(path)
     opening = os.open if folder is None else functools.partial(os.open, dir_fd=folder)
@@ -132,9 +132,9 @@ def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o6
 
 
 def open_nameless() -> OpenFile:
-    """Opens a new temporary file, as `open_file` does, that is gone when it is closed.
+    """Opens a new temporary file for reading and writing. It has no name, and is gone when it is closed.
 
-    No name is left behind by an interrupt: no Python runs between the calls that make the name and remove it.
+    An interrupt leaves no name behind: no Python runs between the calls that make the name and remove it.
     """
     path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
     try:
@@ -147,7 +147,7 @@ def open_nameless() -> OpenFile:
 
 
 def open_memory(name: str) -> OpenFile:
-    """Opens memory that can be read and written like a file, as `open_file` does.
+    """Returns new memory that can be read and written like a file, and is freed when it is closed.
 
     Linux lists it as `name` among the process's descriptors.
     """
@@ -200,7 +200,7 @@ def open_untrusted(
 
 
 def check_unpacked(path: str | Path, nbytes: int, *, refusal: type[ShardioError] = FormatError) -> None:
-    """Raises `refusal` if a compressed file takes far more memory than it has bytes.
+    """Raises `refusal` if `nbytes`, the unpacked size of the file `path`, is far more than the file's own size.
 
     Text compresses to a hundredth at best, a bomb to less than a thousandth.
     """
@@ -241,7 +241,9 @@ def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
 
 
 def missing_file(path: object) -> FormatError:
-    return FormatError(f"{path}: expected a file of the shard set, found nothing")
+    return FormatError(
+        f"{path}: expected a file of the shard set, found nothing; copy the file again, or convert again"
+    )
 
 
 def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatError, way_out: str = "") -> bytes:
@@ -254,7 +256,7 @@ K = TypeVar("K")
 
 
 class OpenFiles(Generic[K]):
-    """Keeps the `most` files used last open, plus at most one for each running thread. Thread safe.
+    """Keeps the `most` most recently used files open, plus at most one for each running thread. Thread safe.
 
     Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
     `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it works on
@@ -268,7 +270,7 @@ class OpenFiles(Generic[K]):
         self._closed = False
 
     def get(self, key: K) -> OpenFile:
-        """Returns the file, opening it first if needed. Errors are those of `open_file`."""
+        """Returns the open file of `key`. Raises RuntimeError after `close`, and the errors of `open_file`."""
         if self._closed:
             raise RuntimeError("the reader was closed")
         file = self._open.get(key)
@@ -288,7 +290,7 @@ class OpenFiles(Generic[K]):
             self._open.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Drops the file, so the next `get` opens it again."""
+        """Drops the file of `key`, so the next `get` opens it again."""
         self._open.pop(key, None)
 
     def forget_all(self) -> None:

@@ -81,9 +81,9 @@ class BackgroundSync:
         self._unsynced_nbytes = 0
 
     def wrote(self, nbytes: int, sync: Callable[[], object], *, now: bool = False) -> None:
-        """Begins `sync` if SYNC_NBYTES were written since the last sync, or `now`, unless a sync is under way.
+        """Counts `nbytes` written bytes. Begins `sync` if SYNC_NBYTES are not synced yet, or if `now` is true.
 
-        Raises the error of the last sync.
+        Begins nothing while a sync is under way. Raises the error of the last sync.
         """
         self._unsynced_nbytes += nbytes
         if (now or self._unsynced_nbytes >= SYNC_NBYTES) and (self._syncing is None or self._syncing.is_over):

@@ -77,8 +77,8 @@ class Call(Generic[T]):
 class DaemonThread(threading.Thread):
     """A call in its own thread, which `begin` starts.
 
-    The interpreter does not wait for it before finalisers run, which may tell it to stop. Keep a reference to it before
-    `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
+    At exit, the interpreter does not wait for the thread before it runs finalisers, which may tell the thread to stop.
+    Keep a reference to it before `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
     """
 
     def __init__(self, call: Callable[[], object], name: str) -> None:
@@ -90,7 +90,7 @@ class DaemonThread(threading.Thread):
         self._started_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def begin(self) -> None:
-        """Starts. Raises RuntimeError if the system allows no more threads."""
+        """Starts the thread. Raises RuntimeError if the system allows no more threads."""
         # Signal handlers run in the main thread only: a start in another thread cannot be interrupted.
         _thread.start_new_thread(self._start_here, ())
         self._started_signal.get()
@@ -111,8 +111,8 @@ class DaemonThread(threading.Thread):
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits for the end of the call, as `Call.wait` does.
 
-        A thread that has not started by now never starts. A forked process lacks its parent's threads, and no thread
-        runs while the interpreter is finalising.
+        A thread that has not started by now never starts. Returns at once in the thread itself, in a forked process,
+        which lacks the thread, and while the interpreter is finalising.
         """
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
@@ -145,7 +145,7 @@ def preempt_nobody() -> None:
 
 
 class Flag:
-    """A flag that any thread may set, and that is also set when its `owner` dies, without a line of Python.
+    """A flag that any thread may set. It is also set when its `owner` dies, which runs no line of Python.
 
     Unlike an Event it has no lock: a Ctrl-C in the middle of `set` would leave the lock locked, and a finaliser that
     runs in the middle of `wait` would wait for it.
@@ -162,7 +162,10 @@ class Flag:
         self._reasons.append(None)
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps for `seconds`, which must be few, unless the flag is set. Returns whether the flag is set."""
+        """Sleeps for `seconds`, unless the flag is set already. Returns whether the flag is set then.
+
+        Setting the flag does not end the sleep, so `seconds` must be few.
+        """
         time.sleep(0.0 if self._reasons else seconds)
         return self.is_set()
 
@@ -180,7 +183,7 @@ class ThreadPool:
 
     def __init__(self, num_threads: int, name: str) -> None:
         if num_threads < 1:
-            raise ValueError(f"expected at least 1 thread, found {num_threads}")
+            raise ValueError(f"num_threads must be at least 1; found {num_threads}")
         self._num_threads = num_threads
         self._name = name
         self._calls: _Calls = queue.SimpleQueue()

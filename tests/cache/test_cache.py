@@ -84,7 +84,7 @@ def test_the_first_lease_makes_the_cache(cache: Cache, monkeypatch: pytest.Monke
     else:
         cache.folder.mkdir()
     if there == "an empty folder":
-        with pytest.raises(CacheError, match="found an empty one"):
+        with pytest.raises(CacheError, match="found an empty folder"):
             cache.copies()
     elif there == "a marker without content":  # its maker was killed; what else lies there came later
         for name in (MARKER_NAME, "stray"):

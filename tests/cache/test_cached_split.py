@@ -192,7 +192,7 @@ def test_an_epoch_goes_on_while_shards_come_in_the_middle_of_it(src: Path, cache
 
 def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "free_nbytes", lambda cache: 1000)
-    with pytest.warns(RuntimeWarning, match=r"training goes on, reading .* without a copy: .*expected room for"):
+    with pytest.warns(RuntimeWarning, match=r"training continues, reading .* without a copy: .*expected room for"):
         loader = _failed(src, cache)
     with loader:
         read_epoch(loader)

@@ -127,7 +127,7 @@ def test_it_is_a_sequence_of_samples_like_any_other(src: Path, storage: Counting
     with pytest.raises(IndexError):
         shards[NUM_SAMPLES]
     assert np.array_equal(shards.labels, whole.labels)
-    with pytest.raises(FormatError, match=r"train-00000.npy: expected a shard that was copied, found none yet"):
+    with pytest.raises(FormatError, match=r"train-00000.npy: this shard is not copied yet"):
         _ = shards.shard_arrays
     for file in shard_files(src):
         shutil.copyfile(src / file, copy.path / file)

@@ -448,7 +448,7 @@ def test_the_provenance_names_parents_and_arguments_and_no_path(out: Path, tmp_p
 def test_the_steps_of_one_call_come_in_their_order(out: Path, new: Path) -> None:
     """Labels and arrays are of the samples that are kept, and classes are counted after the labels."""
     chosen = [24, 3, 10]
-    with pytest.raises(SourceError, match="1 of 2 keys are of no sample"):
+    with pytest.raises(SourceError, match="1 of 2 keys belong to no sample"):
         change(out, new, keep=Selection(indices=chosen), labels={key(3): "c0", key(4): "c0"})
     report = change(
         out,
@@ -563,7 +563,7 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
     for options, error, told in (
         ({"keep": Selection(keys="c1/3.png")}, ConvertError, r"split 'val': no sample is left.*--split"),
         ({"drop": Selection(), "split": ["train", "val"]}, ConvertError, "no sample is left in any split"),
-        ({"keep": Selection(indices=[1])}, ConvertError, "indices are of one split, found train, val"),
+        ({"keep": Selection(indices=[1])}, ConvertError, "indices count the samples of one split, found train, val"),
         ({"keep": Selection(indices=[1]), "split": "test"}, SetNotFoundError, "expected a split 'test', found train"),
         ({"drop": Selection(), "split": "val", "arrays": {"a": [1]}}, ConvertError, "of one split, found none"),
         ({"keep": Selection(keys="*"), "array_keys": ["c1/3.png"]}, ValueError, "no arrays were given"),
@@ -587,7 +587,7 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
         ({"where": "label >= 1e"}, "a condition must be"),
         ({"where": "label >= 1 or label < 1"}, "a condition must be"),
         ({"where": "label >= 1.2.3"}, "a condition must be"),
-        ({"listed": ["c0/0.png", "no"]}, "1 of 2 listed keys are of no sample: 'no'"),
+        ({"listed": ["c0/0.png", "no"]}, "1 of 2 listed keys belong to no sample: 'no'"),
         ({"keys": "nothing*"}, "no sample is left"),
         ({"indices": [25]}, "from 0 to 24, found 25 to 25"),
         ({"indices": [-1]}, "from 0 to 24, found -1 to -1"),
@@ -800,12 +800,12 @@ def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
         ({"a": np.zeros(())}, {}, "expected a row for each"),
         ({"a": np.zeros(25)}, {"kinds": {"a": "mask"}}, "a mask must have"),
         ({"a": np.zeros(25)}, {"kinds": {"a": "picture"}}, "kind must be one of"),
-        ({"a": np.zeros(25)}, {"kinds": {"b": "mask"}}, "kinds must be of the arrays"),
+        ({"a": np.zeros(25)}, {"kinds": {"b": "mask"}}, "kinds must name arrays"),
         ({"a-b": np.zeros(25)}, {}, "an array's name must be"),
         ({"label": np.zeros(25)}, {}, "must not have .*'label'"),
         ({"a": np.zeros(25), "A": np.zeros(25)}, {}, "differ in more than case"),
         ({}, {}, "at least one array"),
-        ({"a": []}, {}, "expected blocks of values, found none"),
+        ({"a": []}, {}, "expected at least one block of values, found none"),
         ({"a": [np.zeros(20)]}, {}, r"expected values for the 25 samples of 'train', found 20"),
         ({"a": [np.zeros(20), np.zeros(20)]}, {}, "found more"),
         ({"a": [np.zeros(20), np.zeros(5, "f4")]}, {}, "expected blocks of rows of <f8"),
@@ -917,7 +917,7 @@ def test_names_for_people_are_taken_if_they_are_of_one_class(tmp_path: Path, new
         (b"key,key,label\na,b,c\n", "expected one column 'key', found 2"),
         (b"key,label\na\n", "line 2: expected 2 cells, found 1"),
         (b"key,label\nc0/0.png,c1\nc0/0.png,c2\n", "line 3: expected one label for 'c0/0.png', found 'c1' and 'c2'"),
-        (b"key,label\nno,c1\n", "1 of 1 keys are of no sample: 'no'"),
+        (b"key,label\nno,c1\n", "1 of 1 keys belong to no sample: 'no'"),
         (b"key,label\nc0/0.png,7\n", "from 0 to 6, found '7'"),
         (b'key,label\n"c0', "unexpected end of data"),
         (b"PAR1xxxx", "expected a sound parquet file"),
@@ -968,7 +968,7 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
     assert "train   1 sample in 1 shard, squashed\n" in shardio("info", tmp_path / "squashed").stdout
     for other, told in (
         (tmp_path / "squashed", "split 'train'.*squashed squashed.*--fit"),
-        (a, r"1 keys are there more than once: 'cat/0.png'.*--same-keys allow"),
+        (a, r"1 keys occur more than once: 'cat/0.png'.*--same-keys allow"),
         (year, r"expected equal columns, found none in .*a, and year \(<i8\) in .*year: `--only-common`"),
         (tmp_path / "clip", r"expected equal arrays, found none in .*a, and clip \(array of <f8 \(2,\)\)"),
         (tmp_path / "large", r"large: expected samples of \(6, 5, 3\), as in .*a, found \(7, 5, 3\)"),
@@ -978,7 +978,7 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
             merge([a, other], new)
         assert not new.exists()
     for given in (a, []):
-        with pytest.raises(ValueError, match="merge takes a list of sets"):
+        with pytest.raises(ValueError, match="sets must be a list"):
             merge(given, new)  # type: ignore[arg-type]
     merge([a, year, tmp_path / "clip"], new, only_common=True, same_keys="allow", same_images="keep")
     assert keys_of(new) == ["cat/0.png", "cat/1.png", "cat/0.png"]
@@ -1199,7 +1199,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     for words, code, told in (
         (("change", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),
         (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask, boxes, image"),
-        (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays are of one split, found train, val"),
+        (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays go into one split, found train, val"),
         (("change", out, "x"), 2, "expected a change"),
         (("change", out, "x", "--class", "n01"), 2, "add --keep or --drop"),
         (("change", out, "x", "--keep"), 2, "the selection is empty"),

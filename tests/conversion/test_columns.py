@@ -194,8 +194,14 @@ BAD_CSV: dict[str, tuple[list[str], str]] = {
     "another delimiter": (["path\tx", "n01/a.jpg\t1"], "expected one column named 'path', found path\\tx"),
     "two path columns": (["path,path", *ROWS], "expected one column named 'path', found 2 of them"),
     "a path alone": (["path", *PATHS], "expected columns of numbers in addition to 'path', found none"),
-    "a name twice": (["path,x,x", *(f"{row},2" for row in ROWS)], "columns must be named apart; found 'x' twice"),
-    "a field's name": (["path,label", *ROWS], "columns must be named apart; found 'label' which every index has"),
+    "a name twice": (
+        ["path,x,x", *(f"{row},2" for row in ROWS)],
+        "a column must have a name of its own; found 'x', twice",
+    ),
+    "a field's name": (
+        ["path,label", *ROWS],
+        "a column must have a name of its own; found 'label', a field of every index",
+    ),
     "no name": (["path,", *ROWS], "a column's name must be [A-Za-z_]"),
     "a name with a space": (["path,my score", *ROWS], "found 'my score'"),
     "a short row": (["path,x", "n01/a.jpg"], "line 2: expected 2 cells, found 1"),

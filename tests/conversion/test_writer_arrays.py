@@ -125,7 +125,7 @@ def test_a_squashed_picture_had_a_size(tmp_path: Path) -> None:
         (
             {"pixels": ("array", "f4", ())},
             ValueError,
-            "must not have the name of another part of a sample; found 'pixels'",
+            "must not have a name that batches or the index use already; found 'pixels'",
         ),
         ({"a-b": ("array", "f4", ())}, ValueError, "name must be"),
         ({"a": ("array", "f4")}, TypeError, r"array 'a': expected \(kind, dtype, shape\)"),

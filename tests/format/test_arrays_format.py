@@ -212,12 +212,12 @@ def test_orders_are_used_and_exist() -> None:
         for holder in (train, *train["arrays"].values()):
             holder.pop("order", None)
 
-    expect(without, "each in use, found [] in use")
+    expect(without, "each in use by pixels or an array, found [] in use")
     expect(lambda train: train.update(order=1), "found [0, 1] in use")
     expect(lambda train: train["arrays"]["mask"].update(order=7), "found [0, 7] in use")
-    expect(lambda train: train.pop("orders"), "expected no number of an order, since there are none, found [0]")
+    expect(lambda train: train.pop("orders"), "expected no key `order`, as there are no orders, found the numbers [0]")
     again = {"file": "again.npy", "nbytes": 4096 + 24, "sha256": "0" * 64}
-    expect(lambda train: train["orders"].append(again), "0 to 1, each in use, found [0] in use")
+    expect(lambda train: train["orders"].append(again), "0 to 1, each in use by pixels or an array, found [0] in use")
     expect(lambda train: train["orders"][0].update(nbytes=4096 + 32), "train-order-0.npy: nbytes: expected 4120")
 
 
@@ -236,7 +236,7 @@ def test_sums_and_sizes_agree() -> None:
     train["shards"].pop()
     parse_manifest(dump(seal(changed)))  # a stored row that is not there is found when it is read
     del train["order"]
-    assert "num_samples: expected the shards' sum 2, found 3" in refused(dump(seal(changed)))
+    assert "num_samples: expected 2, as in the shards, found 3" in refused(dump(seal(changed)))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_manifests_made_in_memory_are_checked_too() -> None:
     train = manifest.splits["train"]
     arrays: list[tuple[str, dict[str, Any]]] = [
         ("each in use", {"orders": (*train.orders, replace(train.orders[0], file="again.npy"))}),
-        ("found it twice", {"arrays": {**train.arrays, "again": train.arrays["mask"]}}),
+        ("found this name twice", {"arrays": {**train.arrays, "again": train.arrays["mask"]}}),
         ("must not have the name of", {"arrays": {"pixels": train.arrays["mask"]}}),
         ("kind must be one of", {"arrays": {"mask": replace(train.arrays["mask"], kind="masks")}}),
     ]

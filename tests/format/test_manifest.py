@@ -232,7 +232,7 @@ def test_no_other_key_is_taken(path: JsonPath, key: str) -> None:
     changed = document()
     at(changed, path)[key] = "x"
     message = refused(dump(seal(changed)))
-    assert "with unknown" in message, message
+    assert "with the unknown" in message, message
     assert repr(key) in message, message
 
 
@@ -366,8 +366,8 @@ def test_no_two_files_have_one_name_even_in_another_case(change: Callable[[str],
     [
         (("splits",), {}, "splits: expected at least one, found none"),
         (("classes",), ["dog", "dog"], "classes: expected distinct names, found 'dog' twice"),
-        (("splits", "val", "num_samples"), 4, "splits.val.num_samples: expected the shards' sum 1, found 4"),
-        (("splits", "val", "shards"), [], "splits.val.num_samples: expected the shards' sum 0, found 1"),
+        (("splits", "val", "num_samples"), 4, "splits.val.num_samples: expected 1, as in the shards, found 4"),
+        (("splits", "val", "shards"), [], "splits.val.num_samples: expected 0, as in the shards, found 1"),
         *(
             (
                 ("splits", "val", "shards", 0, "nbytes"),
@@ -391,11 +391,14 @@ def test_parts_that_contradict_each_other_are_refused(path: JsonPath, value: obj
 
 def test_manifests_made_in_memory_are_checked_too() -> None:
     manifest = small_manifest()
-    with pytest.raises(FormatError, match=r"expected the shards' sum 3, found 2"):
+    with pytest.raises(FormatError, match=r"expected 3, as in the shards, found 2"):
         replace(manifest, splits={"train": replace(manifest.splits["train"], num_samples=2)})
     with pytest.raises(ValueError, match=r"must be \(height, width, channels\).*found \(0, 3, 3\)"):
         replace(manifest, sample_shape=(0, 3, 3))
-    with pytest.raises(FormatError, match=r"file 'train-index.npy': expected distinct names, found it twice"):
+    with pytest.raises(
+        FormatError,
+        match=r"file 'train-index.npy': expected distinct names, even without regard to case, found this name twice",
+    ):
         replace(manifest, rejects=replace(manifest.rejects, file="train-index.npy"))
 
 
@@ -443,11 +446,11 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 
 _BEYOND = {
-    **dict.fromkeys(("NaN", "Infinity", "-Infinity"), "expected numbers that JSON has, found "),
-    "1e999": "numbers that float64 holds, found '1e999'",
-    "-1e999": "numbers that float64 holds, found '-1e999'",
+    **dict.fromkeys(("NaN", "Infinity", "-Infinity"), "expected finite numbers, found "),
+    "1e999": "numbers in the range of float64, found '1e999'",
+    "-1e999": "numbers in the range of float64, found '-1e999'",
     "1" * 4301: "integers of at most 4300 digits, found '1111",
-    r'"\ud800"': r"lone surrogates stand for bytes (U+DC80 to U+DCFF), found '\ud800'",
+    r'"\ud800"': r"lone surrogates other than U+DC80 to U+DCFF, which stand for bytes, found '\ud800'",
     r'"\udc7f"': r"found '\udc7f'",
     r'"x\udd00x"': r"found 'x\udd00x'",
     r'"\udfff"': r"found '\udfff'",
@@ -622,7 +625,7 @@ def test_a_manifest_of_more_than_64_mib_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     with path.open("wb") as file:
         file.truncate((64 << 20) + 1)
-    assert load_fails(tmp_path).endswith(f"expected at most {64 << 20} bytes, found {(64 << 20) + 1}")
+    assert load_fails(tmp_path).endswith(f"expected a manifest of at most {64 << 20:,} bytes, found {(64 << 20) + 1:,}")
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a TiB on paper
     load_fails(tmp_path)

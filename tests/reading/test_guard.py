@@ -345,7 +345,7 @@ def test_a_batch_without_a_sound_sample_is_an_error_where_it_was_due(
     batches = iter(loader)
     for number in range(2):
         assert next(batches)[2].tolist() == list(range(8 * number, 8 * number + 8))
-    with pytest.raises(FormatError, match=r"none of the 8 samples of a batch is sound.* sample 16 \(c2/16\.png\) at"):
+    with pytest.raises(FormatError, match=r"all 8 samples of a batch are damaged.* sample 16 \(c2/16\.png\) at"):
         next(batches)
     assert loader.state_dict()["consumed"] == 16
 
@@ -523,7 +523,7 @@ def test_on_the_way_to_a_device_too_an_error_waits_until_its_batch_is_due(
     batches = iter(loader)
     for _ in range(2):
         next(batches)
-    with pytest.raises(FormatError, match="none of the 8 samples"):
+    with pytest.raises(FormatError, match="all 8 samples"):
         next(batches)
     assert loader.state_dict()["consumed"] == 16
     assert loader.damaged == [3, *range(16, 24)]

@@ -216,7 +216,7 @@ def test_what_may_not_be_read_is_an_error_at_once(url: str, out: Path, store: Ob
     entry, place = first_shard(out), open_storage(url)
     place.read_into(entry, 0, memoryview(bytearray(1)))
     store.always = status(code, "AccessDenied")
-    with pytest.raises(PermissionError, match=r"at byte 4096 failed \(attempts: 1\): .* Are the credentials there"):
+    with pytest.raises(PermissionError, match=r"at byte 4096 failed \(attempts: 1\): .* Are credentials set"):
         place.read_into(entry, 4096, memoryview(bytearray(50)))
     with pytest.raises(PermissionError, match=r"looking for the file failed \(attempts: 1\)"):
         place.load_manifest()
@@ -251,7 +251,7 @@ def test_the_manifest_has_the_size_cap_and_the_checks_of_a_folder(
         open_storage(url).load_manifest()
     monkeypatch.setattr("shardio.format.manifest_file.MAX_MANIFEST_NBYTES", 1)
     store.requests.clear()
-    with pytest.raises(FormatError, match=r"manifest\.json: expected at most 1 bytes, found 2"):
+    with pytest.raises(FormatError, match=r"manifest\.json: expected a manifest of at most 1 bytes, found 2"):
         open_storage(url).load_manifest()
     assert [method for method, _, _ in store.requests] == ["HEAD"]
     assert MAX_MANIFEST_NBYTES > 1

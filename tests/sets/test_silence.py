@@ -142,7 +142,7 @@ def test_close_ends_a_request_under_way(serve: Callable[..., str], out: Path) ->
     place.close()
     thread.join(20)
     assert not thread.is_alive()
-    assert "closed while it was under way" in str(errors[0])
+    assert "closed during the request" in str(errors[0])
 
 
 @pytest.mark.parametrize("command", ["info", "list", "stage"])

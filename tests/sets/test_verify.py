@@ -314,10 +314,10 @@ def test_what_a_subset_reads_of_damage_is_named_by_sample_and_what_it_does_not_i
             if position in chosen:
                 problem = only(problems, "train-00001.npy")
                 assert problem.samples == (10 + position,)
-                expected = (
-                    f"crc32: expected the checksums of the index, found 1 others; damaged samples: {10 + position} ("
+                expected = "crc32: expected the checksums in the index, found 1 that differ; damaged samples: "
+                assert problem.detail.startswith(
+                    f"{out / 'train-00001.npy'}: {expected}{10 + position} (train/{10 + position}.png)"
                 )
-                assert problem.detail.startswith(f"{out / 'train-00001.npy'}: {expected}train/{10 + position}.png)")
             else:
                 assert problems == ()
             flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
@@ -353,8 +353,8 @@ def test_without_a_sound_index_no_sample_of_its_split_is_compared(out: Path) -> 
     ("options", "told"),
     [
         *(({"subset": share}, "more than 0 and at most 1") for share in (0, -0.1, 1.01, float("nan"))),
-        ({"quick": True, "subset": 0.5}, "choose one of them"),
-        ({"seed": 1}, "no subset was asked for"),
+        ({"quick": True, "subset": 0.5}, "give only one of them"),
+        ({"seed": 1}, "give subset"),
     ],
 )
 def test_what_is_no_check_is_refused(out: Path, options: dict[str, Any], told: str) -> None:

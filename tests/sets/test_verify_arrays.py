@@ -213,7 +213,7 @@ def test_a_nan_is_a_value_and_a_bool_that_is_neither_0_nor_1_is_not(in_order: Pa
     reseal(in_order, entry, bytes(data))
     problem = only(verify(in_order), entry.file)
     assert problem.samples == (9,)
-    assert "expected the bytes 0 and 1 in flags, which is |b1" in problem.detail
+    assert "expected only the bytes 0 and 1 in flags, which is |b1" in problem.detail
     assert "9 (c2/9.png)" in problem.detail
     values = np.full((COUNT, 3), np.nan, "<f4")
     manifest = load_manifest(nan)

@@ -345,7 +345,7 @@ def test_a_folder_and_the_own_standard_output_are_no_outputs(tmp_path: Path, mon
     path, real = tmp_path / "log", os.fstat
     path.write_bytes(b"lines")
     monkeypatch.setattr(os, "fstat", lambda descriptor: path.stat() if descriptor == 1 else real(descriptor))
-    with pytest.raises(ValueError, match=r"log: .*output"):
+    with pytest.raises(ValueError, match=r"log: .*stdout"):
         write_output(path, b"new")
     assert path.read_bytes() == b"lines"
 
