@@ -110,8 +110,8 @@ def will_need(
     starts: NDArray[np.int64] | int = 0,
     nbytes: NDArray[np.int64] | None = None,
 ) -> None:
-    """Asks the kernel to read the rows `numbers` of a RowMapping into the page cache; with `nbytes`, only so many bytes
-    of each, from byte `starts` on. Does not wait."""
+    """Asks the kernel to read the rows `numbers` of a RowMapping into the page cache; with `nbytes`, only `nbytes`
+    bytes of each row, from byte `starts` on. Does not wait."""
     first, last = _pages_of(rows, numbers, starts, nbytes)
     spans = np.empty((len(numbers), 2), np.uint64)
     spans[:, 0] = first * mmap.PAGESIZE

@@ -41,7 +41,7 @@ class Request:
     """The samples of one batch and their parts to read. It is complete before threads see it, and never changes."""
 
     indices: NDArray[np.int64]
-    """The indices of the samples, (B,), all of which exist."""
+    """The indices of the samples, (B,). The samples must exist."""
     pixels: bool = True
     """Whether the set has pixels to read."""
     label: bool = True
@@ -53,9 +53,9 @@ class Request:
     windows: Windows | None = None
     """The part of each picture that is read. None reads whole pictures."""
     ends: NDArray[np.int64] | None = None
-    """0, then the end of each window in bytes, if all windows lie one after the other: (B + 1,)."""
+    """The end of each window in bytes, if windows lie one after the other in memory: (B + 1,), beginning with 0."""
     resample: Callable[[NDArray[np.uint8], slice, NDArray[Any]], None] | None = None
-    """Reading threads call resample(windows' pixels, their slice of the batch, out). None: windows stay as read."""
+    """Reading threads call resample(pixels of windows, slice of the batch, out); None leaves the windows as read."""
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -290,7 +290,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self.copy_crc32s(name, self.check_indices(indices))
 
     def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Does what `array_crc32s` does, without a check of its arguments."""
+        """Does what `array_crc32s` does, without checking the arguments."""
         if name not in self._mapped_crc32s:
             self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name]))
         found = np.empty(len(indices), np.uint32)
@@ -340,7 +340,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self.copy_column(name, self.check_indices(indices))
 
     def copy_column(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Does what `column_of` does, without a check of its arguments."""
+        """Does what `column_of` does, without checking the arguments."""
         dtype = self.index.dtype
         rows = np.empty((len(indices), dtype.itemsize), np.uint8)
         self._index.copy(indices, rows, name)

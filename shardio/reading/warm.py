@@ -34,7 +34,7 @@ class WarmReport:
     num_files: int
     nbytes: int
     resident_before: float | None
-    """The share of the bytes that was in the page cache before; None if the kernel does not tell."""
+    """The share of the bytes that was in the page cache before; None if the kernel does not report it."""
     resident_after: float | None
     seconds: float
 

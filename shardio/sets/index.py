@@ -112,7 +112,7 @@ def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
     """Returns the samples whose number is not from 0 to `stop` - 1, and an error text for the first; "" if none.
 
-    `numbers` has a number for each sample; `what` says in the text what it should be, such as "a label".
+    `numbers` has a number for each sample; the text calls the number `what`, such as "a label".
     """
     wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
     text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""

@@ -1,7 +1,7 @@
 """A folder that appears whole under its name, never over anything, or not at all.
 
 It is made under a temporary name next to its target; then one rename, which replaces nothing, gives it its name. A
-temporary file next to it is its lock, which dies with its process and shows the next process what a killed one left.
+temporary file next to it is its lock, which dies with its process, and so shows which folders killed processes left.
 The lock is made before the folder and removed after it, so a folder without a lock belongs to no process.
 """
 

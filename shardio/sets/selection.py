@@ -221,7 +221,7 @@ class Selection:
         return {name: fact for name, fact in facts.items() if fact not in (None, [])}
 
     def describe_none(self, keys: Sequence[bytes]) -> str:
-        """Returns words for why no sample matches, with those of `keys`, the keys of all samples, that come close."""
+        """Returns, in words, why no sample matches, with similar keys from `keys`, the keys of all samples."""
         for glob in self.globs:
             core = glob.strip(b"*")
             if any(map(_pattern(glob).match, keys)):

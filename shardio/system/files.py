@@ -1,8 +1,8 @@
 """Files that are either whole or absent, outputs of commands, links and clones.
 
 A file is written under a unique temporary name in the same folder, synced, and renamed; then its folder is synced.
-While it is written, the temporary file is held under an advisory lock that dies with its process, so that
-`sweep_temporaries` can tell files of killed processes from files being written. Its name says which
+While it is written, the temporary file is held under an advisory lock that dies with its process. By this lock,
+`sweep_temporaries` distinguishes files of killed processes from files being written. The file's name says which
 machine writes it, as some cluster filesystems keep locks to each machine.
 """
 
@@ -313,7 +313,7 @@ def _temporaries(folder: Path | FolderHandle) -> list[str]:
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Allocates the first `nbytes` of a file, so that a full disk is an OSError now and not halfway through.
+    """Allocates the first `nbytes` of a file, so a full disk raises OSError now and not halfway through.
 
     Where the filesystem cannot allocate ahead this does nothing: the writes themselves report a full disk.
     """

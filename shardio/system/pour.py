@@ -70,7 +70,7 @@ def pour(
 
 
 class BackgroundSync:
-    """Syncs what was written to a file in a thread, one sync at a time, so that little is left for the last sync.
+    """Syncs a file in a thread while it is written, one sync at a time, so little is left for the last sync.
 
     To be used by one thread at a time. `close` waits for the sync under way, and may be called again.
     """
