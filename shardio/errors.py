@@ -81,7 +81,7 @@ class ShardioError(Exception):
 
 
 class FormatError(ShardioError, ValueError):
-    """A file of a shard set does not follow docs/format.md."""
+    """A file of a shard set is missing or damaged, or does not follow docs/format.md."""
 
 
 class SetNotFoundError(ShardioError, FileNotFoundError):

@@ -131,7 +131,7 @@ class _Staging:
 
 
 class StagedReader(Reader):
-    """Reads a StagedSet until, at the beginning of an epoch, `settle` returns a reader of the complete copy."""
+    """Reads a StagedSet. As an epoch begins, switches to the reader of the complete copy, if `settle` returns one."""
 
     num_threads = _STORAGE_THREADS
     whole_lines = 1

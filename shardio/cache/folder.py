@@ -70,7 +70,7 @@ class CachedCopy:
     nbytes_alone: int = 0
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
-    """Why it is unknown whether the copy is in use (its lock is no lock); it then counts as in use."""
+    """Why it is unknown whether the copy is in use, as its lock file is something else; it counts as in use."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class Cache:
         raise self.no_room(digest, nbytes)
 
     def no_room(self, digest: str, nbytes: int, found: str | None = None) -> SpaceError:
-        """Returns the error that a copy needs `nbytes` more bytes, which lists what fills the disk. `found` is the
-        filesystem's error, which may name a quota."""
+        """Returns the error that the copy `digest` needs `nbytes` more bytes. The message lists what fills the disk.
+        `found` is the filesystem's own error, which may name a quota."""
         copies = [copy for copy in self.copies() if copy.digest != digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
         ours = self._freed(self._evictable(copies))

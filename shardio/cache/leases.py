@@ -80,7 +80,7 @@ class CopyPaths:
 
     @property
     def fill(self) -> Path:
-        """The file that the process that fills the copy locks exclusively. It says where the copied files come from."""
+        """The lock file of the right to fill the copy, locked exclusively. It says where the copied files come from."""
         return self.cache / f"{self.digest}.fill"
 
     def lock_alone(self) -> OpenFile | None:
@@ -143,7 +143,7 @@ class Lease(LockedFile):
 
     @classmethod
     def take(cls, paths: CopyPaths) -> Lease:
-        """Returns a lease on a copy, as `Cache.lease` does for a digest, and raises the same errors."""
+        """Returns a lease on a copy. Waits as `Cache.lease` does, and raises the same errors."""
         while True:
             with contextlib.ExitStack() as stack:
                 lock = stack.enter_context(open_lock(paths.lock))
@@ -317,7 +317,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock_key(status: os.stat_result) -> str:
-    """Returns the name by which /proc/locks lists the file with this status: device numbers and inode."""
+    """Returns the name of a file in /proc/locks, such as "fe:00:5678": device and inode of its `status`."""
     return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 

@@ -78,7 +78,7 @@ def stage(
     - `digest` pins the set. If its copy is complete, the source is not read.
     - `workers`: how many files are copied at a time.
     - `on_progress` is called in the worker threads with (bytes since the last call, bytes in all).
-    - `on_wait` is called once if another process copies, with its number, or None if that is unknown.
+    - `on_wait` is called once if another process copies, with its process id, or None if unknown.
 
     Raises SetNotFoundError, FormatError or OSError if the source is missing, damaged or unreadable; FormatError if its
     digest is not `digest`; CacheError if `cache` is not a cache; SpaceError if the disk is too full.

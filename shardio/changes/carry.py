@@ -51,7 +51,7 @@ ARRAY_SHARD_NBYTES = 4 << 30
 
 @dataclass
 class Room:
-    """Bytes of unchanged files by how they get into the new set: linked, cloned or copied. Known before the first
+    """The bytes of the new set by how its files are made: linked, cloned, copied or written. Known before the first
     copy."""
 
     linked_nbytes: int = 0

@@ -182,7 +182,7 @@ class Draft:
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]
     rejects: tuple[OldFile[RejectsEntry], ...]
-    """The files whose lines the new set's rejects.jsonl joins."""
+    """The old sets' rejects.jsonl files. The new set's file has the lines of all."""
 
     def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:
         """Returns the set with these classes. Label i becomes numbers[i]; -1 there says that no sample has label i."""

@@ -41,7 +41,7 @@ _NPY_PREFIX_NBYTES = len(_NPY_MAGIC) + 2
 MANIFEST_NAME = "manifest.json"
 REJECTS_NAME = "rejects.jsonl"
 WORK_FOLDER = ".convert"
-"""In a set's folder while a conversion is unfinished: its plan, and records of finished shards."""
+"""The folder in a set's folder that holds the plan of an unfinished conversion, and records of finished shards."""
 
 # A manifest of 100,000 shards and 100,000 classes is under 20 MB; more is not a manifest.
 MAX_MANIFEST_NBYTES = 64 << 20
@@ -51,7 +51,7 @@ MAX_SIDE = 1 << 16
 # Every class has a name in the manifest, in use or not. A larger label is not a class but a number of something else.
 MAX_CLASSES = 1 << 20
 MAX_KEY_NBYTES = (1 << 16) - 4
-"""A path of 4096 bytes is the longest that Linux takes."""
+"""The widest key field. The longest path that Linux accepts has 4096 bytes."""
 
 # The text of an index's header must fit in its page: with so many columns, whatever their names, it does.
 MAX_COLUMNS = 50
@@ -111,7 +111,7 @@ CRC32_ROW = RowType("<u4", ())
 LABEL_ROW = RowType("<i8", ())
 """A label in the index: the number of a class, or any other integer."""
 LABELS_NAME = "labels"
-"""The name of the array for labels that are not integers: float32 numbers or vectors. The index then has none."""
+"""The name of the array for labels that are not integers: float32 numbers or vectors. The index then has no label."""
 
 
 def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape | None) -> ArrayKind:

@@ -25,7 +25,7 @@ _MAX_DEPTH = 100
 
 
 def document(data: bytes) -> Any:
-    """Returns the JSON document in these bytes. No object may repeat a key, and all numbers must be finite."""
+    """Returns the JSON document in these ASCII bytes. No object may repeat a key, and all numbers must be finite."""
     try:
         return json.loads(
             data.decode("ascii"),

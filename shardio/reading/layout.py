@@ -94,7 +94,7 @@ class SplitLayout:
 
     @property
     def has_pixels(self) -> bool:
-        """False for a set whose samples are made of arrays."""
+        """Whether samples have pixels; if not, they are made of arrays."""
         return self.manifest.sample_shape is not None
 
     @property

@@ -111,7 +111,7 @@ class MappedTable:
         starts: NDArray[np.int64] | int = 0,
         nbytes: NDArray[np.int64] | None = None,
     ) -> None:
-        """Asks the kernel to read the samples' rows ahead; with `nbytes`, only that many bytes from `starts` on."""
+        """Asks the kernel to read samples' rows ahead; with `nbytes`, only `nbytes` of each row from `starts` on."""
         will_need(self.rows, self.numbers(indices), starts, nbytes)
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:

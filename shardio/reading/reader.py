@@ -72,7 +72,7 @@ class ReadCounts(NamedTuple):
 
 
 class Reader:
-    """Reads samples of one set. Thread safe. Subclasses implement `copy` and `copy_windows`."""
+    """Reads samples of one set. Thread safe. Subclasses implement the methods that raise NotImplementedError."""
 
     name: str
     """The reader's name in `ShardLoader.stats`."""

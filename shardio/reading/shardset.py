@@ -73,7 +73,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     """A sequence of samples: a split whose files are mapped. Opening reads the index and orders, about 60 bytes a
     sample; any number of threads may read.
 
-    Nothing is cached and nothing needs closing: the mappings go when the last array that uses them does.
+    Nothing is cached and nothing needs closing: a mapping is freed with the last array that uses it.
     """
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:

@@ -17,7 +17,7 @@ _BUFFER_NBYTES = 1 << 20
 
 
 def check_installed(path: Path, purpose: str = "read") -> None:
-    """Raises SourceError if pyarrow is not installed. `purpose` says what `path` needs it for: "read" or "write"."""
+    """Raises SourceError, naming `path`, if pyarrow is not installed. `purpose`, "read" or "write", is in the text."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:

@@ -31,14 +31,14 @@ class CatalogueEntry:
 
     name: str
     path: str
-    """For people to read: without the credentials of a URL."""
+    """The set's folder or URL, for messages: without the credentials of a URL."""
     state: State
-    """"damaged": the manifest is not one, or a file is missing or has another size than the manifest says.
+    """"damaged": the manifest is invalid, or a file is missing or has another size than the manifest says.
 
-    "unfinished": a conversion without a manifest yet. An object store has none of these.
+    "unfinished": a conversion that has not written a manifest yet, which is not detected in an object store.
     """
     reason: str = ""
-    """Why it is damaged or unreadable."""
+    """Why the set is damaged or unreadable."""
     digest: str = ""
     sample_shape: SampleShape | tuple[()] = ()
     num_samples: Mapping[str, int] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class CatalogueEntry:
 class Listing:
     root: str
     sets: tuple[CatalogueEntry, ...]
-    """In the order of their names."""
+    """Sorted by name."""
     problem: str = ""
-    """Why the root could not be looked into."""
+    """Why the root could not be listed; "" if it could."""
     left_overs: tuple[LeftOver, ...] = ()
     """The temporary folders of running publishers and of killed ones. An object store has none."""
 

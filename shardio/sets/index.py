@@ -110,7 +110,7 @@ def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) 
 
 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
-    """Returns the samples whose number is not from 0 to `stop` - 1, and an error text for the first; "" if none.
+    """Returns the samples whose number is not from 0 to `stop` - 1, and an error text for the first; "" without any.
 
     `numbers` has a number for each sample; the text calls the number `what`, such as "a label".
     """

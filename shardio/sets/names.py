@@ -102,7 +102,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
     """Returns the folder of the set `place`, for callers that map or change its files.
 
     A path is returned unchanged and unchecked. Raises SetNotFoundError for a name that no folder among the roots
-    has, and for a URL: sets there are read through `shardio.sets.storage`.
+    has, and for a URL: sets at URLs are read through `shardio.sets.storage`.
     """
     place = os.fspath(place)
     if is_url(place):
@@ -125,7 +125,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raises `error`, ending with `way_out`, if the path is a URL, which would become the name of a local folder."""
+    """Raises `error` if the path is a URL, of which a local folder would be made. The message ends with `way_out`."""
     text = os.fspath(path)
     if (match := _URL_OR_PATH.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
@@ -139,7 +139,7 @@ def check_apart(src: Path, out: Path) -> None:
 
 
 def check_usable(out: Path) -> None:
-    """Raises ConvertError if no conversion can write to OUT."""
+    """Raises ConvertError if no conversion can write to `out`."""
     if os.path.lexists(out) and not out.is_dir():
         raise ConvertError(f"{out}: expected a folder or nothing, found {kind_at(out)}")
     try:
@@ -150,7 +150,7 @@ def check_usable(out: Path) -> None:
 
 
 def check_free(out: Path) -> None:
-    """Raises ConvertError if OUT contains anything other than an unfinished conversion."""
+    """Raises ConvertError if `out` contains anything other than an unfinished conversion."""
     listed = os.listdir(out) if out.is_dir() else []
     found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
     # The plan is looked for last: another process that began meanwhile may have made shards.
@@ -168,7 +168,7 @@ def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
 
 @contextlib.contextmanager
 def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None]:
-    """Adds `hint` to a SetNotFoundError from the block if `second`, the next argument of the call, is a set."""
+    """Adds `hint` to a SetNotFoundError from the block if `second`, the other folder of the call, is a set."""
     try:
         yield
     except SetNotFoundError as error:

@@ -72,7 +72,7 @@ def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, s
 
 
 class ArrayWriter:
-    """Writes the values of an array for the samples of a split, in their order, as files of `shard_nbytes` at most.
+    """Writes an array's values for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
     The files appear in `folder` one after the other, each only when it is complete. Leaving the `with` block without
     `finish` removes the files. Not thread safe.

@@ -270,7 +270,7 @@ def test_manifests_made_in_memory_are_checked_too() -> None:
     arrays: list[tuple[str, dict[str, Any]]] = [
         ("each in use", {"orders": (*train.orders, replace(train.orders[0], file="again.npy"))}),
         ("found this name twice", {"arrays": {**train.arrays, "again": train.arrays["mask"]}}),
-        ("must not have the name of", {"arrays": {"pixels": train.arrays["mask"]}}),
+        ("must not have a name that batches", {"arrays": {"pixels": train.arrays["mask"]}}),
         ("kind must be one of", {"arrays": {"mask": replace(train.arrays["mask"], kind="masks")}}),
     ]
     for text, changes in arrays:
