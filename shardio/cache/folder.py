@@ -131,7 +131,7 @@ class Cache:
         and touches nothing, if the folder is not a cache.
         """
         if (keep is None) == (free is None):
-            raise ValueError(f"give either keep or free; found keep={keep}, free={free}")
+            raise ValueError(f"give either `keep` or `free`; found keep={keep}, free={free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
         files, left = self._files_of(copies), [copy.digest for copy in copies]

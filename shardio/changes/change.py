@@ -58,11 +58,11 @@ def change(
     `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out` documents the errors.
     """
     if keep is not None and drop is not None:
-        raise ValueError("give keep or drop, not both")
+        raise ValueError("give `keep` or `drop`, not both")
     if all(step is None for step in (keep, drop, labels, classes, arrays)):
-        raise ValueError("expected a change: keep, drop, labels, classes or arrays; found none")
+        raise ValueError("expected a change: `keep`, `drop`, `labels`, `classes` or `arrays`; found none")
     if arrays is None and (kinds or array_keys is not None):
-        raise ValueError("kinds and array_keys (`--array-keys`) describe arrays, and no arrays were given")
+        raise ValueError("`kinds` and `array_keys` (`--array-keys`) describe arrays, and no arrays were given")
     parent = open_parent(out)
     check_target(new, [parent])
     splits = [split] if isinstance(split, str) else list(parent.manifest.splits if split is None else split)

@@ -50,7 +50,7 @@ class Sampler:
         if self.tail not in get_args(Tail):
             raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}; found {self.tail!r}")
         if not 0 <= self.start <= self.num_samples:
-            raise ValueError(f"start must be from 0 to {self.num_samples}; found {self.start}")
+            raise ValueError(f"`start` must be from 0 to {self.num_samples}; found {self.start}")
 
     @property
     def num_samples(self) -> int:

@@ -185,7 +185,7 @@ def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows:
     if out.ndim != 1 and count:  # windows of one size may have an axis each
         shape = (count, int(windows.heights[0]), int(windows.widths[0]), channels)
         if (windows.heights != shape[1]).any() or (windows.widths != shape[2]).any():
-            raise ValueError(f"out must have one dimension for windows of several sizes; found shape {out.shape}")
+            raise ValueError(f"`out` must have one dimension for windows of several sizes; found shape {out.shape}")
     _check_out(out, np.dtype(np.uint8), shape if count else out.shape)
 
 
@@ -199,4 +199,4 @@ def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
 def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     if out.shape != shape or out.dtype != dtype or not out.flags.carray:
         what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
-        raise ValueError(f"out must be C-contiguous, writeable {dtype} of shape {shape}; found {what}")
+        raise ValueError(f"`out` must be C-contiguous, writeable {dtype} of shape {shape}; found {what}")

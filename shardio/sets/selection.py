@@ -135,7 +135,7 @@ class Selection:
         indices: Indices | None = None,
     ) -> None:
         if random is not None and not 0 < random <= 1:
-            raise ValueError(f"random must be a share of the samples, more than 0 and at most 1; found {random}")
+            raise ValueError(f"`random` must be a share of the samples, more than 0 and at most 1; found {random}")
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
         self.classes = (classes,) if isinstance(classes, (str, int)) else tuple(classes)
@@ -148,7 +148,7 @@ class Selection:
         self.indices: NDArray[Any] | None = None
         if indices is not None:
             if not self.is_all:
-                raise ValueError("indices choose samples alone: leave the other conditions out")
+                raise ValueError("`indices` cannot be combined with other conditions: leave the others out")
             self.indices = np.asarray(indices) if self._file is None else ArrayFile(Path(self._file))[:]
 
     @property

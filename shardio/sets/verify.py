@@ -65,7 +65,7 @@ class CheckedShare:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ValueError(f"subset must be a share of the samples, more than 0 and at most 1; found {self.share}")
+            raise ValueError(f"`subset` must be a share of the samples, more than 0 and at most 1; found {self.share}")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
 
@@ -115,10 +115,10 @@ def verify(
     """
     if subset is None:
         if seed is not None:
-            raise ValueError("seed draws the subset: give subset, too")
+            raise ValueError("`seed` draws the subset: give `subset`, too")
         drawn = None
     elif quick:
-        raise ValueError("quick reads no samples, but subset does: give only one of them")
+        raise ValueError("`quick` reads no samples, but `subset` does: give only one of them")
     else:
         drawn = CheckedShare(subset, secrets.randbits(32) if seed is None else seed)
     folder = Path(path)

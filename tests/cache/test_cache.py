@@ -581,7 +581,7 @@ def test_copies_go_until_so_many_bytes_are_free(cache: Cache, monkeypatch: pytes
     monkeypatch.setattr(Cache, "free_nbytes", lambda self: 5000 - 1000 * len(self.copies()))
     assert not cache.evict(free=2000).removed
     assert [copy.digest for copy in cache.evict(free=3500).removed] == [B, C]
-    with pytest.raises(ValueError, match="either keep or free"):
+    with pytest.raises(ValueError, match="either `keep` or `free`"):
         cache.evict()
 
 

@@ -169,7 +169,7 @@ def test_bad_requests_are_refused_before_anything_is_read(storage: CountingStora
     storage.reads.clear()
     with pytest.raises(IndexError):
         shards.gather(np.array([NUM_SAMPLES]), np.empty((1, 6, 5, 3), np.uint8))
-    with pytest.raises(ValueError, match="out must be"):
+    with pytest.raises(ValueError, match="`out` must be"):
         shards.gather(np.array([0]), np.empty((1, 6, 5, 4), np.uint8))
     assert not storage.reads
 

@@ -70,7 +70,7 @@ def test_a_rest_that_fills_no_batch_is_dropped_or_padded_as_the_tail_says() -> N
 
 @pytest.mark.parametrize("start", [-1, 11])
 def test_a_start_outside_of_the_epoch_is_refused(start: int) -> None:
-    with pytest.raises(ValueError, match=f"start must be from 0 to 10; found {start}"):
+    with pytest.raises(ValueError, match=f"`start` must be from 0 to 10; found {start}"):
         Sampler(GlobalShuffle(10, 0), 2, start=start)
 
 

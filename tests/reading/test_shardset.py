@@ -416,7 +416,7 @@ def test_another_out_is_refused(make_set: Callable[..., Path], out: NDArray[np.u
     with pytest.raises(ValueError) as caught:
         shards.gather(np.array([1, 2]), out)
     message = str(caught.value)
-    assert message.startswith("out must be C-contiguous, writeable uint8 of shape (2, 6, 5, 3); found "), message
+    assert message.startswith("`out` must be C-contiguous, writeable uint8 of shape (2, 6, 5, 3); found "), message
     assert f"{out.dtype} of {out.shape}" in message
     assert not out.any()
 
@@ -795,7 +795,7 @@ def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_
     shards.gather(indices, packed, several)
     expected = [sample_pixels(int(i), (21, 17, 3))[several.part(k)].reshape(-1) for k, i in enumerate(indices)]
     assert np.array_equal(packed, np.concatenate(expected))
-    with pytest.raises(ValueError, match=r"out must have one dimension for windows of several sizes"):
+    with pytest.raises(ValueError, match=r"`out` must have one dimension for windows of several sizes"):
         shards.gather(indices, out, several)
-    with pytest.raises(ValueError, match="out must be"):
+    with pytest.raises(ValueError, match="`out` must be"):
         shards.gather(indices, np.zeros((3, 5, 5, 3), np.uint8), windows)

@@ -354,7 +354,7 @@ def test_without_a_sound_index_no_sample_of_its_split_is_compared(out: Path) -> 
     [
         *(({"subset": share}, "more than 0 and at most 1") for share in (0, -0.1, 1.01, float("nan"))),
         ({"quick": True, "subset": 0.5}, "give only one of them"),
-        ({"seed": 1}, "give subset"),
+        ({"seed": 1}, "give `subset`"),
     ],
 )
 def test_what_is_no_check_is_refused(out: Path, options: dict[str, Any], told: str) -> None:
