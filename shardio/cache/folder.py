@@ -255,7 +255,7 @@ class Cache:
         if is_shared(kind):
             raise CacheError(
                 f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where "
-                "shardio cannot see which copies other machines use. Choose a local disk, or use the set where it is"
+                "it is unknown which copies other machines use. Choose a local disk, or use the set where it is"
             )
         make_folder(self.folder)
         if os.listdir(self.folder):

@@ -94,7 +94,7 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
             "expected a share such as 5% or 0.05, more than 0 and at most 100%; found '0'",
         ),
         (["verify", "a", "--subset", "5"], "found '5'"),
-        (["verify", "a", "--subset", "5%", "--quick"], "choose one of them"),
+        (["verify", "a", "--subset", "5%", "--quick"], "give only one of them"),
         (["explode"], "expected a command of shardio, found 'explode'"),
     ],
 )
@@ -134,7 +134,7 @@ def test_an_output_that_is_a_fifo_is_written_to_and_the_own_output_is_refused(
         assert result.returncode == 0, result.stderr
         assert reader.read(1 << 20)
     place["FILE"] = Path("/dev/stdout")
-    assert_one_clear_error(shardio(*(place.get(word, word) for word in words)), 2, "/dev/stdout", "output")
+    assert_one_clear_error(shardio(*(place.get(word, word) for word in words)), 2, "/dev/stdout", "own stdout")
 
 
 def test_missing_sources_are_named(tmp_path: Path) -> None:
