@@ -1,4 +1,4 @@
-"""The batch that transforms pass on, which joins several transforms into one pass over the pixels.
+"""The batch that transforms hand to each other. It joins several transforms into one pass over the pixels.
 
 A batch keeps the stored pixels and records the changes to make: a region, a size, a flip, a mean, a dtype. The new
 pixels are computed when a transform needs them, and at the end.
@@ -26,14 +26,14 @@ Arrays = dict[str, Images]
 
 @dataclass(frozen=True)
 class Batch:
-    """One or more stored images, (B, C, H, W), and the changes recorded for them, in this order.
+    """Stored images, (B, C, H, W), and the changes recorded for them, in this order.
 
-    - `boxes` are cropped and resized to `sizes`, int64 (B, 2), height and width. The filter of the resize reads no
-      pixel outside of `within`. In a new batch, `sizes` are the original sizes of images that may be squashed.
-    - Images are mirrored where `flips`, (B,), is true, and then go through `steps`.
+    - A box of each image, `boxes`, is cropped and resized to `sizes`, int64 (B, 2), height and width. The filter reads
+      no pixel outside of `within`. In a new batch, `sizes` are the images' sizes before they were squashed.
+    - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
     - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
 
-    None means no such change. `targets` are the masks and boxes of `images`.
+    A field that is None records no change. `targets` are the masks and boxes of `images`, before the changes.
     """
 
     images: torch.Tensor
@@ -55,7 +55,7 @@ class Batch:
         return len(self.images)
 
     def cropped(self, boxes: Boxes) -> Batch:
-        """Returns the batch cropped to a box of each image, in pixels of the image."""
+        """Returns the batch with each image cropped to its box, in pixels of the image after earlier changes."""
         self.check_uint8()
         if self.steps:
             return self.finished().cropped(boxes)
@@ -90,10 +90,10 @@ class Batch:
     def stepped(
         self, codes: Op | NDArray[np.uint8], *values: ArrayLike, where: NDArray[np.bool_] | None = None
     ) -> Batch:
-        """Returns the batch with one more operation: an Op for all images, or `codes`, (B,).
+        """Returns the batch with one more operation recorded.
 
-        Each of the operation's `values` is a number for all images, or an array (B,). With `where`, (B,), other images
-        stay unchanged.
+        `codes` is an Op for all images, or an Op for each image, uint8 (B,). Each of the operation's `values` is a
+        number for all images, or an array (B,). With `where`, bool (B,), images where it is false stay unchanged.
         """
         self.check_uint8()
         step = Step.of(len(self), self.images.shape[1], codes, *values)
@@ -109,7 +109,7 @@ class Batch:
         if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(ops)):
             names = ", ".join(sorted(op.name.lower() for op in wrong))
             raise ValueError(
-                f"expected images of 3 channels, red, green and blue, or of 1 channel for {names}; found {channels}"
+                f"images must have 3 channels (red, green and blue) or 1 channel for {names}; found {channels} channels"
             )
 
     def unsquashed(self) -> Batch:
@@ -124,14 +124,14 @@ class Batch:
 
     @property
     def is_cast(self) -> bool:
-        """True if the images are not uint8, or a recorded change makes them another dtype."""
+        """True if the images are not uint8, or a recorded change normalizes or casts them."""
         return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
 
     def check_uint8(self) -> None:
         if self.is_cast:
             raise ValueError(
-                "expected uint8 images for crops, resizes, flips, warps and color changes: put them before Normalize "
-                "and ToDtype"
+                "crops, resizes, flips, warps and color changes need uint8 images; found normalized or cast images: "
+                "put these transforms before Normalize and ToDtype"
             )
 
     @property
@@ -141,14 +141,14 @@ class Batch:
 
     @property
     def is_mirrored(self) -> NDArray[np.bool_]:
-        """Whether each image is mirrored, (B,): `flips`, or false for all."""
+        """Whether each image is mirrored, bool (B,): `flips`, or all false if `flips` is None."""
         return np.zeros(len(self), bool) if self.flips is None else self.flips
 
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
-        """Returns a batch of other images of the same samples, with no recorded changes.
+        """Returns a batch with new `images` of the same samples, and no recorded changes.
 
-        Masks and boxes are `targets`; by default, those of this batch after its changes. Raises ValueError if their
-        images have another size than `images`.
+        `targets` are the masks and boxes of the new images. By default, they are the masks and boxes of this batch
+        after its changes. Raises ValueError if they are for images of another size.
         """
         targets = targets or self._moved_targets()
         if targets is not None and targets.size != (size := tuple(images.shape[2:])):
@@ -156,16 +156,16 @@ class Batch:
         return Batch(images, self.draws, sizes_of(images), self.labels, targets)
 
     def check_no_targets(self, what: str) -> None:
-        """Raises ValueError if there are masks or boxes, as `what` cannot move them."""
+        """Raises ValueError if the batch has masks or boxes. `what` names the transforms that cannot combine them."""
         if self.targets is not None:
-            names = ", ".join([*self.targets.masks, *self.targets.boxes]) or "none in a mapping"
+            names = ", ".join([*self.targets.masks, *self.targets.boxes]) or "an empty dict of masks or boxes"
             raise ValueError(
                 f"{what} combine several images and cannot combine their masks and boxes; found {names}: remove {what} "
                 "from the transform, or pass images and labels only"
             )
 
     def finished(self) -> Batch:
-        """Returns the batch with all recorded changes made. Raises ValueError if the images have several sizes."""
+        """Returns the batch after all recorded changes. Raises ValueError if its images would have several sizes."""
         images = self._done()
         if images is self.images:
             return self
@@ -216,12 +216,12 @@ class Batch:
 
     @property
     def resampling(self) -> Resampling:
-        """The size, filter, statistics and dtype of the resize. Raises ValueError if the images have several sizes."""
+        """The recorded resize, normalization and cast. Raises ValueError if the images would have several sizes."""
         return Resampling(self.size, self.interpolation, self.antialias, self.statistics, self.dtype)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of all images. Raises ValueError if they have several sizes."""
+        """Height and width after the recorded changes. Raises ValueError if the images would have several sizes."""
         if self.boxes is None:  # mirrored only: images have the size in which they were stored
             height, width = self.images.shape[2:]
             return height, width
@@ -244,8 +244,8 @@ def fused(
 ) -> torch.Tensor | None:
     """Returns the images after steps, normalization and cast, computed by kernels on CUDA.
 
-    Returns None if the kernels cannot do it, as on the CPU. The images are only read. The result is in channels_last
-    memory.
+    Returns None if the kernels cannot do this, for example on the CPU. `images` stay unchanged. The result is in
+    channels_last memory.
     """
     if not images.is_cuda:
         return None

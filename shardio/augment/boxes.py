@@ -20,8 +20,8 @@ from shardio.order.rng import make_keys, random_bits, uniform
 
 # torchvision draws so often before it gives up and takes the centre.
 _TRIES = 10
-# One purpose may draw so many numbers for one sample.
 MOST_DRAWS = 32
+"""The most numbers that one purpose may draw for one sample."""
 
 
 class FreshSeed:
@@ -49,7 +49,10 @@ class Draws:
     view: int = 0
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Returns (count, B) random numbers from [0, 1). Each purpose has its own numbers."""
+        """Returns random numbers from [0, 1), float64 (count, B), that depend on the key `purpose`.
+
+        Raises ValueError unless `count` is from 1 to MOST_DRAWS.
+        """
         if not 0 < count <= MOST_DRAWS:
             raise ValueError(f"count must be from 1 to {MOST_DRAWS}; found {count}")
         first = self.indices.astype(np.uint64) * np.uint64(MOST_DRAWS)
@@ -63,15 +66,15 @@ class Draws:
         return key
 
     def keys(self, purpose: str) -> NDArray[np.int64]:
-        """Returns 64 random bits for each sample, (B,)."""
+        """Returns 64 random bits for each sample, int64 (B,), that depend on the key `purpose`."""
         return random_bits(self._key(purpose), self.indices.astype(np.uint64)).view(np.int64)
 
     def of_the_batch(self) -> Draws:
-        """Returns Draws of the batch's first sample alone, for numbers that the whole batch shares."""
+        """Returns the Draws of the batch's first sample only, for numbers that the whole batch shares."""
         return replace(self, indices=self.indices[:1])
 
     def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Returns (count, B) random numbers from a standard normal distribution."""
+        """Returns random numbers from a standard normal distribution, float64 (count, B). See `uniform`."""
         shares = torch.from_numpy(self.uniform(purpose, count) + 2.0**-54)
         quantiles: NDArray[np.float64] = torch.special.ndtri(shares).numpy()
         return quantiles
@@ -79,10 +82,10 @@ class Draws:
 
 @dataclass
 class Loaded:
-    """The batch that a loader passes to a function given as its transform.
+    """The batch that a loader passes to its transform, if the transform is a plain function.
 
-    Transforms that the function calls draw random numbers by the samples of the batch. Each call counts as another
-    view, so two calls of one transform draw different numbers.
+    If the function calls transforms of shardio, they draw the random numbers of the batch's samples. Each call counts
+    as another view, so two calls of one transform draw different numbers.
     """
 
     images: torch.Tensor
@@ -109,9 +112,9 @@ _LOADED: ContextVar[Loaded | None] = ContextVar("shardio_loaded", default=None)
 
 
 def loaded(count: int) -> Loaded | None:
-    """Returns the batch whose function the loader is calling in this thread.
+    """Returns the batch that a loader is passing to a plain function in this thread.
 
-    Returns None outside of such a call, or if the batch has fewer than `count` samples.
+    Returns None if no loader is calling a function, or if the batch has fewer than `count` samples.
     """
     found = _LOADED.get()
     return found if found is not None and count <= len(found.draws.indices) else None
@@ -133,15 +136,16 @@ class Boxes:
 
     @classmethod
     def picked(cls, several: Sequence[Boxes], numbers: NDArray[np.int64]) -> Boxes:
-        """Returns boxes of which box i is box i of `several[numbers[i]]`. `numbers` is (B,)."""
+        """Returns Boxes that take the box of image i from `several[numbers[i]]`. `numbers` is int64 (B,)."""
         columns = np.arange(len(numbers))
         sides = np.stack([[b.tops, b.lefts, b.heights, b.widths] for b in several])
         return cls(*sides.transpose(1, 0, 2)[:, numbers, columns])
 
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
-        """Returns these boxes in the coordinates of `outer`.
+        """Returns these boxes in pixels of the stored images.
 
-        The boxes are in pixels of images of `sizes`, (B, 2), which show the contents of `outer`.
+        `outer` are boxes of the stored images that were cropped and resized to `sizes`, int64 (B, 2), height and
+        width. These boxes are in pixels of the result.
         """
         by_height, by_width = outer.heights / sizes[:, 0], outer.widths / sizes[:, 1]
         return Boxes(
@@ -153,7 +157,7 @@ class Boxes:
 
 
 def between(bounds: Iterable[float], shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns numbers within `bounds`, (low, high), for random numbers from [0, 1)."""
+    """Returns `shares`, numbers from 0 to 1, mapped to the range `bounds`, (low, high)."""
     low, high = bounds
     return low + (high - low) * shares
 
@@ -168,9 +172,10 @@ def random_resized_boxes(
 ) -> Boxes:
     """Returns random boxes, drawn as by torchvision's RandomResizedCrop.get_params.
 
-    `heights` and `widths` are those of the images, in pixels, (B,). The share of the image's area is uniform in
-    `scale`. The aspect ratio, width / height, is uniform in `ratio` on a logarithmic scale. The position is uniform
-    among whole pixels. If none of ten such boxes fits, the box is the largest centered box whose ratio is allowed.
+    `heights` and `widths`, int64 (B,), are the sizes of the images in pixels. The box's share of the image's area is
+    uniform in `scale`. Its width / height is uniform in `ratio` on a logarithmic scale. Its position is uniform among
+    whole pixels. If none of ten such boxes fits, the result is the largest centered box whose ratio is allowed.
+    `purpose` is a key of the random numbers.
     """
     numbers = draws.uniform(purpose, 2 * _TRIES + 2)
     area = (heights * widths) * between(scale, numbers[:_TRIES])

@@ -1,4 +1,4 @@
-"""The base class of transforms; Compose, which chains them, and Views, which applies several to each sample."""
+"""Transform, the base class; Compose, which chains transforms; Views, which makes several images of each sample."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Transform(Described, ABC):
     mask_fill: MaskFill | None = None
     """The `mask_fill` of calls that do not pass this argument."""
     keeps_places: ClassVar[bool] = False
-    """True if it takes images as they come, and neither crops nor resizes them; see `shardio.augment.cut`."""
+    """True if the transform neither crops nor resizes images; see `shardio.augment.cut`."""
 
     @overload
     def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
@@ -95,16 +95,16 @@ class Transform(Described, ABC):
         view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns the transformed images, and labels, masks and boxes if they are given.
+        """Returns the transformed images, labels, and a dict of masks and boxes; only the parts that were given.
 
         - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
-        - `masks`: (B, H, W) or (B, H, W, C) by name; `mask_fill` is their value outside of the image, also by name.
-        - `boxes`: float32 (B, K, 5) by name: left, top, right, bottom and the label, which is -1 where there is no box.
+        - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: their value outside of the image, or a dict by name.
+        - `boxes`: float32 (B, K, 5) by name: left, top, right, bottom and label. Rows without a box have the label -1.
         - `indices`, `seed`, `epoch`, `view` key the random numbers. Without them, a call draws from torch's generator.
-        - `sizes`: (B, 2), the heights and widths of images that were squashed to one shape.
+        - `sizes`: (B, 2), the heights and widths that squashed images had before.
 
-        Tensors are only read, and returned themselves if nothing changes. See "Masks and boxes" and "Calling a
-        transform yourself" in the guide. A ShardLoader passes all of these.
+        Tensors are not changed in place; a tensor that needs no change is returned itself. A ShardLoader passes all
+        these arguments. See "Masks and boxes" and "Calling a transform yourself" in the guide.
         """
         if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
             found_types = f"{type(images).__name__} and {type(labels).__name__}"
@@ -119,11 +119,11 @@ class Transform(Described, ABC):
             sizes = given.sizes()
         found = sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
         if found.shape != (count, 2) or (count and found.min() < 1):
-            least = f", at least {found.min()}" if found.size else ""
-            raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}{least}")
+            least = f", minimum {found.min()}" if found.size else ""
+            raise ValueError(f"sizes must be of shape {(count, 2)}, minimum 1; found shape {found.shape}{least}")
         if labels is not None and not _are_labels(labels, count):
             raise ValueError(
-                f"labels must be int64 (B,), or float32 (B,) or (B, K), of {count} images; found {labels.dtype} "
+                f"labels must be int64 (B,), or float32 (B,) or (B, K), for {count} images; found {labels.dtype} "
                 f"{tuple(labels.shape)}"
             )
         draws = _draws(count, given, indices, seed, epoch, view)
@@ -150,9 +150,9 @@ class Transform(Described, ABC):
 
     @property
     def mixed_classes(self) -> frozenset[int | None]:
-        """The `num_classes` of all Mixup and CutMix in the transform. Empty if it has none.
+        """The `num_classes` arguments of every Mixup and CutMix in the transform. Empty if it has neither.
 
-        None stands for a Mixup or CutMix that gets labels (B, K) and needs no number of classes.
+        An argument is None if the Mixup or CutMix is for float32 labels, which need no number of classes.
         """
         parts = (part for part in getattr(self, "transforms", ()) if isinstance(part, Transform))
         return frozenset[int | None]().union(*(part.mixed_classes for part in parts))
@@ -170,7 +170,7 @@ class Transform(Described, ABC):
     def apply(self, batch: Batch, purpose: str) -> Batch:
         """Returns the batch after this transform.
 
-        `purpose` is a key of the random numbers, so two transforms of one class draw different numbers.
+        `purpose` is a key of the random numbers. Two transforms of one class get different keys.
         """
 
 
@@ -196,9 +196,11 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     parts = tuple(transforms)
     for transform in parts:
         if not isinstance(transform, Transform) or isinstance(transform, Views):
-            raise ValueError(f"transforms must be transforms of shardio.augment other than Views; found {transform!r}")
+            raise ValueError(
+                f"transforms inside another transform must be from shardio.augment, and not Views; found {transform!r}"
+            )
         if transform.mask_fill is not None:
-            raise ValueError(f"only the outermost Compose or Views may have mask_fill; found {transform!r}")
+            raise ValueError(f"only the outermost Compose or Views may have mask_fill; found it in {transform!r}")
     return parts
 
 
@@ -281,9 +283,9 @@ class Compose(Container):
 
 @dataclass(frozen=True, repr=False)
 class Views(Container):
-    """Augments each sample several times; returns a tuple of images.
+    """Augments each sample several times. The images of a batch are a tuple, with a tensor per transform.
 
-    The tuple has an item per transform. Equal transforms draw different random numbers. Labels are returned once,
+    Equal transforms draw different random numbers. Masks and boxes are tuples, too. Labels are returned once,
     unchanged. `mask_fill` is the same as in Compose.
     """
 

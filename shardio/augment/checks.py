@@ -46,15 +46,16 @@ def check_whole(name: str, value: object, least: int, most: float = math.inf) ->
 
 
 def as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
-    """Returns an argument that is a pair or a number for both as a pair; whether it is valid is for checks to say."""
+    """Returns `value` itself if it is a sequence, otherwise the pair (value, value). Checks nothing."""
     return value if isinstance(value, Sequence) else (value, value)  # type: ignore[return-value]
 
 
 def check_range(
     name: str, bounds: object, least: float = -math.inf, most: float = math.inf, *, above: bool = False
 ) -> tuple[float, float]:
-    """Returns `bounds` as floats (low, high). Raises ValueError unless least <= low <= high <= most.
+    """Returns `bounds` as floats (low, high).
 
+    Raises TypeError if a bound is not a number, and ValueError unless least <= low <= high <= most and both are finite.
     With `above`, low must be greater than `least`.
     """
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
@@ -65,16 +66,18 @@ def check_range(
     if not (least < low if above else least <= low) or not low <= high <= most or not math.isfinite(high):
         limits = [f"{'above' if above else 'at least'} {least:g}"] * math.isfinite(least)
         limits += [f"at most {most:g}"] * math.isfinite(most)
-        raise ValueError(f"{name} must be (min, max), {' and '.join(limits) or 'finite'}; found {bounds!r}")
+        expected = f"(min, max) with min <= max, both {' and '.join(limits) or 'finite'}"
+        raise ValueError(f"{name} must be {expected}; found {bounds!r}")
     return float(low), float(high)
 
 
 def around(
     name: str, value: object, centre: float, least: float = -math.inf, most: float = math.inf
 ) -> tuple[float, float]:
-    """Returns the bounds (low, high) that `value` stands for: a pair, or a number x for `centre` - x to `centre` + x.
+    """Returns the bounds (low, high) of an argument: a pair, or a number x that means `centre` - x to `centre` + x.
 
-    Raises ValueError if a bound is above `most`. A pair below `least` raises as well; a number is limited to `least`.
+    Raises ValueError if a bound is above `most`, or a bound of a pair is below `least`. For a number, a low bound below
+    `least` becomes `least`.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return check_range(name, value, least, most)
@@ -103,9 +106,9 @@ def check_fill(name: str, fill: float | Sequence[float] | None) -> None:
 
 
 def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
-    """Returns `fill` as a tuple with a number per channel; None becomes NaN.
+    """Returns `fill` as a tuple with a number for each of `channels`. None becomes NaN.
 
-    Raises ValueError if `fill` has another number of channels.
+    Raises ValueError unless `fill` is one number, a number per channel, or None. The error calls it `name`.
     """
     if not isinstance(fill, Sequence):
         return (math.nan if fill is None else float(fill),) * channels

@@ -22,10 +22,10 @@ Numbers = NDArray[np.int64]
 
 
 def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
-    """Returns a batch with each image from one of the alternatives, whose numbers are `numbers`, (B,).
+    """Returns a batch that takes image i from `alternatives[numbers[i]]`. `numbers` is int64 (B,).
 
-    The alternatives are `base` after different transforms. If they have only recorded changes, the choice is recorded
-    as well. Otherwise the pixels of all alternatives are computed.
+    The alternatives are `base` after different transforms. If the transforms only recorded changes, the choice is
+    recorded as well. Otherwise the pixels of all alternatives are computed.
     """
     first = alternatives[0]
     if not all(_are_alike(base, first, other) for other in alternatives):
@@ -110,7 +110,8 @@ class RandomChoice(Container):
             for share in shares:
                 check_number("p", share)
             if len(shares) != len(self.transforms) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
-                raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p!r}")
+                expected = f"{len(self.transforms)} probabilities, one per transform, not all 0"
+                raise ValueError(f"p must be {expected}; found {self.p!r}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.mixes:

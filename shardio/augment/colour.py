@@ -132,7 +132,7 @@ class RandomPosterize(_Sometimes):
 def _check_threshold(name: str, threshold: float) -> None:
     check_number(name, threshold)
     if not 0 <= threshold <= 256:
-        raise ValueError(f"{name} must be a grey level from 0 to 255, or 256 for none; found {threshold!r}")
+        raise ValueError(f"{name} must be a grey level from 0 to 255, or 256 to invert nothing; found {threshold!r}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +147,7 @@ class RandomSolarize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomAdjustSharpness(_Sometimes):
-    """Sharpens by `sharpness_factor`, with probability `p`.
+    """Changes the sharpness by `sharpness_factor`, with probability `p`.
 
     0 blurs, 1 changes nothing, 2 doubles the sharpness.
     """
@@ -175,8 +175,8 @@ def _check_sigma(name: str, sigma: Range) -> None:
 class GaussianBlur(Transform):
     """Blurs with a Gaussian of `kernel_size` pixels.
 
-    `kernel_size` is an odd number, or (width, height). `sigma` is a number, or the bounds it is drawn from. The image
-    is mirrored at its edges.
+    `kernel_size` is an odd number, or (width, height). `sigma`, the standard deviation in pixels, is a number, or the
+    bounds that it is drawn from. The image is mirrored at its edges.
     """
 
     kernel_size: Annotated[int | tuple[int, int], _check_kernel_size]

@@ -45,9 +45,10 @@ _CASTS = (Normalize, ToDtype)
 
 @dataclass(frozen=True)
 class Split:
-    """A transform split into `head`, its first crops, resizes and flips, and `rest`.
+    """A transform in two parts: `head`, which decides which pixels are read, and `rest`, which runs on the result.
 
-    `head` includes a Normalize and a ToDtype directly after them. Threads may share a Split.
+    `head` has the crops, resizes and flips at the beginning of the transform, and any Normalize and ToDtype that
+    directly follow. `rest` has all other transforms. Threads may share a Split.
     """
 
     transform: Transform
@@ -56,7 +57,7 @@ class Split:
 
     @classmethod
     def of(cls, transform: Transform) -> Split | None:
-        """Returns the split of a transform; None if it needs whole images, or the kernel in C is missing."""
+        """Returns the split of a transform; None if it cannot be split, or the kernel in C is missing."""
         name = type(transform).__name__
         parts = [*transform.parts(name)] if type(transform) is Compose else [(transform, name)]
         resizes = [type(part) in (RandomResizedCrop, Resize) for part, _ in parts]
@@ -79,11 +80,11 @@ class Split:
         sizes: NDArray[np.int64] | None = None,
         whole_lines: int = 0,
     ) -> Cut:
-        """Returns the Cut of the samples of `draws`.
+        """Applies the head to the samples of `draws`, before their images are read. Returns the Cut.
 
-        `shape` is the height, width and channels of stored images; for `sizes` see `Transform.__call__`. With
-        `whole_lines`, windows have whole lines, and begin and end at multiples of this number or at the image's end.
-        Raises the errors of the transform.
+        `shape` is the height, width and channels of stored images; for `sizes` see `Transform.__call__`. If
+        `whole_lines` is not 0, windows consist of whole lines, and begin and end at line numbers that are multiples of
+        `whole_lines`, or at the image's end. Raises the errors of the transform.
         """
         height, width, channels = shape
         # Nothing of the head looks at pixels.
@@ -96,9 +97,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The head of a split, applied to some images before they are read. Threads may share a Cut.
+    """The head of `split`, applied to a batch of images before they are read. Threads may share a Cut.
 
-    `batch` has the recorded changes; its images have a shape but no pixels. For `whole_lines` see `Split.cut`.
+    `batch` has the changes that the head recorded; its images have a shape but no pixels. For `whole_lines` see
+    `Split.cut`.
     """
 
     split: Split
@@ -126,7 +128,7 @@ class Cut:
 
     @cached_property
     def windows(self) -> Windows:
-        """The part of each stored image that the filter reads; with `whole_lines`, whole lines around it."""
+        """The window of each stored image that the filter reads, extended to whole lines if `whole_lines` is set."""
         (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
         if self.whole_lines:
             height, width = self.batch.images.shape[2:]
@@ -150,7 +152,7 @@ class Cut:
         return spans
 
     def resample(self, pixels: NDArray[np.uint8], some: slice, out: NDArray[Any]) -> None:
-        """Writes the results of the images `some` into `out`, (B, *size, C) of `dtype`.
+        """Resamples `some` of the images, a slice of the batch, into `out`, (images, *size, C) of `dtype`.
 
         `pixels`, uint8 (n,), holds the windows of these images, one after the other.
         """
@@ -158,7 +160,7 @@ class Cut:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """The byte where each window ends if all are packed one after the other: (B + 1,), beginning with 0."""
+        """Byte offsets of the windows in packed memory, int64 (B + 1,): window i is from ends[i] to ends[i + 1]."""
         return np.concatenate([[0], (self.windows.num_pixels * self.num_channels).cumsum()])
 
     @cached_property
@@ -190,7 +192,7 @@ class Cut:
         return height, width, channels
 
     def resampled_on_cuda(self, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Returns the results of `resampled`, cast, computed on CUDA. All three tensors are on the device.
+        """Resamples all images on CUDA, like `resampled`. All three tensors are on the device.
 
         `parameters` and `places` are copies of the attributes of these names.
         """
@@ -199,9 +201,9 @@ class Cut:
         return resample_packed(pixels, parameters, places, self._shape, self.how)
 
     def resampled(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Returns the results of all images, (B, C, *size) in channels_last memory.
+        """Returns all images, resampled, (B, C, *size) in channels_last memory.
 
-        `pixels`, uint8 (n,) on the CPU, holds all windows. The work is shared by as many threads as torch has.
+        `pixels`, uint8 (n,) on the CPU, holds all windows, one after the other. Runs in as many threads as torch has.
         """
         packed = pixels.numpy()
         out = np.empty((len(self.batch), *self.size, self.num_channels), self.dtype)
@@ -222,8 +224,8 @@ class Cut:
     ) -> tuple[Images, torch.Tensor | None, Arrays]:
         """Applies the rest of the transform; returns images, labels, and masks and boxes by name.
 
-        `images` are the results, (B, C, *size) in channels_last memory, and may be changed in place. For `labels`,
-        `masks` and `boxes` see `Transform.__call__`.
+        `images` are the resampled images, (B, C, *size) in channels_last memory, and may be changed in place. For
+        `labels`, `masks` and `boxes` see `Transform.__call__`.
         """
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
         head, targets = self.batch, Targets.of(stand_in, masks, boxes, self.split.transform.mask_fill)

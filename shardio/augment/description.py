@@ -58,10 +58,10 @@ class Described:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the class and the arguments as values that JSON can store.
+        """Returns a dictionary of the class and the arguments, with values that JSON can store.
 
-        The name of the class is under "transform", all arguments are under their names. Raises TypeError if the class
-        is not a dataclass, or JSON cannot store an argument.
+        The key "transform" has the name of the class; each argument has its own name as the key. Raises TypeError if
+        the class is not a dataclass, or JSON cannot store an argument.
         """
         if not is_dataclass(self):
             raise TypeError(f"cannot describe a transform that is not a dataclass; found {self!r}")
@@ -82,13 +82,13 @@ class Described:
 def from_dict(values: Mapping[str, Any]) -> Described:
     """Returns the transform that a dictionary from `to_dict` describes.
 
-    Raises ValueError if the values do not describe a transform.
+    Raises ValueError if `values` do not describe a transform.
     """
     kind = values.get(KIND) if isinstance(values, Mapping) else None
     known = Described._classes.get(kind) if isinstance(kind, str) else None
     # What has no arguments of its own is a base of other classes.
     if known is None or "__dataclass_fields__" not in vars(known):
-        raise ValueError(f'expected a dictionary with the name of a transform as "{KIND}"; found {_shown(values)}')
+        raise ValueError(f'expected a dictionary whose "{KIND}" names a transform class; found {_shown(values)}')
     try:
         return known(**{name: _live(value) for name, value in values.items() if name != KIND})
     except (TypeError, RecursionError) as error:

@@ -41,9 +41,9 @@ def _check_count(name: str, count: int | tuple[int, int]) -> None:
 class RandomErasing(Transform):
     """Erases a rectangle of the image, with probability `p`.
 
-    - `scale`: the bounds of the area, as a share of the image's. `ratio`: the bounds of height / width.
-    - `value`: the color, a number or a number per channel. "random" draws each pixel and "color" each rectangle and
-      channel from a standard normal distribution, for normalized images. (timm calls these const, pixel and rand.)
+    - `scale`: the bounds of the area, as a share of the image's area. `ratio`: the bounds of height / width.
+    - `value`: the color, a number or a number per channel. For normalized images, "random" draws every pixel, and
+      "color" draws one color per rectangle, from a standard normal distribution. (In timm: const, pixel and rand.)
     - `count`: the number of rectangles, or (min, max); several rectangles share the area.
     """
 
@@ -144,9 +144,10 @@ def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | 
 
 
 def are_inside(images: Tensor, firsts: NDArray[Any], ends: NDArray[Any]) -> Tensor:
-    """Returns which pixels are in a window of each image, bool (B, 1, H, W).
+    """Returns a mask that is true inside a window of each image, bool (B, 1, H, W).
 
-    `firsts` and `ends`, (2, B), are the first row and column of each window, and the row and column after the last.
+    `firsts`, (2, B), has the first row and the first column of each window. `ends`, (2, B), has the row and the column
+    after the last.
     """
     rows, columns = (
         to_device(torch.from_numpy((places >= first[:, None]) & (places < end[:, None])), images.device)

@@ -30,7 +30,7 @@ _seeding = threading.RLock()
 
 
 def of_library(function: object, *names: str) -> bool:
-    """Returns whether the class of a function, or of a function inside it, is defined in the modules `names`."""
+    """Returns whether the class of a function, or of a transform inside it, is defined in the modules `names`."""
     kinds = [f"{kind.__module__}." for kind in type(function).__mro__]
     if any(kind.startswith(f"{name}.") for kind in kinds for name in names):
         return True
@@ -101,7 +101,7 @@ class Generators:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A context manager that restores the state of the generators at its end."""
+        """A context manager that restores the state of the generators at its end. Other threads wait to enter it."""
         with _seeding:
             before = self.state()
             try:
@@ -134,7 +134,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Watch:
-    """Calls a function with the batches of a loader. Raises ValueError if it draws once for all images of a batch.
+    """Calls a function with batches of a loader. Raises ValueError if it draws once for a whole batch.
 
     If a call changes the state of a generator, the function is tested: it is called several times with a batch of equal
     images. If results differ within a batch, it draws for each image. If they differ only between calls, it draws once
@@ -207,15 +207,15 @@ def _alike(made: Tensor, count: int) -> bool:
 
 
 def check_foreign(function: object, arrays: tuple[str, ...]) -> None:
-    """Raises ValueError if a loader cannot use the function as its transform.
+    """Raises ValueError if a loader cannot use `function` as its transform.
 
-    This is so if batches have masks or boxes, whose names are `arrays`, or if the function is from Albumentations.
+    It cannot if batches have masks or boxes, named in `arrays`, or if the function is from Albumentations.
     """
     if arrays:
         raise ValueError(
             f"transform: {name_of(function)} gets only the images, so {', '.join(arrays)} would not move with them; "
             "pass a transform of shardio.augment itself, without a function around it, or PerSample(transform), or "
-            "call the function in the loop"
+            "call the function in the training loop"
         )
     if of_library(function, "albumentations"):
         raise ValueError(

@@ -124,10 +124,10 @@ class RandomAffine(_Warp):
     """Rotates, shifts, scales and shears by random amounts.
 
     - `center`: the fixed point, (x, y); by default the middle of the image.
-    - `degrees`: the bounds of the angle; a number d means from -d to d.
+    - `degrees`: the bounds of the angle, clockwise; a number d means from -d to d.
     - `translate`: the maximum shift, as shares of width and height; shifts are whole pixels.
     - `scale`: the bounds of the factor.
-    - `shear`: the bounds of the angle along x, in degrees; four numbers: along x and y.
+    - `shear`: the bounds of the shear angle along x, in degrees; four numbers are the bounds along x and along y.
     - `fill`: the color outside of the image; None is black.
     """
 
@@ -143,7 +143,7 @@ class RandomAffine(_Warp):
         super().__post_init__()
         if self.translate is not None:
             if not isinstance(self.translate, tuple) or len(self.translate) != 2:
-                raise ValueError(f"translate must be the maximum shares of width and height; found {self.translate!r}")
+                raise ValueError(f"translate must be two shares, of width and height; found {self.translate!r}")
             for share in self.translate:
                 check_probability("translate", share)
         if self.scale is not None:
@@ -209,7 +209,7 @@ class RandomRotation(_Warp):
 class RandomPerspective(_Warp):
     """Moves each corner inwards by a random number of pixels, with probability `p`.
 
-    The maximum is the share `distortion_scale` of half the image's size.
+    The maximum is `distortion_scale` times half the image's width and half its height.
     """
 
     distortion_scale: Probability = 0.5
@@ -231,9 +231,10 @@ class RandomPerspective(_Warp):
 
 
 def perspective(seen: Floats, corners: Floats) -> list[Floats]:
-    """Returns the eight numbers of perspective maps, (B,) each.
+    """Returns the eight numbers of a perspective map for each image, (B,) each.
 
-    The maps move the points `seen`, (4, 2, B), of the result to `corners`, (4, 2), of the image.
+    The map of image i leads from the points (x, y) `seen[:, :, i]` of the result to `corners`, (4, 2), of the image.
+    `seen` is (4, 2, B).
     """
     count = seen.shape[2]
     equations = np.zeros((count, 8, 8))

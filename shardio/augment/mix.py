@@ -71,7 +71,8 @@ class _Mix(Transform):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.num_classes is not None and self.num_classes < 1) or not 0 < self.alpha < math.inf:
-            raise ValueError(f"num_classes and alpha must be above 0; found {self.num_classes}, {self.alpha}")
+            found = f"num_classes={self.num_classes}, alpha={self.alpha}"
+            raise ValueError(f"num_classes must be at least 1, and alpha a finite number above 0; found {found}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be from 0 to less than 1; found {self.label_smoothing}")
 
@@ -135,12 +136,12 @@ class Mixup(_Mix):
     """Adds two weighted images, and their labels, with probability `p`.
 
     - Images must have a floating point type: put Mixup after Normalize.
-    - The weight is drawn from Beta(alpha, alpha), once per batch by the batch's first sample, or for each sample with
-      `per_sample`.
+    - The weight is drawn from Beta(alpha, alpha): once per batch, by the batch's first sample; with `per_sample`, for
+      each sample.
     - `partner`: "roll" mixes with the previous image of the batch, "flip" with the image at the same distance from the
       other end.
     - Labels that are class numbers, int64 (B,), become float32 (B, num_classes). `label_smoothing` is the share spread
-      over all classes. Other labels, float32 (B,) or (B, K), are mixed unchanged and must not have `num_classes`.
+      over all classes. For float32 labels, (B,) or (B, K), leave out both.
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
@@ -158,10 +159,10 @@ class Mixup(_Mix):
 
 @dataclass(frozen=True, repr=False)
 class CutMix(_Mix):
-    """Replaces a window of each image by another image's pixels.
+    """Replaces a window of each image by the pixels of another image, with probability `p`.
 
-    The same share of the label is replaced. The arguments are the same as for Mixup. A window is clipped at the image's
-    edges, so its share may be smaller.
+    The window's share of the image is also the share of the label that is replaced. A window is clipped at the image's
+    edges, so this share may be smaller than drawn. The arguments are the same as for Mixup.
     """
 
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:

@@ -96,7 +96,7 @@ class PerSample(Transform):
             if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
                 first, found = (f"{some.dtype} {tuple(some.shape)}" for some in (parts[0], part))
                 raise ValueError(
-                    f"PerSample: all samples must get {what} of one shape and dtype; found {first} for sample "
+                    f"PerSample: the transform must return {what} of one shape and dtype; found {first} for sample "
                     f"{indices[0]} and {found} for sample {index}: crop or resize to one size"
                 )
         return torch.stack(parts)

@@ -35,8 +35,8 @@ def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) 
     """Returns the images after their steps, uint8 (B, C, H, W) in channels_last memory.
 
     `images` may be changed in place and returned, so pass a fresh result of `resample`, or a clone. With `native`, the
-    kernel in C does the work on the CPU, in as many threads as torch has. A thread that finds values which an operation
-    cannot take raises ValueError, and leaves its part of the batch unchanged.
+    kernel in C does the work on the CPU, in as many threads as torch has. The kernel raises ValueError if an operation
+    cannot take its values; some images may have been changed by then.
     """
     steps = tuple(step for step in steps if not step.does_nothing)
     if not steps or not images.numel():
@@ -52,7 +52,7 @@ def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) 
 def run_steps_by_torch(images: Tensor, steps: Steps) -> Tensor:
     """Returns the images after their steps, uint8 (B, C, H, W), in the memory format of `images`.
 
-    `images` are only read.
+    `images` stay unchanged.
     """
     images = images.clone()
     for step in steps:
@@ -166,7 +166,7 @@ def _grayscale(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def gaussian(sigmas: NDArray[np.float64], size: int) -> NDArray[np.float32]:
-    """Returns the weights of Gaussian filters, (n, size). Each filter sums to 1."""
+    """Returns the weights of a Gaussian filter for each of `sigmas`, (n,): float32 (n, size). Each filter sums to 1."""
     squares = (np.arange(size) - size // 2) ** 2
     weights = np.exp(-squares / (2.0 * sigmas[:, None] ** 2))
     shares: NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -194,10 +194,11 @@ def _blur(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def fixed_affine(values: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """Returns affine maps in fixed point, (n, 2, 3), from pixels of the result to the pixels they read.
+    """Returns affine maps in fixed point, int64 (n, 2, 3), from pixels of the result to the pixels they read.
 
-    There is a line for the column and a line for the row of the pixel to read. Its three numbers are the change per
-    column of the result, the change per row of the result, and the position that the first pixel reads.
+    `values`, (n, 6 or more), begin with the six numbers of `Affine`. [:, 0] is for the column to read, [:, 1] for the
+    row. The three numbers are the change per column of the result, the change per row of the result, and the position
+    that the first pixel reads.
     """
     matrix = values[:, :6].reshape(-1, 2, 3)
     limit = _FAR * np.array([1 / max(height, width), 1 / max(height, width), 1])
@@ -337,7 +338,7 @@ TABLES = frozenset(_TABLES)
 
 
 def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
-    """Returns the table of an operation: the new level of each of 256 grey levels, uint8 (n, C, 256)."""
+    """Returns tables with the new level of each of 256 grey levels, uint8 (n, C, 256), for n images with `values`."""
     made = np.clip(_TABLES[op](np.arange(256, dtype=np.float32), values), 0, 255).astype(np.uint8)
     return np.broadcast_to(made[:, None], (len(values), channels, 256)).copy()
 

@@ -99,7 +99,7 @@ def run_steps_fused(
 ) -> Tensor:
     """Returns the images after steps, normalization and cast, (B, C, H, W) in channels_last memory.
 
-    The result has `dtype`; by default float32 if normalized, else uint8. The images are only read. The host does not
+    The result has `dtype`; by default float32 if normalized, else uint8. `images` stay unchanged. The host does not
     wait for the device.
     """
     count, channels, height, width = images.shape

@@ -151,7 +151,7 @@ class _Policy(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandAugment(_Policy):
-    """Applies `num_ops` operations at bin `magnitude` of `num_magnitude_bins`.
+    """Applies `num_ops` random operations of strength `magnitude`, from 0 to `num_magnitude_bins` - 1.
 
     Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
     """
@@ -177,7 +177,7 @@ class RandAugment(_Policy):
 
 @dataclass(frozen=True, repr=False)
 class TrivialAugmentWide(_Policy):
-    """Applies one operation, at a random bin of `num_magnitude_bins`.
+    """Applies one random operation of random strength, from 0 to `num_magnitude_bins` - 1.
 
     Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
     """
@@ -225,7 +225,7 @@ Learnt = Literal["imagenet", "cifar10"]
 
 @dataclass(frozen=True, repr=False)
 class AutoAugment(_Policy):
-    """Applies two operations: one of 25 pairs that were learnt for a dataset.
+    """Applies a random one of 25 pairs of operations, learnt for the dataset that `policy` names.
 
     Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
     """
@@ -260,14 +260,14 @@ PillowReading = Literal["random", "bilinear", "bicubic"]
 class TimmRandAugment(_Policy):
     """Applies the RandAugment of a timm configuration.
 
-    `config` consists of parts joined by hyphens, such as "rand-m9-mstd0.5-inc1":
+    `config` is "rand" and parts joined by hyphens, such as "rand-m9-mstd0.5-inc1" (defaults in parentheses):
 
     - `m`: the level, 0 to 10 (10). `mstd`: the standard deviation of its noise (0); above 100, levels are uniform from
-      0 to `m`. `mmax`: the maximum level (10).
-    - `n`: the number of operations (2). `p`: the probability of each (0.5).
+      0 to `m`. `mmax`: the maximum level (10). `n`: the number of operations (2). `p`: the probability of each (0.5).
     - `inc1`: a higher level always changes the image more. `t`, another set of operations, is not supported.
-    - `interpolation`: a filter of Pillow, or "random" for one per image. `fill`: the colour outside of the
-      image, for which timm's training script passes the mean of the dataset.
+
+    `interpolation` is a filter of Pillow, or "random" to draw a filter for each image. `fill` is the color outside of
+    the image; timm's training script passes the mean of the dataset.
     """
 
     config: str = "rand-m9-mstd0.5-inc1"
@@ -295,7 +295,7 @@ class TimmRandAugment(_Policy):
         whole = all(values[name].is_integer() for name in ("m", "mmax", "n", "inc"))
         if first != "rand" or not whole or values["p"] > 1 or values["inc"] > 1:
             raise ValueError(
-                'config must be "rand" and some of m9, mstd0.5, mmax10, n2, p0.5 and inc1, joined by hyphens; found '
+                'config must be "rand" and parts like m9, mstd0.5, mmax10, n2, p0.5 or inc1, joined by hyphens; found '
                 f"{self.config!r}"
             )
         return values

@@ -148,9 +148,8 @@ RECIPES: dict[str, Recipe] = {
 def recipe(name: str, size: int | None = None, num_classes: int = 1000) -> Transform:
     """Returns the training transform of this name.
 
-    The transform returns images of `size` (default: the size that its source uses). Recipes that mix labels need
-    `num_classes`. Printing the transform shows its Python code, to copy and change. Raises ValueError for an unknown
-    name.
+    The transform returns images of `size` (default: the size that its source uses). `num_classes` is for recipes that
+    mix labels. Printing the transform shows its Python code, to copy and change. Raises ValueError for an unknown name.
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"name must be one of {', '.join(RECIPES)}; found {name!r}")

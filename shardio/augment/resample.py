@@ -1,9 +1,9 @@
 """Resamples a box of each image to one size: by a kernel in C on the CPU, or by operations of torch on any device.
 
-The result is that of torch's antialiased `interpolate` of the cropped uint8 images: a filter along the lines, with
-weights of 16 bits, then a rounding to grey levels, and the same along the columns. Pillow's `crop` and `resize` give
-the same within one grey level. On the CPU both ways give the same bytes. Boxes may have fractional sides, as in images
-that were squashed.
+The result equals torch's antialiased `interpolate` of the cropped uint8 images: lines are filtered with weights of 16
+bits and rounded to grey levels, then columns in the same way. Pillow's `crop` and `resize` agree within one grey level.
+On the CPU, the kernel and torch's operations give the same bytes. Boxes may have fractional sides, for example in
+images that were squashed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Resampling:
 
     @property
     def made(self) -> torch.dtype:
-        """The dtype of the result: float32 if it is normalized and not cast."""
+        """The dtype of the result: `dtype`; if it is None, float32 with `statistics` and uint8 without."""
         return self.dtype or (torch.uint8 if self.statistics is None else torch.float32)
 
     @property
     def kernel_dtype(self) -> Any:
-        """The dtype that the kernel in C writes: `made`, with the bits of bfloat16 as uint16, or what is cast to it."""
+        """The NumPy dtype that the kernel in C writes. uint16 has the bits of bfloat16. See `as_made`."""
         return _KERNEL_DTYPES.get(self.made, np.uint8 if self.statistics is None else np.float32)
 
     @property
@@ -80,10 +80,10 @@ def resample(
 ) -> torch.Tensor:
     """Returns the boxes of `images` resampled to `size`, uint8 (B, C, *size) in channels_last memory.
 
-    `images` are uint8 (B, C, H, W), on any device. Where `flips`, (B,), is true, the result is mirrored. With
-    `statistics`, it is normalized float32; with `dtype`, it is cast. The filter reads no pixel outside of `within`,
-    boxes around `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside `within`.
-    With `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
+    `images` are uint8 (B, C, H, W), on any device. Where `flips`, bool (B,), is true, the result is mirrored. With
+    `statistics`, the result is normalized, float32; with `dtype`, it is cast. The filter reads no pixel outside of
+    `within`, boxes around `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image and its box of
+    `within`. With `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
     how = Resampling(size, interpolation, antialias, statistics, dtype)
@@ -176,10 +176,10 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
-    """Returns the boxes as spans, (2, B, 4): start, length, low and high, for rows and columns and each image.
+    """Returns the spans of boxes, float64 (2, B, 4): [0] along the rows of each image, [1] along its columns.
 
-    Low and high are the limits from `within`: the filter reads no pixel outside of them. Raises IndexError if a box is
-    not inside its limits, or the limits are not inside an image of this size.
+    A span is start, length, low and high. The filter reads no pixel outside of low and high, the limits from `within`.
+    Raises IndexError if a box is not inside its limits, or the limits are not inside an image of this size.
     """
     spans = []
     for limit, start, length, low, room in (
@@ -212,7 +212,7 @@ def _resample_natively(
 
 
 def as_made(images: torch.Tensor, how: Resampling) -> torch.Tensor:
-    """Returns what the kernel in C wrote, of `how.kernel_dtype`, as `how.made`: a view, or cast."""
+    """Returns images that the kernel in C wrote, of `how.kernel_dtype`, as `how.made`: a view of uint16, or cast."""
     return images.view(how.made) if images.dtype == torch.uint16 else images.to(how.made)
 
 
@@ -224,7 +224,7 @@ def resample_windows(
     out: NDArray[Any],
     how: Resampling,
 ) -> None:
-    """Does what `resample` does, from windows of images, by the kernel in C in the calling thread.
+    """Resamples images like `resample`, but given only a window of each, by the kernel in C in the calling thread.
 
     `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
     `out` is (B, *size, C) of `how.kernel_dtype`. Raises IndexError if a box is not inside its window.

@@ -3,7 +3,7 @@
 A program computes some lines of a tile of the output. It filters the matching part of each stored line that the tile
 needs, in registers, and adds the result to the output lines. Each warp reads 32 adjacent bytes, mostly from the
 first-level cache. Only the result is written, in channels_last memory. So the width and the alignment of lines do not
-matter, and one compiled kernel serves all sizes. Grey levels equal those of `shardio.augment.resample` within one.
+matter, and one compiled kernel serves all sizes. Grey levels differ from `shardio.augment.resample` by at most one.
 Without CUDA or Triton, torch's operations do the same work.
 """
 
@@ -300,7 +300,7 @@ def resample_fused(
 ) -> torch.Tensor:
     """Returns the images resampled as by `resample`, and cast, (B, C, *size) in channels_last memory.
 
-    The host does not wait for the device. Raises IndexError as `resample` does.
+    For the arguments and the IndexError see `resample`. The host does not wait for the device.
     """
     return _launch(images, boxes, within, flips, how, _most_taps(images.shape[3], how))
 

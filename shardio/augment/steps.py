@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Op(IntEnum):
-    """An operation on a uint8 image. The comments name the values that it takes. The kernel in C uses the same numbers.
+    """An operation on a uint8 image. The comments name its values. The kernel in C uses the same numbers.
 
     Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Grey levels
     match torchvision's `rgb_to_grayscale`.
@@ -30,8 +30,8 @@ class Op(IntEnum):
     HUE = 4  # share of the circle, from -0.5 to 0.5
     SHARPNESS = 5  # factor
     POSTERIZE = 6  # bits that are left
-    SOLARIZE = 7  # least grey level that is inverted
-    SOLARIZE_ADD = 8  # what is added to grey levels, and the least that stays as it is
+    SOLARIZE = 7  # the lowest grey level that is inverted
+    SOLARIZE_ADD = 8  # the number added to grey levels, and the lowest grey level that stays unchanged
     INVERT = 9
     AUTOCONTRAST = 10
     EQUALIZE = 11
@@ -69,9 +69,9 @@ FILL_AT = 9
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """An operation for each image: `codes`, uint8 (B,), are numbers of Op.
+    """An operation for each image of a batch.
 
-    `values`, float64 (B, FILL_AT + channels), are the values that the operations take.
+    `codes`, uint8 (B,), are numbers of Op. `values`, float64 (B, FILL_AT + channels), are the operations' values.
     """
 
     codes: NDArray[np.uint8]
@@ -89,7 +89,7 @@ class Step:
         return len(self.codes)
 
     def where(self, chosen: NDArray[np.bool_]) -> Step:
-        """Returns the step with NOTHING as the operation of images that are not `chosen`, bool (B,)."""
+        """Returns the step for `chosen` images only, bool (B,). The operation of other images is NOTHING."""
         return replace(self, codes=np.where(chosen, self.codes, np.uint8(Op.NOTHING)))
 
     @property
@@ -101,7 +101,7 @@ Steps = tuple[Step, ...]
 
 
 def merged(alternatives: Sequence[Steps], chosen: NDArray[np.int64]) -> Steps:
-    """Returns steps that run on image i the steps of `alternatives[chosen[i]]`. `chosen` is (B,)."""
+    """Returns steps that change image i like the steps `alternatives[chosen[i]]`. `chosen` is int64 (B,)."""
     steps = []
     for some in zip_longest(*alternatives):
         parts = [step.where(chosen == number) for number, step in enumerate(some) if step is not None]

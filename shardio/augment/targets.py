@@ -1,8 +1,8 @@
 """Masks and boxes of a batch, which go through the same crops, flips and warps as their images.
 
-Masks are read by nearest neighbor. First, rows and columns of a mask are selected as the crop and the resize select
-those of the image. Then the bytes of the mask, as channels of an image, go through the same steps. The corners of
-boxes are multiplied by the matrices of the same maps.
+Masks are read by nearest neighbor. First, a crop and a resize select rows and columns of the mask. Then the bytes of
+the mask go through the same steps as the image, as if they were its channels. The corners of boxes are multiplied by
+the matrices of the same maps.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _LEAST = 1 - 1e-6
 
 
 def nearest_places(starts: Floats, lengths: Floats, size: int, limit: int) -> Places:
-    """Returns the nearest stored pixel for each of `size` output pixels along an axis, (B, size).
+    """Returns which row (or column) of a mask each of `size` output rows shows, int32 (B, size).
 
-    The output shows the parts of lines of `limit` pixels that begin at `starts` and have `lengths`, (B,) each. Of two
-    pixels at the same distance, the second is chosen, as in torch's "nearest-exact".
+    For each mask of `limit` rows, the part that begins at `starts` and is `lengths` long, float64 (B,) each, is resized
+    to `size` rows by nearest neighbor. Of two equally near rows, the second is chosen, as in torch's "nearest-exact".
     """
     middles = starts[:, None] + (2 * np.arange(size) + 1) * lengths[:, None] / (2 * size)
     # A place that rounding has put beside a whole pixel is that pixel.
@@ -52,9 +52,9 @@ def nearest_places(starts: Floats, lengths: Floats, size: int, limit: int) -> Pl
 
 
 def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int]) -> Floats:
-    """Returns matrices, (B, 3, 3), that map points of images to the result of a crop, a resize and a flip.
+    """Returns matrices, (B, 3, 3), that map points (x, y, 1) of images to the result of a crop, a resize and a flip.
 
-    `boxes` are cropped, resized to `size`, and mirrored where `flips` is true.
+    `boxes` are cropped, resized to `size`, (height, width), and mirrored where `flips` is true.
     """
     height, width = size
     across, down = width / boxes.widths, height / boxes.heights
@@ -68,7 +68,7 @@ def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int])
 
 
 def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
-    """Returns matrices, (B, 3, 3), that map points of images of `size` to their places after a step."""
+    """Returns matrices, (B, 3, 3), that map points (x, y, 1) of images of `size` to their places after a step."""
     height, width = size
     matrices = np.tile(np.eye(3), (len(step), 1, 1))
     matrices[step.codes == Op.MIRROR, 0] = -1, 0, width
@@ -87,9 +87,9 @@ def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
 
 
 def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Tensor:
-    """Maps the corners of boxes, and returns the smallest upright boxes around them, clipped to `size`: (B, K, 5).
+    """Maps the corners of boxes, (B, K, 5), by `matrices`, (B, 3, 3), and returns the upright boxes around the results.
 
-    `matrices`, (B, 3, 3), map the corners of `boxes`, (B, K, 5). See `settled` for boxes that leave the image.
+    The boxes, (B, K, 5), are as small as possible, and clipped to `size`. See `settled` for boxes that leave the image.
     """
     numbers = to_device(torch.from_numpy(matrices).to(boxes.dtype), boxes.device)
     left, top, right, bottom = boxes[..., :4].unbind(2)
@@ -122,7 +122,7 @@ def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Ten
 def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tensor:
     """Returns boxes, (B, K, 5), clipped to an image of `size`.
 
-    A box whose width or height is then below `least` pixels is removed: it becomes zeros with the label -1.
+    If less than `least` pixels of its width or height are left, a box is removed: it becomes zeros with the label -1.
     """
     height, width = size
     x, y = boxes[..., 0:4:2].clamp(0, width), boxes[..., 1:4:2].clamp(0, height)
@@ -138,8 +138,8 @@ def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tens
 class Targets:
     """The masks, (B, H, W, ...), and the boxes, (B, K, 5), of images of `size`, (H, W).
 
-    `fills` are the values of masks outside of the image. Boxes are clipped to the image, and float64 until `arrays`
-    (float32 on MPS). Tensors are only read.
+    `fills` are the values of masks outside of the image, by name. Boxes are clipped to the image. They are float64, or
+    float32 on MPS; `arrays` returns float32. Tensors are not changed in place.
     """
 
     size: tuple[int, int]
@@ -168,7 +168,7 @@ class Targets:
         for name, mask in masks.items():
             if mask.ndim not in (3, 4) or mask.shape[:3] != (count, height, width):
                 expected = f"({count}, {height}, {width}) or ({count}, {height}, {width}, C)"
-                raise ValueError(f"masks[{name!r}] must be {expected}, as the images are; found {tuple(mask.shape)}")
+                raise ValueError(f"masks[{name!r}] must be {expected}, like the images; found {tuple(mask.shape)}")
         for name, some in boxes.items():
             if some.dtype != torch.float32 or some.ndim != 3 or some.shape[::2] != (count, 5):
                 raise ValueError(
@@ -184,7 +184,7 @@ class Targets:
     def moved(self, boxes: Boxes | None, flips: NDArray[np.bool_], size: tuple[int, int], steps: Steps) -> Targets:
         """Returns the targets after a crop to `boxes`, a resize to `size`, a flip where `flips` is true, and steps.
 
-        If `boxes` is None, images go through the steps only.
+        If `boxes` is None, there are only steps, and `flips` is ignored.
         """
         moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
         rows = columns = None
@@ -200,9 +200,10 @@ class Targets:
         return self._moved(size, rows, columns, matrices, moving)
 
     def padded(self, rows: Places, columns: Places, left: int, above: int) -> Targets:
-        """Returns the targets of images with a border, which consist of `rows` and `columns`, (1, length).
+        """Returns the targets of images that get a border.
 
-        `left` and `above` are the widths of the border there, by which boxes move.
+        `rows` and `columns`, int32 (1, length), say which row and column of the image each row and column of the result
+        shows; -1 is the border. Boxes move right and down by `left` and `above`, the widths of the border in pixels.
         """
         matrix = np.array([[[1.0, 0.0, left], [0.0, 1.0, above], [0.0, 0.0, 1.0]]])
         return self._moved((rows.shape[1], columns.shape[1]), rows, columns, [matrix], ())
@@ -230,7 +231,7 @@ class Targets:
 
     @staticmethod
     def chosen(alternatives: Sequence[Targets], numbers: Tensor) -> Targets:
-        """Returns targets with those of image i from `alternatives[numbers[i]]`. `numbers` is (B,)."""
+        """Returns targets that take the masks and boxes of image i from `alternatives[numbers[i]]`."""
         first = alternatives[0]
         masks, boxes = dict(first.masks), dict(first.boxes)
         for number, other in enumerate(alternatives[1:], start=1):
@@ -307,7 +308,7 @@ def _checked(kind: str, tensors: object, images: Tensor) -> dict[str, Tensor]:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{kind}[{name!r}] must be a tensor; found {type(tensor).__name__}")
         if tensor.device != images.device:
-            raise ValueError(f"{kind}[{name!r}] must be on {images.device}, as the images are; found {tensor.device}")
+            raise ValueError(f"{kind}[{name!r}] must be on {images.device}, like the images; found {tensor.device}")
     return dict(tensors)
 
 
@@ -327,7 +328,7 @@ def _fills(masks: Mapping[str, Tensor], mask_fill: MaskFill) -> dict[str, float]
     found = check_mask_fill(mask_fill)
     if isinstance(found, dict):
         if unknown := [name for name in found if masks and name not in masks]:
-            raise ValueError(f"mask_fill must name some of the masks {sorted(masks)}; found {unknown}")
+            raise ValueError(f"mask_fill must have names of masks only, {sorted(masks)}; found {unknown}")
         fills = {name: found.get(name, 0) for name in masks}
     else:
         fills = dict.fromkeys(masks, found)

@@ -35,7 +35,7 @@ Size = Annotated[int | tuple[int, int], _check_size]
 class RandomResizedCrop(Transform):
     """Crops a box of random area, aspect ratio and position, and resizes it.
 
-    `scale` are the bounds of the area, as a share of the image's; `ratio` are the bounds of width / height.
+    `scale` are the bounds of the area, as a share of the image's area; `ratio` are the bounds of width / height.
     """
 
     size: Size
@@ -75,9 +75,9 @@ class Resize(Transform):
 class Pad(Transform):
     """Adds a border of `padding` pixels.
 
-    `padding` is a number, (left and right, top and bottom), or (left, top, right, bottom). The border has the color
-    `fill`, or continues the image by its "edge", or by its mirror image without the edge ("reflect") or with the edge
-    ("symmetric").
+    `padding` is a number, (left and right, top and bottom), or (left, top, right, bottom). By default, the border has
+    the color `fill`. `padding_mode` "edge" repeats the pixels at the edge. "reflect" and "symmetric" mirror the image,
+    without and with the pixels at the edge.
     """
 
     padding: int | Sequence[int]
@@ -112,7 +112,10 @@ class Pad(Transform):
             padded[:, :, above : above + height, left : left + width] = images
         else:
             if self.padding_mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
-                raise ValueError(f"padding must be less than the image's size, {batch.size}; found {self.padding!r}")
+                raise ValueError(
+                    f'padding with padding_mode="reflect" must be less than the image, (height, width) = {batch.size}; '
+                    f"found {self.padding!r}"
+                )
             rows, columns = (
                 to_device(torch.from_numpy(places[0]), images.device) for places in self._places(height, width)
             )
@@ -230,7 +233,8 @@ def _numbers(name: str, values: object) -> tuple[float, ...]:
 class Normalize(Transform):
     """Computes (x / 255 - mean) / std as float32; torchvision's ToTensor is included.
 
-    `mean` and `std` are a number for all channels, or a number per channel. `Normalize("imagenet")` uses ImageNet's.
+    `mean` and `std` are a number for all channels, or a number per channel. `Normalize("imagenet")` uses the mean and
+    standard deviation of ImageNet.
     """
 
     mean: str | float | Sequence[float] = "imagenet"
@@ -244,7 +248,7 @@ class Normalize(Transform):
             if self.mean not in _STATISTICS or self.std is not None:
                 names = ", ".join(_STATISTICS)
                 raise ValueError(
-                    f"mean must be one of {names} without std, or numbers; found {self.mean!r}, {self.std}"
+                    f"mean must be numbers, or {names} without std; found mean={self.mean!r}, std={self.std}"
                 )
             values: tuple[tuple[float, ...], tuple[float, ...]] = _STATISTICS[self.mean]
         else:
@@ -252,7 +256,7 @@ class Normalize(Transform):
             if min(values[1]) <= 0:
                 raise ValueError(f"std must be above 0; found {self.std}")
             if len({len(numbers) for numbers in values} - {1}) > 1:
-                raise ValueError(f"std must have as many numbers as mean; found {self.std} and {self.mean}")
+                raise ValueError(f"std must have as many numbers as mean; found std={self.std}, mean={self.mean}")
         object.__setattr__(self, "_values", values)
 
     @property
@@ -275,7 +279,7 @@ class Normalize(Transform):
 class ToDtype(Transform):
     """Casts to a floating point type.
 
-    With `scale`, uint8 images become 0 to 1; otherwise they stay 0 to 255.
+    With `scale`, uint8 images become numbers from 0 to 1; without, they stay from 0 to 255.
     """
 
     dtype: torch.dtype

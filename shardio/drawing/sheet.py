@@ -33,18 +33,19 @@ def sheet(
     columns: int | None = None,
     side: int | None = None,
 ) -> Image.Image:
-    """Returns a contact sheet of the pictures, uint8 (height, width, channels) of any sizes, in rows of `columns`.
+    """Returns a contact sheet: the pictures in rows of `columns` (default: 8), with their captions.
 
-    `captions` has a text for each picture, with lines separated by newlines; a line that is too long ends in "...".
-    `side` is the longer side of each picture on the sheet, in pixels. By default, pictures of 96 to 224 pixels keep
-    their size, and smaller pictures are enlarged by whole multiples, which keeps their pixels visible. Raises
-    ValueError if there is no picture, or a picture has no pixels.
+    `pictures` are uint8 (height, width, channels), of any sizes. `captions` has a text for each picture, with lines
+    separated by newlines; a line that is too long ends in "...". `side` is the longer side of each picture on the
+    sheet, in pixels. By default, pictures of 96 to 224 pixels keep their size, larger pictures are reduced to 224, and
+    smaller pictures are enlarged by whole multiples, so single pixels stay visible. Raises ValueError if there is no
+    picture, or a picture has no pixels.
     """
     if not len(pictures):
         raise ValueError("expected at least one picture, found none")
     texts = [caption.split("\n") for caption in captions] or [[] for _ in pictures]
     if len(texts) != len(pictures):
-        raise ValueError(f"expected a caption for each of the {len(pictures)} pictures, found {len(texts)}")
+        raise ValueError(f"expected a caption for each of the {len(pictures)} pictures, found {len(texts)} captions")
     images = [_shown(picture, side) for picture in pictures]
     per_row = min(len(images), columns or _MAX_COLUMNS)
     width = max(image.width for image in images)
@@ -64,7 +65,10 @@ def sheet(
 
 
 def as_image(picture: NDArray[np.uint8]) -> Image.Image:
-    """Returns a picture (height, width, channels) as an image: color if it has 3 or 4 channels, else grey channel 0."""
+    """Returns a picture, (height, width, channels), as a PIL image.
+
+    The first three channels of 3 or 4 become RGB. Otherwise only channel 0 is shown, in grey.
+    """
     pixels = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(pixels))
 

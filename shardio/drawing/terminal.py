@@ -25,10 +25,10 @@ def in_blocks(
     *,
     group: int = 1,
 ) -> Iterator[str]:
-    """Yields lines that show pictures in rows, with their captions as text.
+    """Yields lines of text that show pictures in rows, with their captions below.
 
-    Each picture is at least 20 cells wide in a terminal of `width` cells. A row ends between groups of
-    `group` pictures, unless a group is longer than a row.
+    The terminal has `width` cells. Each picture is at least 20 cells wide, or as wide as the terminal. A row has whole
+    groups of `group` pictures; a group that is longer than a row is divided into rows of equal length.
     """
     most = max(1, min((width + 1) // (_MIN_CELLS + 1), -(-len(pictures) // group) * group))
     per_row = max(count for count in range(1, most + 1) if count % group == 0 or group % count == 0)

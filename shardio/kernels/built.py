@@ -32,7 +32,7 @@ KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcop
 
 _FORCED = os.environ.get("SHARDIO_KERNEL", "")
 if _FORCED and _FORCED not in KERNELS:
-    raise ImportError(f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
+    raise ImportError(f"environment variable SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
 DEFAULT_KERNEL: str = _FORCED or (_rowcopy.BEST if _rowcopy else "numpy")
 """The default kernel for copying samples: the environment variable SHARDIO_KERNEL, or the best for this processor.
 
@@ -49,7 +49,7 @@ _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """Returns which code does each kind of work on the CPU, such as {"read": "C", "resample": "avx2"}."""
+    """Returns the code that does each kind of work on the CPU, such as {"read": "C", "resample": "avx2"}."""
     return {
         "copy": DEFAULT_KERNEL,
         "read": "C" if _rowread else "Python",
@@ -70,7 +70,7 @@ def missing_kernels() -> str:
 
 
 def warn_of_missing_kernels() -> None:
-    """Emits a RuntimeWarning, once per process, unless SHARDIO_KERNEL=numpy says that no kernels are wanted."""
+    """Warns if kernels are missing, once per process, unless SHARDIO_KERNEL=numpy says that none is wanted."""
     global _warned
     if not _warned and _FORCED != "numpy" and (text := missing_kernels()):
         _warned = True

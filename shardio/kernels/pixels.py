@@ -22,9 +22,9 @@ _MIN_IMAGES = 4
 
 
 def in_slices(count: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all threads.
+    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all calls.
 
-    If a call of `work` raises an error, raises this error.
+    If a call raises an error, raises this error, and does not wait for the other calls.
     """
     threads = min(torch.get_num_threads(), count // _MIN_IMAGES)
     if threads <= 1:
@@ -54,8 +54,8 @@ def in_slices(count: int, work: Callable[[slice], None]) -> None:
 def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
     """Runs S steps on `pixels`, (B, H, W, C), in place. `codes` is (S, B), `values` (S, B, n).
 
-    A thread that finds values which an operation cannot take raises ValueError, and leaves its part of the batch
-    unchanged.
+    Raises ValueError if an operation cannot take its values. Then some images are unchanged: the slice of the batch
+    whose thread found the error.
     """
     shape = pixels.shape[1:]
 

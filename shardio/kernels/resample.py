@@ -36,11 +36,11 @@ def resample_windows(
 ) -> None:
     """Resamples a box of each image, and writes the results to `out`, (B, H, W, C).
 
-    - `pixels` holds the windows of the images, one after the other; `windows`, (B, 4), their tops, lefts, heights and
-      widths.
-    - `axes`, (B, 2, 4), has four numbers for rows and for columns: start and scale, as output i is centred at start +
-      scale * (i + 1/2) in the image; and the limits of what the filter reads, which must be inside the window.
-    - Of the `resized` outputs (default: `out`), those from `first` on are written. Outputs that do not exist are black.
+    - `pixels` holds a window of each image, one after the other. `windows`, (B, 4): their top, left, height, width.
+    - `axes`, (B, 2, 4), has four numbers for rows and four for columns: start, scale, low and high. Output i is
+      centered at start + scale * (i + 1/2) in the image. The filter reads from low to high, limits inside the window.
+    - `resized`: the size of the whole resized image (default: the size of `out`). `first`: the row and the column of it
+      where `out` begins. What lies outside of the resized image is black.
     - `out` is uint8. With `affine`, (2, C), a factor and an offset per channel, it is float32, float16, or bfloat16 as
       uint16.
     """

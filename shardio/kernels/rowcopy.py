@@ -53,7 +53,8 @@ class Windows:
     def check_inside(self, height: int, width: int) -> None:
         """Raises IndexError if a window is empty, or not inside a picture of this size."""
         if len({len(values) for values in (self.tops, self.lefts, self.heights, self.widths)}) > 1:
-            raise IndexError(f"expected as many tops, lefts, heights and widths; found {self}")
+            found = ", ".join(f"{len(values)} {name}" for name, values in vars(self).items())
+            raise IndexError(f"expected as many tops as lefts, heights and widths; found {found}")
         for starts, sides, most in ((self.tops, self.heights, height), (self.lefts, self.widths, width)):
             # A side is compared first, so that no sum overflows.
             wrong = (sides < 1) | (sides > most) | (starts < 0)
@@ -61,8 +62,8 @@ class Windows:
             if wrong.any():
                 at = int(wrong.argmax())
                 raise IndexError(
-                    f"expected windows inside of {(height, width)}, height and width; found {self.heights[at]} x "
-                    f"{self.widths[at]} pixels at {(int(self.tops[at]), int(self.lefts[at]))}"
+                    f"windows must be inside of (height, width) = {(height, width)}; found {self.heights[at]} x "
+                    f"{self.widths[at]} pixels at row {self.tops[at]}, column {self.lefts[at]}"
                 )
 
 
@@ -76,7 +77,7 @@ def copy_rows(
     """
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != count:
-        raise ValueError(f"expected out to be {(len(numbers), rows.shape[1])}; found {out.shape}")
+        raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found {out.shape}")
     if kernel == "numpy":
         _check_numbers(numbers, len(rows))
         # The numbers are inside, so that "clip" clips nothing; the default mode would first copy all of `out`.
@@ -93,7 +94,7 @@ def copy_windows(
     out: NDArray[np.uint8],
     kernel: str = DEFAULT_KERNEL,
 ) -> int:
-    """Copies a window of each of the images `numbers` into `out`, one window after the other.
+    """Copies a window of each image images[numbers[i]] into `out`, one window after the other.
 
     `images` is (n, height, width, channels), `out` has as many bytes as all windows together, both C-contiguous.
     Returns how many windows were copied: all, unless the storage of the next window fails. Raises IndexError before
@@ -101,12 +102,12 @@ def copy_windows(
     """
     num_images, height, width, channels = images.shape
     if len(windows) != len(numbers):
-        raise ValueError(f"expected {len(numbers)} windows; found {len(windows)}")
+        raise ValueError(f"expected {len(numbers)} windows, one for each of numbers; found {len(windows)}")
     _check_numbers(numbers, num_images)
     windows.check_inside(height, width)
     nbytes = windows.num_pixels * channels
     if nbytes.sum() != out.nbytes:
-        raise ValueError(f"expected out to be of {nbytes.sum()} bytes; found {out.nbytes}")
+        raise ValueError(f"out must have {nbytes.sum()} bytes, like all windows together; found {out.nbytes}")
     if kernel == "numpy":
         ends = nbytes.cumsum()
         packed = out.reshape(-1)

@@ -21,10 +21,10 @@ def read_rows(
     out: NDArray[np.uint8],
     drop_behind: bool,
 ) -> int:
-    """Reads rows of `nbytes` bytes from the file at `offsets` into `out` at the bytes `places`.
+    """Reads rows of `nbytes` bytes each: row i from byte offsets[i] of the file to byte places[i] of `out`.
 
     With `drop_behind`, drops the rows from the page cache afterwards. Returns the number of rows read before the first
-    row that cannot be read: all, if there is no such row.
+    row that cannot be read, or the number of all rows.
     """
     if _native is None:
         return 0
@@ -42,9 +42,9 @@ def read_windows(
 ) -> int:
     """Reads windows of images into `out`, through the buffer `scratch`.
 
-    A row of `windows` is (offset of the first byte, lines, bytes of a line, byte in `out`). Lines of an image are
-    `stride` bytes apart. Reads begin and end at multiples of `alignment`. For `drop_behind` see `read_rows`. Returns
-    the number of windows read before the first window that cannot be read.
+    A row of `windows` is (offset of the window in the file, number of lines, bytes per line, offset in `out`). Lines of
+    an image are `stride` bytes apart. Reads begin and end at multiples of `alignment`. For `drop_behind` see
+    `read_rows`. Returns the number of windows read before the first window that cannot be read.
     """
     if _native is None:
         return 0
@@ -52,9 +52,9 @@ def read_windows(
 
 
 def will_need(spans: NDArray[Any]) -> bool:
-    """Calls madvise(MADV_WILLNEED) for spans of memory; returns False if the kernel was not built.
+    """Asks the kernel of the system to read spans of mapped memory ahead, by madvise(MADV_WILLNEED).
 
-    `spans`, uint64 (n, 2), are addresses and lengths.
+    `spans`, uint64 (n, 2), are addresses and lengths in bytes. Returns False if _rowread.c was not built.
     """
     if _native is None:
         return False

@@ -23,7 +23,7 @@ class PinnedSlot(Slot):
     """A slot in pinned memory, with CUDA events for the beginning and the end of its copy to the GPU."""
 
     def __init__(self, images: torch.Tensor, numbers: torch.Tensor, more: Mapping[str, torch.Tensor]) -> None:
-        """`numbers`, int64 (2, batch_size), are the labels and the indices, so one copy moves both."""
+        """`numbers`, int64 (2, batch_size), has the labels and the indices, so one copy moves both."""
         arrays = {name: tensor.numpy() for name, tensor in more.items()}
         labels, indices = numbers.numpy()
         super().__init__(images.numpy(), labels, indices, arrays)
@@ -40,7 +40,7 @@ class PinnedSlot(Slot):
 
 
 class CudaCopier:
-    """Copies batches to one CUDA device, on its own stream. A `shardio.loading.prefetch.Copier`."""
+    """Makes slots and copies batches to one CUDA device, on its own stream: a `shardio.loading.prefetch.Copier`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,9 +61,9 @@ class CudaCopier:
 
 
 class CudaTransfer:
-    """Device memory for a batch, and the copy into it on `copy_stream`. A `shardio.loading.prefetch.Transfer`.
+    """Device memory for a batch, and the copy into it on `copy_stream`: a `shardio.loading.prefetch.Transfer`.
 
-    The memory belongs to the stream that is current when the transfer is made.
+    The memory belongs to the CUDA stream that is current when the transfer is made.
     """
 
     _begin: torch.cuda.Event
@@ -170,7 +170,7 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def make_copier(device: torch.device) -> Copier | None:
-    """Returns a copier to the device; None for the CPU."""
+    """Returns a copier for a CUDA device; None for the CPU."""
     if device.type == "cpu":
         return None
     return CudaCopier(device)

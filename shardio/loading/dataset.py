@@ -24,12 +24,12 @@ _PIL_CHANNELS = (1, 2, 3, 4)
 
 
 class ShardDataset(Dataset[tuple[Any, ...]]):
-    """A map-style dataset of samples (image, label). A part that the split does not have is left out.
+    """A map-style dataset of samples (image, label). If the split has no images or no labels, samples have none.
 
-    `image` is a copy, a uint8 tensor (C, H, W), or with image="pil" a PIL image, as in torchvision's ImageFolder.
-    `label` is an int, a float or a float32 tensor (K,). `transform` and `target_transform` are called on them. With
-    `arrays`, names of arrays of the split, samples end in a dict of tensors by name, which are copies. Raises
-    ValueError if `arrays` has masks or boxes and there is a `transform`, which would change the image alone.
+    The image is a copy, a uint8 tensor (C, H, W), or with image="pil" a PIL image, as in torchvision's ImageFolder.
+    The label is an int, a float or a float32 tensor (K,). `transform` is called with the image, `target_transform` with
+    the label. With `arrays`, names of arrays of the split, samples end in a dict of tensors by name, which are copies.
+    Raises ValueError if `arrays` has masks or boxes and there is a `transform`, which would change only the image.
 
     Works in forked and in spawned DataLoader workers: a pickle holds the path, and each process maps the set again.
     """
@@ -56,7 +56,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         if transform is not None and (still := (*parts.masks, *parts.boxes)):
             raise ValueError(
                 f"transform gets only the image, so {', '.join(still)} would not change with the image: leave out "
-                "transform=, and change whole samples in a dataset that wraps this one"
+                "transform=, and change whole samples in a dataset that wraps this dataset"
             )
         channels = self.shards.sample_shape[2] if parts.pixels else 1
         if image == "pil" and channels not in _PIL_CHANNELS:

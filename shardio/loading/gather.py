@@ -3,10 +3,10 @@
 Every batch is split over all threads, so the first batch arrives soon. A queue in submission order keeps all threads on
 the earliest unfinished batch.
 
-Gathering a batch that is not urgent starts a moment after the consumer's step: the head start of the step. A step
-begins with work of one thread, such as launching kernels, and ranks that wait for each other at the end of a step begin
-the next step at the same moment. If all of their gather threads began then, too, they would compete for the cores, the
-last rank would launch its step late, and the others would wait for it. docs/architecture.md has figures.
+The consumer's step has a head start: gathering a batch that is not urgent starts a moment after the step. A step begins
+with work of one thread, such as launching kernels, and ranks that wait for each other at the end of a step begin the
+next step at the same moment. If all of their gather threads began then, too, they would compete for the cores, the last
+rank would launch its step late, and the other ranks would wait for it. docs/architecture.md has figures.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _LEAST_SECONDS = 0.001
 
 
 def head_start_seconds(step_seconds: float) -> float:
-    """Returns how many seconds after its submission gathering a batch should start.
+    """Returns how many seconds gather threads should wait before they start on a submitted batch.
 
-    `step_seconds` is the time of the consumer's last step. Only for batches that are not late: the batches before them
-    must be ready.
+    `step_seconds` is the time of the consumer's last step. A batch should wait only if the batch before it is ready;
+    otherwise it is late already.
     """
     seconds = min(_SHARE * step_seconds, _MOST_SECONDS)
     return seconds if seconds >= _LEAST_SECONDS else 0.0
 
 
 class Pending:
-    """A batch that is being gathered into a slot, in `num_parts` parts. Thread safe; one thread may wait.
+    """A batch that is being gathered into a slot, in `num_parts` parts. Thread safe, but only one thread may wait.
 
     The slot belongs to the pending batch until `wait` returns it, or `abandon` releases it.
 
@@ -67,7 +67,7 @@ class Pending:
         finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> None:
-        """Gathering starts after the head start, or as soon as the consumer waits for the batch."""
+        """Gathering starts after `head_start_seconds`, or as soon as the consumer waits. For `finish` see `Finish`."""
         self._reader = reader
         self._request = request
         self._slot = [slot]  # the thread that pops it owns it
@@ -83,9 +83,9 @@ class Pending:
         self._begin_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, part: slice, *, refused: bool) -> None:
-        """Reads one part, in a gather thread. Never raises: `wait` raises the error.
+        """Reads the samples `part` of the batch, in a gather thread. Never raises: `wait` raises the error.
 
-        A part that is `refused`, because the loader was closed, fails with RuntimeError.
+        With `refused`, because the loader was closed, the part fails with RuntimeError.
         """
         if self._begins and (seconds := self._begins - time.perf_counter()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -126,7 +126,7 @@ class Pending:
 
     @property
     def gather_seconds(self) -> float:
-        """The seconds of copying, summed over the parts. Complete after wait()."""
+        """The seconds spent on reading and copying, summed over the parts. Complete after wait()."""
         return sum(self._seconds)
 
     @property
@@ -177,13 +177,16 @@ class Pending:
 
 
 class Hints:
-    """Runs announcements of batches to a reader, until they are abandoned. Thread safe."""
+    """Announces batches to a reader until the consumer gives them up by `abandon`. Thread safe."""
 
     def __init__(self) -> None:
         self._wanted = True
 
     def run(self, tell: Callable[[], None], *, refused: bool) -> None:
-        """Calls `tell`, in a gather thread. Never raises: an error comes again when the batch is read."""
+        """Calls `tell`, which announces a batch, in a gather thread. Does nothing after `abandon`, or if `refused`.
+
+        Never raises: the error will come again when the batch is read.
+        """
         if self._wanted and not refused:
             with contextlib.suppress(Exception):
                 tell()
@@ -194,7 +197,7 @@ class Hints:
 
 
 Finish = Callable[[Slot, int], None]
-"""The last step of a batch (slot, size), in the gather thread that copied its last part."""
+"""A function of (slot, number of samples) that is called after all parts of a batch were read, in a gather thread."""
 
 _Job = tuple[Pending | Hints, Any]
 # Anything else tells a thread to end: None, or a weak reference that has died.
@@ -230,10 +233,10 @@ class GatherThreads:
         finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> Pending:
-        """Queues the request, to be read into the slot in parts. Returns the pending batch.
+        """Queues a batch for the threads, which read its parts into `slot`. Returns the pending batch.
 
-        Reading starts after the head start. Then `finish` is called with the slot and the number of samples, in one of
-        the threads, unless a part failed.
+        Reading starts after `head_start_seconds`, or as soon as the consumer waits for the batch. When all parts are
+        read, one of the threads calls `finish` with the slot and the number of samples, unless a part failed.
         """
         size = len(request)
         shares = max(1, min(self.num_threads, size))
@@ -246,7 +249,7 @@ class GatherThreads:
         return pending
 
     def announce(self, reader: Reader, request: Request, hints: Hints) -> None:
-        """Announces to the reader, in a gather thread, a batch that will be submitted soon."""
+        """Announces a batch that will be submitted soon to the reader, in a gather thread."""
         self._jobs.put((hints, partial(reader.will_read, request)))
 
     def no_core_seconds(self) -> float:

@@ -1,6 +1,6 @@
 """The iterator of a ShardLoader: reads the batches of an epoch ahead, and counts the batches received.
 
-The way of a batch:
+The stages of a batch:
 
 order -> drawn, and announced -> gathered into a slot -> copied to the device -> transformed -> received
 """
@@ -73,7 +73,7 @@ class Flow:
             self.abandon()
 
     def abandon(self) -> None:
-        """Drops the batches that will not be taken, and returns their slots to the ring. May be called again."""
+        """Drops all batches that were not taken, and returns their slots to the ring. May be called again."""
         self._hints.abandon()
         while self._pending:
             self._pipeline.abandon(self._pending.popleft()[1])
@@ -81,9 +81,9 @@ class Flow:
             self._device.close()
 
     def take(self) -> tuple[Tensors, NDArray[np.int64], Cut | None]:
-        """Waits for the next batch. Returns the batch, its sample indices and its cut.
+        """Waits for the next batch. Returns its tensors, its sample indices and its cut.
 
-        Raises the error of gathering the batch.
+        Raises the error of gathering the batch. A batch whose pictures were read whole has the cut None.
         """
         self._head_start_seconds = head_start_seconds(self._pipeline.meter.step_seconds())
         self._gather_ahead()
@@ -233,7 +233,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
                 self._position.receive(self._token, Place(self._place.epoch + 1, 0))
             raise StopIteration
         if flow is None or pipeline.closed:
-            raise RuntimeError("this ShardLoader was closed")
+            raise RuntimeError("this ShardLoader was closed: make another loader to read more batches")
         try:
             return self._next_of(flow)
         except BaseException:

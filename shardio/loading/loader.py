@@ -68,8 +68,8 @@ class ShardLoader(LikeDataLoader):
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
     on_damage: "skip" replaces a damaged sample by another sample of the batch, with a warning, in a job that must not
         end.
-    arrays, columns: names of arrays of the split, and of numbers in its index, to add to each batch. By default none,
-        or all arrays if the set has no pixels.
+    arrays, columns: names of arrays of the split, and of number columns of its index, to add to each batch. By default
+        none, or all arrays if the set has no pixels.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
     roi: False reads whole pictures, not only the region that the transform's first crops and resizes use: to compare
         the speed. The pixels are the same.
@@ -195,7 +195,7 @@ class ShardLoader(LikeDataLoader):
         return self._pipeline.damaged
 
     def report(self) -> LoaderReport:
-        """Returns a report on whether data has been the bottleneck so far. Print it to see the cause and advice."""
+        """Returns a report on whether data has been the bottleneck so far. Print the report to see cause and advice."""
         return self._pipeline.report()
 
     def stats(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The counts at one moment. A wait that is not over counts with its time so far."""
+    """The counts at one moment. They include the time of a wait that is not over yet."""
 
     counts: Counts
     epoch: int = 0
@@ -52,7 +52,7 @@ class Listener(Protocol):
     """Receives snapshots of the counts from time to time."""
 
     def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
-        """Calls `snapshot` and records the result if a record is due at `now` (time.perf_counter()). Never raises."""
+        """If a record is due at `now` (time.perf_counter()), calls `snapshot` and records the result. Never raises."""
 
     def write(self, snapshot: Snapshot) -> None:
         """Records this snapshot. Never raises."""
@@ -77,7 +77,7 @@ class Meter:
         self._epoch = self._step = 0
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes that an iterator was asked for its first batch. Time between iterators does not count."""
+        """Starts to count the time of an iterator, when its first batch is requested."""
         self._epoch, self._step = epoch, 0
         self._is_first = True
         self._since = time.perf_counter()

@@ -27,7 +27,7 @@ _NUMBERS = ("source_width", "source_height", "crc32")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `ShardLoader` that have these names, checked before a set is opened."""
+    """Arguments of `ShardLoader`, under the same names, checked before a set is opened."""
 
     seed: int
     prefetch: int
@@ -49,7 +49,7 @@ class Options:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_integer(name, value))
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
-            found = f"{self.num_threads}, {self.prefetch}"
+            found = f"num_threads={self.num_threads}, prefetch={self.prefetch}"
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
         check_function(self.transform)
         every = self.report_every
@@ -71,7 +71,7 @@ def check_function(transform: object) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a batch: pixels, labels, and `arrays` and `columns` by name, in this order.
+    """Which parts a batch has: pixels, labels, and `arrays` and `columns` by name, in this order.
 
     `arrays` includes labels that are not integers.
     """
@@ -105,7 +105,7 @@ class Parts:
 
 
 def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names as a tuple. Raises TypeError if `names` is a string, or an item is not a string."""
+    """Returns the names as a tuple. Raises TypeError, which calls them `what`, unless they are a list of strings."""
     if not isinstance(names, (str, bytes)) and isinstance(names, Iterable):
         found = tuple(names)
         if all(isinstance(name, str) for name in found):
@@ -114,9 +114,10 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_parts(layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
-    """Returns the parts of batches with these arrays and columns. Without pixels and `arrays`, all arrays are included.
+    """Returns the parts of batches that have `arrays` and `columns`, given by their names in the split.
 
-    Raises ValueError for a name that the split does not have.
+    If the split has no pixels and `arrays` is empty, all arrays are included. Raises ValueError for a name that the
+    split does not have.
     """
     where = f"{layout.path}, {layout.split}"
     known = [name for name in layout.content.arrays if name != LABELS_NAME]

@@ -87,7 +87,7 @@ class Pipeline:
         device: torch.device,
         indices: NDArray[np.int64] | None,
     ) -> None:
-        """`num_samples` samples will be read per epoch: the samples in `indices`, or all of the split."""
+        """`num_samples` is the number of different samples to read: those in `indices`, or all samples of the split."""
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
         """{"thread": the thread that is requesting a batch}; empty if none is."""
@@ -187,13 +187,14 @@ class Pipeline:
         self.transform = self._make_step(function, roi=self._may_split)
 
     def begin_epoch(self) -> bool:
-        """Decides how the reader reads this epoch. Returns whether its batches are worth announcing."""
+        """Lets the reader choose how to read this epoch. Returns whether batches should be announced to the reader."""
         return self._reader.begin_epoch()
 
     def last_step(self, epoch: int) -> Finish | None:
-        """Returns the function that is called with each gathered batch of this epoch, or None.
+        """Returns the function to call with each gathered batch of this epoch, or None.
 
-        It does not hold the pipeline: otherwise a gather thread could be the one that closes it.
+        The function has no reference to the pipeline. Otherwise a gather thread could be the last to free the pipeline,
+        and would close it.
         """
         return None if self._guard is None else partial(self._guard.replace_damaged, epoch)
 
@@ -202,7 +203,10 @@ class Pipeline:
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
     def request(self, indices: NDArray[np.int64], cut: Cut | None, *, resamples: bool) -> Request:
-        """Returns the request to read a batch; with `resamples`, also to resample it. Raises the errors of `cut`."""
+        """Returns the request to read a batch. With `resamples`, the reader also resamples it by `cut`.
+
+        Raises the errors of `cut`, for example if its results would have several sizes.
+        """
         parts = self._parts
         request = Request(
             indices, parts.pixels, parts.label_row == LABEL_ROW, tuple(parts.arrays), tuple(parts.columns)
@@ -212,12 +216,12 @@ class Pipeline:
         return replace(request, windows=cut.windows, ends=cut.ends, resample=cut.resample if resamples else None)
 
     def announce(self, request: Request, hints: Hints) -> None:
-        """Announces to the reader a batch that will be submitted soon."""
+        """Announces a batch that will be submitted soon to the reader."""
         self._threads.announce(self._reader, request, hints)
         self.meter.counts.read_ahead_batches += 1
 
     def submit(self, request: Request, cut: Cut | None, last_step: Finish | None, head_start_seconds: float) -> Pending:
-        """Starts to gather a batch into a slot. Returns the pending batch."""
+        """Starts to gather a batch into a slot. Returns the pending batch. See `GatherThreads.submit`."""
         slot = self._ring.acquire()
         if cut is None:
             if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:

@@ -38,7 +38,7 @@ _UNSEEN = nullcontext()
 
 class Tensors(NamedTuple):
     """A batch: `images` (B, C, H, W) uint8 in channels_last memory, `labels` and sample `indices` (B,) int64, and
-    `more` by name, (B, ...)."""
+    `more`, arrays and columns by name, (B, ...)."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -60,13 +60,13 @@ class Transfer(Protocol):
     """Seconds that the consumer's stream waited for the copy. 0.0 until the copy is known to be done."""
 
     def start(self, slot: Slot, size: int) -> None:
-        """Begins to copy the first `size` samples. Does not wait; the slot must not change until `done`."""
+        """Begins to copy the slot's first `size` samples. Does not wait. The slot must not change until `done`."""
 
     def done(self) -> bool:
         """Returns whether the copy is finished. Only then may the slot be written again. Does not wait."""
 
     def wait(self) -> None:
-        """Waits, on the host, until `done`."""
+        """Waits until the copy is finished."""
 
     def hand_over(self) -> Tensors:
         """Returns the tensors on the device. Later work on the consumer's stream runs after the copy.
@@ -79,7 +79,7 @@ class Copier(Protocol):
     """Makes slots and device memory for one device."""
 
     def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
-        """Returns a slot in memory that the device can copy from. `more` has the row types of its other arrays."""
+        """Returns a slot in memory that the device can copy from. `more` has the row types of other arrays by name."""
 
     def reserve(self, slot: Slot) -> Transfer:
         """Allocates device memory for a batch of the slot's size. Does not wait.
@@ -114,7 +114,7 @@ class DevicePrefetch:
             self._reserved = self._copier.reserve(slot)
 
     def take(self) -> Tensors:
-        """Returns the oldest started batch. Waits while copies of more than MOST_AHEAD taken batches are unfinished."""
+        """Returns the batch that was started first. Waits until at most MOST_AHEAD taken batches are still copied."""
         tensors = self._hand_over()
         # Copies are made in order: while one that was taken is unfinished, so are all that were not taken.
         self.reclaim(len(self._transfers) + MOST_AHEAD)

@@ -52,8 +52,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True, repr=False)
 class LoaderReport:
-    """The counts of a loader over some time. `str(report)` is one line of text, followed by advice if data is the
-    bottleneck."""
+    """The counts of a loader over some time. `str(report)` is a line with the result, and a line of advice."""
 
     source: LoaderFacts
     counts: Counts
@@ -152,16 +151,16 @@ class LoaderReport:
             case "gather" if busy and self.no_core_seconds / busy > _NO_CORE:
                 return "gather threads had no core: other processes, or torch's own threads, use them"
             case "gather" if source.prefetch < 2:
-                return f"prefetch={source.prefetch} leaves nothing in hand: try prefetch=2"
+                return f"prefetch={source.prefetch} keeps too few batches ready: try prefetch=2"
             case "gather" if source.num_threads < source.num_cores:
                 who = "one gather thread" if source.num_threads == 1 else f"{source.num_threads} gather threads"
                 return f"{who} copied all the time: try num_threads={source.num_cores}"
             case "gather":
                 return "this machine copies no faster: try smaller samples, or fewer processes at once"
             case "copy":
-                return "copies to the device are too slow: let the transform crop, and see that memory is pinned"
+                return "copies to the device are too slow: let the transform crop, and check that memory is pinned"
             case "transform":
-                return "the transform takes the consumer's thread this time: let it run on the device, or simplify it"
+                return "the transform takes too much of the consumer's time: run it on the device, or simplify it"
         return "data is not your bottleneck: the time goes into the training step"
 
     @property
@@ -177,7 +176,7 @@ class LoaderReport:
 
     def __str__(self) -> str:
         if not self.counts.batches and not self.waiting_seconds:
-            return "no batch was asked for"
+            return "no batch has been requested yet"
         first = self.counts.first_wait_seconds
         beside = f"; the first batches of epochs took {first:,.1f} s more" if first >= 0.05 else ""
         return f"{self.line}{beside}\n{self.advice}"
@@ -202,7 +201,7 @@ _TOLD: dict[Stage, str] = {
 
 
 class ReportThread:
-    """A thread that prints a report line to stderr every `seconds`, unless no batch was asked for meanwhile.
+    """A thread that prints a report line to stderr every `seconds`, if a batch arrived or the consumer is stuck.
 
     The thread ends at `close`, or when `owner` is garbage collected. It holds no strong reference to `owner`.
     """

@@ -47,9 +47,9 @@ class Slot:
         self.more = more
 
     def lay_out(self, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> None:
-        """Makes `images` an array of this shape and dtype, in the same memory if it is large enough.
+        """Makes `images` an array of this shape and dtype. Its contents are undefined.
 
-        The contents are lost.
+        The array uses the same memory if the memory is large enough.
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes > len(self._memory):
@@ -58,7 +58,7 @@ class Slot:
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = _NOTHING) -> Slot:
-    """Returns a slot in ordinary memory. `more` has the row types of its other arrays by name."""
+    """Returns a slot in ordinary memory. `more` has the row types of other arrays by name."""
     return Slot(
         aligned_empty((batch_size, *sample_shape)),
         np.empty(batch_size, np.int64),
@@ -109,9 +109,9 @@ class Ring:
         self._free.append(slot)
 
     def lend(self, slot: Slot, size: int) -> NDArray[Any]:
-        """Returns a view of the first `size` images. The slot returns to the ring when the last view is freed.
+        """Returns a view of the slot's first `size` images. The slot returns to the ring when the last view is freed.
 
-        One-dimensional images are windows of different sizes, one after another, and are returned whole.
+        Images that are one-dimensional, windows of different sizes one after another, are returned as a whole.
         """
         loan = _Loan(slot, size)
         ticket = _Ticket(loan, self._free.append)
@@ -120,9 +120,9 @@ class Ring:
         return np.asarray(loan)
 
     def lend_beside(self, images: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
-        """Returns a view of `array`, which belongs to the slot that `images` was lent from.
+        """Returns a view of `array`, another array of the slot that `images` was lent from.
 
-        The slot returns to the ring when the last view of either is freed.
+        The slot returns to the ring when the last view of `images` and the last view of `array` are freed.
         """
         return np.asarray(_Beside(images, array))
 

@@ -43,7 +43,7 @@ class Position:
         """Whether samples may come more than once in an epoch."""
         self.next = Place(0, 0)
         self.num_repeats = 0
-        """The number of samples of the batch received last that came earlier in the same epoch."""
+        """The number of samples of the latest batch that came earlier in the same epoch."""
         self._received = Place(0, 0)
         self._reading: object = None
         self._shards = shards
@@ -53,7 +53,7 @@ class Position:
         return replace(self.sampler, start=self.next.consumed)
 
     def begin(self, token: object) -> None:
-        """Begins the next epoch. The iterator with this token is now the one that moves the position."""
+        """Begins the next epoch. From now on, only the iterator with this token moves the position."""
         begun, after = self.next, Place(self.next.epoch + 1, 0)
         # No call comes between these, and so no exception of a signal handler.
         self._received = begun

@@ -1,7 +1,7 @@
-"""The status of a loader, published to other processes of the node on a page of memory that `find_loaders` finds.
+"""The status of a loader, which it publishes to other processes of the node on a page of memory.
 
 The page is a memfd: it takes no disk space, needs no folder, and disappears with its process, however the process ends.
-Linux shows it among the descriptors of the process, to the user of the process and to root.
+Linux shows it among the descriptors of the process, to the user of the process and to root; see `find_loaders`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LoaderStatus:
 
 @dataclass(frozen=True)
 class FoundLoader:
-    """A loader on this node, with the number of its process."""
+    """A loader on this node: the number of its process, the inode of its status page, and the status on it."""
 
     pid: int
     inode: int
@@ -70,13 +70,13 @@ class Status:
             self._page = open_memory(_NAME)
 
     def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
-        """Writes the page if it is due at `now` (time.perf_counter()): every TELL_SECONDS. Never raises."""
+        """Writes the status if it is due at `now` (time.perf_counter()): every TELL_SECONDS. Never raises."""
         if now >= self._due:
             self._due = now + TELL_SECONDS
             self.write(snapshot())
 
     def write(self, snapshot: Snapshot) -> None:
-        """Writes the page. Never raises."""
+        """Writes the status with this snapshot. Never raises."""
         page = self._page
         if page is None:
             return
@@ -100,7 +100,7 @@ def _job() -> str:
 def find_loaders() -> list[FoundLoader]:
     """Returns the loaders of all processes that this user may inspect, in the order of process numbers.
 
-    Leaves out loaders whose status page is just being written, or is not valid.
+    A loader is left out if its status page is being written at the moment, or is not valid.
     """
     found: dict[int, FoundLoader] = {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -128,7 +128,7 @@ def _loaders_of(pid: int) -> Iterator[FoundLoader]:
 
 
 def parse(record: bytes) -> LoaderStatus | None:
-    """Returns the status in a page; None if its checksum or a value is wrong."""
+    """Returns the status from `record`, the bytes of a status page. None if the checksum or a value is wrong."""
     try:
         data = record[_HEAD:].rstrip()
         if int(record[:_HEAD], 16) != crc32(data):

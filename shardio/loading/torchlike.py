@@ -20,15 +20,15 @@ from shardio.loading.state import Position
 from shardio.reading.shardset import ShardSet, position_of
 
 _NO_PROCESSES = "there are no worker processes: leave it out"
-_ORDER = "shuffle=, indices= and weights= say which samples come, and each rank has its part of them"
+_ORDER = "use shuffle=, indices= and weights= to choose samples; each rank reads its own part"
 
 # Arguments of DataLoader -> what to do instead.
 _INSTEAD = {
-    "num_workers": "use num_threads=, of threads that copy samples; by default there are enough",
+    "num_workers": "use num_threads=, the number of threads that copy samples, or leave it out",
     "drop_last": 'use tail="drop" (the default) for True, and tail="short" for False',
     "pin_memory": "on CUDA, batches go through pinned memory anyway: leave it out",
     "pin_memory_device": "use device=",
-    "collate_fn": "samples are stored as batches want them; transform= is called with each batch",
+    "collate_fn": "samples need no collating; use transform= to change a batch",
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
     "persistent_workers": _NO_PROCESSES,
@@ -36,13 +36,13 @@ _INSTEAD = {
     "worker_init_fn": _NO_PROCESSES,
     "multiprocessing_context": _NO_PROCESSES,
     "generator": "use seed=",
-    "timeout": "what storage does not give is an error by itself: leave it out",
+    "timeout": "a failed read raises an error in any case: leave it out",
     "in_order": "batches come in order: leave it out",
 }
 
 
 def refuse_options(names: Iterable[str]) -> NoReturn:
-    """Raises TypeError for arguments that ShardLoader does not have. Names a replacement for those of DataLoader."""
+    """Raises TypeError: ShardLoader has no arguments of these names. For arguments of DataLoader, says what to use."""
     found = list(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
     if known:
@@ -125,16 +125,16 @@ class LikeDataLoader:
 
     @cached_property
     def dataset(self) -> LoaderDataset:
-        """The dataset that an epoch draws its samples from. Frameworks expect a DataLoader to have one."""
+        """The dataset that an epoch draws its samples from. Frameworks expect it of a DataLoader."""
         return LoaderDataset(self.shards, self._position.indices)
 
     @property
     def sampler(self) -> RankSampler:
-        """A sampler of the next sample indices, with `set_epoch`. Frameworks expect a DataLoader to have one."""
+        """A sampler of the indices that are read next, with `set_epoch`. Frameworks expect it of a DataLoader."""
         return RankSampler(self._position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next `iter()` begin this epoch. Without a call, each `iter()` begins the epoch after the previous.
+        """Makes the next `iter()` begin this epoch. If it is not called, each `iter()` begins the next epoch.
 
         Setting the epoch of a state that was just loaded is harmless: `iter()` still resumes where the state was taken.
         """

@@ -47,10 +47,10 @@ class TransformStep:
     ) -> None:
         """Raises ValueError if `function` does not suit the split.
 
-        num_classes: returns the number of classes, and whether it is exact. Otherwise, labels may need more classes.
-        roi: read only the region that the first part of a transform of shardio.augment uses, if it can be split off.
-        resamples: gather threads perform that first part.
-        whole_lines: makes windows whole lines: see `Split.cut`.
+        num_classes: returns the number of classes, and whether it is exact. If not, labels may need more classes.
+        roi: read only the region that the transform's first crops and resizes use, if they can be split off.
+        resamples: gather threads perform these crops and resizes.
+        whole_lines: see `Split.cut`.
         """
         self.function = function
         self.resamples = resamples
@@ -70,7 +70,7 @@ class TransformStep:
             check_foreign(function, (*self._masks, *self._boxes))
             self._watch = Watch(function)
         self.split = self._split_of(ours, device) if roi and ours is not None else None
-        """The function split into two parts, if only the region that the first part uses is read; otherwise None."""
+        """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
 
     def _split_of(self, transform: Transform, device: torch.device) -> Split | None:
         split = Split.of(transform)

@@ -56,7 +56,7 @@ _LAUNCHERS = {
 def find_world(
     rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> World:
-    """Returns rank and world size, from the first source that has them; rank 0 of 1 if none has.
+    """Returns rank and world size from the first source that knows them; rank 0 of 1 if no source does.
 
     The sources are, in this order: the arguments, torch.distributed if it is initialised, and the launcher's
     environment variables. Raises LaunchError if launchers contradict each other, if only one of rank and world size is
@@ -83,9 +83,9 @@ def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
 
 
 def check_world(world: World) -> None:
-    """Raises LaunchError if torch.distributed was initialised since, with another rank or world size than `world`.
+    """Raises LaunchError if torch.distributed now has another rank or world size than `world`.
 
-    Does not check a world that was given by arguments.
+    Checks nothing if `world` comes from arguments, or torch.distributed is not initialised.
     """
     now = None if world.source == "arguments" else world_of_torch()
     if now and (now.rank, now.world_size) != (world.rank, world.world_size):
@@ -121,7 +121,7 @@ def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, t
 def least_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
     """Returns a lower bound of the number of ranks on this node.
 
-    It is the launcher's number, or, if that is unknown, the number of ranks up to this rank.
+    It is the number that the launcher set. If that is unknown, it is the local rank plus 1.
     """
     told = [
         int(number[0])

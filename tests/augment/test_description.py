@@ -205,7 +205,7 @@ def test_a_transform_that_is_no_dataclass_can_be_used_and_printed_but_not_stored
     assert transform == Compose([plain, CenterCrop(2)])
     with pytest.raises(TypeError, match=r"cannot describe a transform that is not a dataclass; found .*Plain object"):
         _ = transform.digest
-    with pytest.raises(ValueError, match="expected a dictionary with the name of a transform"):
+    with pytest.raises(ValueError, match="names a transform class"):
         from_dict({"transform": f"{__name__}:Plain"})
 
 

@@ -87,11 +87,11 @@ VALUES: dict[str, list[str]] = {
     "std must be": ["Normalize([0.5], [0.0])", "Normalize(0.5, -1)", "Normalize([0.5] * 3)"],
     "as many numbers": ["Normalize([0.5, 0.5], [0.5] * 3)"],
     "dtype must be": ["ToDtype(torch.uint8)", "ToDtype('float32')"],
-    "num_classes and alpha": ["Mixup(0)", "CutMix(9, alpha=0.0)", "recipe('timm-rsb-a1', 224, 0)"],
+    "num_classes must be at least 1, and alpha": ["Mixup(0)", "CutMix(9, alpha=0.0)", "recipe('timm-rsb-a1', 224, 0)"],
     "label_smoothing": ["CutMix(9, label_smoothing=1.0)"],
     "partner must be one of": ["Mixup(9, partner='next')"],
     "name must be one of": ["recipe('resnet')", "recipe(['dino'])", "recipe(None)"],
-    "must be transforms": [
+    "must be from shardio.augment": [
         *("Compose([abs])", "Views([abs])", "RandomChoice([abs])", "Compose([Views([CenterCrop(3)])])"),
         *("RandomApply([Views([CenterCrop(3)])])", "RandomChoice([Views([CenterCrop(3)])])"),
     ],
@@ -153,7 +153,7 @@ BATCHES: list[tuple[str, list[str], int, Mapping[str, Any]]] = [
     ("found float64", ["CenterCrop(4)"], 3, {"indices": [0.5, 1.5]}),
     ("indices", ["HorizontalFlip()"], 3, {"epoch": 2}),
     ("sizes must be of shape", ["CenterCrop(4)"], 3, {"sizes": [[3, 4]]}),
-    ("at least 1", ["CenterCrop(4)"], 3, {"sizes": [[8, 0], [8, 8]]}),
+    ("minimum 1", ["CenterCrop(4)"], 3, {"sizes": [[8, 0], [8, 8]]}),
     ("one size", ["Resize(4)", "RandAugment()"], 3, {"sizes": [[8, 16], [8, 8]]}),
     ("one size and dtype", ["RandomApply([Normalize()])"], 3, {}),
     ("one size", ["RandomChoice([CenterCrop(4), CenterCrop(5)])"], 3, {"seed": 1}),

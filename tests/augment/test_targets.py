@@ -580,7 +580,7 @@ MADE_OF_SEVERAL = [
         (ValueError, "can hold", {"masks": {"m": MASK}, "mask_fill": float("nan")}),
         (ValueError, "can hold", {"masks": {"m": MASK.half()}, "mask_fill": 1e5}),
         (ValueError, "can hold", {"masks": {"m": MASK.bool()}, "mask_fill": 255}),
-        (ValueError, "some of the masks", {"masks": {"m": MASK}, "mask_fill": {"n": 1}}),
+        (ValueError, "names of masks", {"masks": {"m": MASK}, "mask_fill": {"n": 1}}),
         (TypeError, "mask_fill must be a number", {"masks": {"m": MASK}, "mask_fill": "0"}),
     ],
 )

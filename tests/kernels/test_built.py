@@ -111,7 +111,7 @@ def test_a_kernel_that_is_not_here_is_one_line_on_the_command_line() -> None:
     environ = {**os.environ, "SHARDIO_KERNEL": "sse9"}
     result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith("shardio: error: SHARDIO_KERNEL: expected one of numpy")
+    assert result.stderr.startswith("shardio: error: environment variable SHARDIO_KERNEL: expected one of numpy")
     assert result.stderr.count("\n") == 1
 
 

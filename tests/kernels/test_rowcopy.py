@@ -140,9 +140,7 @@ def test_nothing_is_copied_if_one_window_is_outside(bad: int, which: str, kernel
     places = {"tops": np.zeros(4, np.int64), "lefts": np.zeros(4, np.int64)}
     places[which][3] = bad
     out, untouched = fenced((4, 9, 19, 3), 0)
-    with pytest.raises(
-        IndexError, match=r"expected windows inside of \(10, 20\), height and width; found 9 x 19 pixels"
-    ):
+    with pytest.raises(IndexError, match=r"inside of .*\(10, 20\); found 9 x 19 pixels"):
         copy_windows(images, np.arange(4), Windows.alike(9, 19, **places), out, kernel)
     assert (out == GUARD).all()
     assert untouched()
@@ -156,18 +154,18 @@ def test_shapes_that_do_not_fit_are_refused(kernel: str) -> None:
         (two, np.zeros((2, 59), np.uint8)),
         (two, np.zeros((3, 60), np.uint8)),
     ):
-        with pytest.raises(ValueError, match="expected out to be"):
+        with pytest.raises(ValueError, match="out must have the shape"):
             copy_rows(rows, numbers, target, kernel)
     for height, width in ((5, 5), (4, 6), (0, 5), (4, 0)):
         with pytest.raises(IndexError, match=f"found {height} x {width} pixels at"):
             copy_windows(images, two, Windows.alike(height, width, two * 0, two * 0), out, kernel)
-    with pytest.raises(ValueError, match="expected out to be of 120 bytes; found 80"):
+    with pytest.raises(ValueError, match="out must have 120 bytes"):
         copy_windows(images, two, Windows.alike(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8), kernel)
     for count in (0, 1, 3):
         some = np.zeros(count, np.int64)
-        with pytest.raises(ValueError, match=f"expected 2 windows; found {count}"):
+        with pytest.raises(ValueError, match=f"expected 2 windows.* found {count}"):
             copy_windows(images, two, Windows.alike(1, 1, some, some), out, kernel)
-        with pytest.raises(IndexError, match="expected as many tops, lefts, heights and widths"):
+        with pytest.raises(IndexError, match="expected as many tops"):
             copy_windows(images, two, Windows(two, two, two, some), out, kernel)
 
 

@@ -54,7 +54,7 @@ def report_of(
             "cache=",
         ),
         ({"wait_seconds": 1.0, "stall_seconds": 2.0}, "copy", "copies to the device"),
-        ({"wait_seconds": 1.0, "transform_seconds": 4.0}, "transform", "let it run on the device"),
+        ({"wait_seconds": 1.0, "transform_seconds": 4.0}, "transform", "run it on the device"),
         ({"loop_seconds": 0.0, "batches": 0, "images": 0, "waiting": 9.0}, "storage", "cache="),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_loader_tells_what_limits_its_job(
     if read is not None:
         monkeypatch.setattr(MappedReader, "read", read)
     with ShardLoader(make_set(120), 4, device="cpu", num_threads=1, transform=transform) as loader:
-        assert str(loader.report()) == "no batch was asked for"
+        assert str(loader.report()) == "no batch has been requested yet"
         for _ in loader:
             time.sleep(step)
         report = loader.report()

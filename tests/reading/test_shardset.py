@@ -784,11 +784,11 @@ def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_
         assert np.array_equal(image, sample_pixels(int(i), (21, 17, 3))[top : top + 5, left : left + 4])
     for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
         out[:] = 7
-        with pytest.raises(IndexError, match=r"expected (windows inside of \(21, 17\)|as many tops)"):
+        with pytest.raises(IndexError, match=r"inside of .*\(21, 17\)|as many tops"):
             shards.gather(indices, out, Windows.alike(5, 4, np.array(tops), np.array(lefts)))
         assert (out == 7).all()
     for height, width in ((22, 4), (5, 18), (0, 4), (5, -1)):
-        with pytest.raises(IndexError, match=rf"inside of \(21, 17\), height and width; found {height} x {width} pix"):
+        with pytest.raises(IndexError, match=rf"inside of .*\(21, 17\); found {height} x {width} pix"):
             shards.gather(indices, out, Windows.alike(height, width, windows.tops, windows.lefts))
     several = Windows(windows.tops, windows.lefts, np.array([1, 2, 3]), np.array([4, 3, 1]))
     packed = np.zeros(3 * (4 + 6 + 3), np.uint8)
