@@ -29,7 +29,7 @@ class Batch:
     """Stored images, (B, C, H, W), and the changes recorded for them, in this order.
 
     - A box of each image, `boxes`, is cropped and resized to `sizes`, int64 (B, 2), height and width. The filter reads
-      no pixel outside of `within`. In a new batch, `sizes` are the images' sizes before they were squashed.
+      no pixel outside of `within`. In a new batch, `sizes` are the images' sizes before any squashing.
     - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
     - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
 

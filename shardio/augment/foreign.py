@@ -134,7 +134,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Watch:
-    """Calls a function with batches of a loader. Raises ValueError if it draws once for a whole batch.
+    """Calls a function with batches of a loader. Raises ValueError if the function draws once per batch.
 
     If a call changes the state of a generator, the function is tested: it is called several times with a batch of equal
     images. If results differ within a batch, it draws for each image. If they differ only between calls, it draws once

@@ -82,7 +82,7 @@ def resample(
 
     `images` are uint8 (B, C, H, W), on any device. Where `flips`, bool (B,), is true, the result is mirrored. With
     `statistics`, the result is normalized, float32; with `dtype`, it is cast. The filter reads no pixel outside of
-    `within`, boxes around `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image and its box of
+    `within`, boxes around `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside
     `within`. With `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
@@ -176,7 +176,7 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
-    """Returns the spans of boxes, float64 (2, B, 4): [0] along the rows of each image, [1] along its columns.
+    """Returns the spans of boxes, float64 (2, B, 4): [0] of rows, from top and height, [1] of columns.
 
     A span is start, length, low and high. The filter reads no pixel outside of low and high, the limits from `within`.
     Raises IndexError if a box is not inside its limits, or the limits are not inside an image of this size.

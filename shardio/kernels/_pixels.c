@@ -1173,7 +1173,7 @@ static PyObject *run_steps(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "w*y*y*nnn:run", &pixels, &codes, &values, &height, &width, &channels))
         return NULL;
     PyObject *result = NULL;
-    const char *wrong = "sizes that do not fit together";
+    const char *wrong = "the sizes of pixels, codes and values do not fit together";
     Py_ssize_t most = (Py_ssize_t)1 << 20;
     if (height >= 1 && width >= 1 && channels >= 1 && height <= most && width <= most && channels <= MOST_CHANNELS &&
         pixels.len % (height * width * channels) == 0) {

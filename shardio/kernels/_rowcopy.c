@@ -313,17 +313,18 @@ static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
     for (size_t i = 0; i < job->count; i++) {
         size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i);
         if (job->numbers[i] < 0 || (uint64_t)job->numbers[i] >= num_rows) {
-            PyErr_Format(PyExc_IndexError, "row %lld of %zu", (long long)job->numbers[i], num_rows);
+            PyErr_Format(PyExc_IndexError, "expected row numbers from 0, below %zu; found %lld", num_rows,
+                         (long long)job->numbers[i]);
             return 0;
         }
         if (!n || !pieces || n > job->row_nbytes || pieces - 1 > (job->row_nbytes - n) / stride) {
-            PyErr_SetString(PyExc_IndexError, "a window that is empty, or larger than a row");
+            PyErr_Format(PyExc_IndexError, "window %zu is empty, or larger than its row", i);
             return 0;
         }
         size_t most = job->row_nbytes - n - (pieces - 1) * job->stride;
         if (job->starts && (job->starts[i] < 0 || (uint64_t)job->starts[i] > most)) {
-            PyErr_Format(PyExc_IndexError, "a window that begins at byte %lld, of at most %zu",
-                         (long long)job->starts[i], most);
+            PyErr_Format(PyExc_IndexError, "window %zu must begin at a byte of its row from 0 to %zu; found %lld", i,
+                         most, (long long)job->starts[i]);
             return 0;
         }
         if (n > left || pieces > left / n)
@@ -332,7 +333,8 @@ static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
         done++;
     }
     if (left || done < job->count) {
-        PyErr_SetString(PyExc_ValueError, "out is not as large as what is to be copied");
+        PyErr_Format(PyExc_ValueError, "out must be as large as all rows or windows together; found %zu bytes",
+                     out_nbytes);
         return 0;
     }
     return 1;
@@ -353,9 +355,9 @@ static PyObject *copy(PyObject *module, PyObject *args)
     if (row_nbytes <= 0 || stride < 0 || numbers.len % 8 ||
         (starts.buf && (!pieces.buf || !piece_nbytes.buf || starts.len != numbers.len || pieces.len != numbers.len ||
                         piece_nbytes.len != numbers.len))) {
-        PyErr_SetString(PyExc_ValueError, "sizes below 0, or not one window for each row");
+        PyErr_SetString(PyExc_ValueError, "expected sizes above 0, and one window for each row number");
     } else if (kernel < 0 || kernel >= NUM_KERNELS || !runs_here(kernel)) {
-        PyErr_Format(PyExc_ValueError, "this processor has no kernel %d", kernel);
+        PyErr_Format(PyExc_ValueError, "this processor cannot run kernel number %d", kernel);
     } else if (check(&job, (size_t)(rows.len / row_nbytes), (size_t)out.len)) {
         size_t done;
         Py_BEGIN_ALLOW_THREADS

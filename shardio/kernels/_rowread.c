@@ -42,8 +42,8 @@ static PyObject *read_rows(PyObject *module, PyObject *args)
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         if (from[i] < 0 || to[i] < 0 || nbytes > out.len || to[i] > out.len - nbytes) {
-            PyErr_Format(PyExc_IndexError, "row %zd: from byte %lld to byte %lld of %zd", i, (long long)from[i],
-                         (long long)to[i], out.len);
+            PyErr_Format(PyExc_IndexError, "row %zd: cannot read %zd bytes from byte %lld of the file to byte %lld of %zd",
+                         i, nbytes, (long long)from[i], (long long)to[i], out.len);
             goto release;
         }
     }
@@ -120,7 +120,8 @@ static PyObject *read_windows(PyObject *module, PyObject *args)
             w->lines > (out.len - w->place) / w->n ||
             (end_of(w, stride) - w->start / alignment * alignment + alignment - 1) / alignment * alignment >
                 scratch.len) {
-            PyErr_Format(PyExc_IndexError, "window %zd: %lld lines of %lld bytes from byte %lld to byte %lld of %zd", i,
+            PyErr_Format(PyExc_IndexError,
+                         "window %zd: cannot read %lld lines of %lld bytes from byte %lld of the file to byte %lld of %zd", i,
                          (long long)w->lines, (long long)w->n, (long long)w->start, (long long)w->place, out.len);
             goto release;
         }

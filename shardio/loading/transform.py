@@ -56,7 +56,7 @@ class TransformStep:
         self.resamples = resamples
         self._whole_lines = whole_lines
         if function is not None and not parts.pixels:
-            raise ValueError(f"{shards.path}: transform changes images, and the set has none: leave out transform=")
+            raise ValueError(f"{shards.path}: transform changes images, but the set has none: leave out transform=")
         self._shards = shards
         self._label_row = parts.label_row
         self._seed = seed
@@ -171,9 +171,8 @@ def _check_classes(
             continue
         expected, is_known = num_classes()
         if number is None or number < expected or (is_known and number != expected):
-            raise ValueError(
-                f"transform: Mixup and CutMix must have num_classes={expected}, like the set; found {number}"
-            )
+            bound = f"num_classes={expected}, like the set" if is_known else f"num_classes of at least {expected}"
+            raise ValueError(f"transform: Mixup and CutMix must have {bound}; found {number}")
 
 
 def _ours(transform: object) -> Transform | None:

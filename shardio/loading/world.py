@@ -171,4 +171,4 @@ def _integer(environ: Mapping[str, str], name: str, source: str) -> int:
     try:
         return int(environ[name])
     except ValueError:
-        raise LaunchError(f"expected an integer in {source}'s {name}, found {environ[name]!r}") from None
+        raise LaunchError(f"expected an integer in {name}, which {source} sets; found {environ[name]!r}") from None

@@ -158,10 +158,10 @@ def test_labels_are_mixed_for_the_classes_of_the_set_only(
             loader.transform = transform
             assert next(iter(loader))[1].shape == (8, num_classes)
             return
-        with pytest.raises(ValueError, match="num_classes=5"):
+        with pytest.raises(ValueError, match=r"num_classes(=| of at least )5"):
             loader.transform = transform
         assert loader.transform is None
-    with pytest.raises(ValueError, match="num_classes=5"):
+    with pytest.raises(ValueError, match=r"num_classes(=| of at least )5"):
         ShardLoader(out, 8, device="cpu", transform=transform)
 
 

@@ -252,7 +252,7 @@ def test_malformed_integers_are_named(environ: dict[str, str], world: World, num
     name = list(environ)[number]
     with pytest.raises(LaunchError) as caught:
         find_world(environ={**environ, name: text})
-    assert str(caught.value) == f"expected an integer in {world.source}'s {name}, found {text!r}"
+    assert str(caught.value) == f"expected an integer in {name}, which {world.source} sets; found {text!r}"
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 1), (3, None), (None, 8)])
