@@ -114,7 +114,7 @@ class DevicePrefetch:
             self._reserved = self._copier.reserve(slot)
 
     def take(self) -> Tensors:
-        """Returns the batch that was started first. Waits until at most MOST_AHEAD taken batches are still copied."""
+        """Returns the batch that was started first. Waits until at most MOST_AHEAD taken batches are being copied."""
         tensors = self._hand_over()
         # Copies are made in order: while one that was taken is unfinished, so are all that were not taken.
         self.reclaim(len(self._transfers) + MOST_AHEAD)

@@ -42,7 +42,7 @@ _INSTEAD = {
 
 
 def refuse_options(names: Iterable[str]) -> NoReturn:
-    """Raises TypeError: ShardLoader has no arguments of these names. For arguments of DataLoader, says what to use."""
+    """Raises TypeError: ShardLoader has no arguments `names`. For arguments of DataLoader, says what to use instead."""
     found = list(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
     if known:

@@ -56,7 +56,7 @@ class TransformStep:
         self.resamples = resamples
         self._whole_lines = whole_lines
         if function is not None and not parts.pixels:
-            raise ValueError(f"{shards.path}: transform changes images, but the set has none: leave out transform=")
+            raise ValueError(f"{shards.path}: transform changes images, but found no images: leave out transform=")
         self._shards = shards
         self._label_row = parts.label_row
         self._seed = seed
@@ -171,8 +171,9 @@ def _check_classes(
             continue
         expected, is_known = num_classes()
         if number is None or number < expected or (is_known and number != expected):
-            bound = f"num_classes={expected}, like the set" if is_known else f"num_classes of at least {expected}"
-            raise ValueError(f"transform: Mixup and CutMix must have {bound}; found {number}")
+            at_least = f"must have num_classes of at least {expected}"
+            wanted = f"must have num_classes={expected}, like the set" if is_known else at_least
+            raise ValueError(f"transform: Mixup and CutMix {wanted}; found {number}")
 
 
 def _ours(transform: object) -> Transform | None:
