@@ -279,6 +279,7 @@ static void cast(void *to, const uint8_t *from, const struct affine *affine, siz
 }
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2,f16c")))
@@ -472,7 +473,8 @@ AVX2 static void cast_avx2(void *to, const uint8_t *from, const struct affine *a
 
 static int has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    unsigned eax, ebx, ecx = 0, edx; /* clang does not know the name of F16C */
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
 #endif

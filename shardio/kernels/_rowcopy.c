@@ -136,6 +136,7 @@ static const char *best(void)
 
 static int runs_here(int kernel)
 {
+    (void)kernel;
 #ifdef HAVE_X86
     if (kernels[kernel].copy == copy_avx2)
         return __builtin_cpu_supports("avx2");
