@@ -1,7 +1,9 @@
-"""Each operation of shardio.augment.steps on batches of 224 x 224 x 3: microseconds for a picture, on one core.
+"""Crops and resizes, and each operation of shardio.augment.steps: microseconds for a picture, on one core.
 
-The kernel in C beside the operations of torch that do the same, in turn, and the medians over rounds. A random crop and
-its resize are beside them: what a transform of several operations is to be compared with.
+The kernels in C beside the operations of torch that define them, and beside OpenCV where it is installed (pip install
+opencv-python-headless) and does the same. In turn; times are medians over rounds, and the ratio is the median of the
+rounds' ratios of C to OpenCV. Results are written to memory that was touched before. Boxes are those of
+RandomResizedCrop(224) in pictures of 256 x 256; OpenCV's INTER_LINEAR does not antialias.
 """
 
 from __future__ import annotations
@@ -11,16 +13,27 @@ import math
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from common import describe_machine, in_turn
+from numpy.typing import NDArray
 
-from shardio.augment import pixels
-from shardio.augment.boxes import Boxes
-from shardio.augment.resample import resample
+from shardio.augment import RandomResizedCrop, pixels
+from shardio.augment.batch import Batch, sizes_of
+from shardio.augment.boxes import Draws
+from shardio.augment.resample import Resampling, make_spans, resample, resample_windows
 from shardio.augment.steps import Op, Sampling, Step, Steps
 from shardio.kernels import pixels as kernel
+from shardio.kernels.rowcopy import Windows
+
+try:
+    import cv2
+except ImportError:
+    cv2 = None
 
 TURNED = (0.94, -0.25, 34.0, 0.25, 0.94, -20.0)
 SHEARED = (1.0, 0.09, -10.0, 0.0, 1.0, 0.0)
@@ -47,7 +60,6 @@ def operations() -> Operations:
         "autocontrast": ((Op.AUTOCONTRAST, ()),),
         "equalize": ((Op.EQUALIZE, ()),),
         "grey": ((Op.GRAYSCALE, ()),),
-        "add": ((Op.ADD, (3.2, -4.1, 9.0)),),
         "blur 3 x 3": ((Op.BLUR, (3, 3, 0.5, 0.5)),),
         "blur 23 x 23": ((Op.BLUR, (23, 23, 1.1, 1.1)),),
         "mirror": ((Op.MIRROR, ()),),
@@ -64,7 +76,62 @@ def operations() -> Operations:
     return made
 
 
-def way(run: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> Callable[[], int]:
+def opencv_operations() -> dict[str, Callable[[NDArray[np.uint8]], Any]]:
+    """Returns what OpenCV has for an operation, by its name: a function of one picture, (H, W, 3)."""
+    if cv2 is None:
+        return {}
+    cv2.setNumThreads(1)
+    levels = np.arange(256)
+    tables = {
+        "brightness": np.minimum(levels * 1.3, 255),
+        "posterize": levels & 0xF0,
+        "solarize": np.where(levels < 128, levels, 255 - levels),
+        "add to dark pixels": np.where(levels < 128, levels + 40, levels),
+    }
+    smooth = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+
+    def grey(x: NDArray[np.uint8]) -> Any:
+        return cv2.cvtColor(x, cv2.COLOR_RGB2GRAY)
+
+    def shift_hue(x: NDArray[np.uint8]) -> Any:
+        hsv = cv2.cvtColor(x, cv2.COLOR_RGB2HSV_FULL)
+        hsv[..., 0] += 26
+        return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
+
+    def stretch(x: NDArray[np.uint8]) -> Any:
+        return cv2.merge([cv2.normalize(channel, None, 0, 255, cv2.NORM_MINMAX) for channel in cv2.split(x)])
+
+    def warp(numbers: tuple[float, ...], how: int) -> Callable[[NDArray[np.uint8]], Any]:
+        how |= cv2.WARP_INVERSE_MAP
+        if len(numbers) == 6:
+            return lambda x: cv2.warpAffine(x, np.reshape(numbers, (2, 3)), x.shape[1::-1], flags=how)
+        return lambda x: cv2.warpPerspective(x, np.reshape((*numbers, 1.0), (3, 3)), x.shape[1::-1], flags=how)
+
+    made: dict[str, Callable[[NDArray[np.uint8]], Any]] = {
+        **{name: partial(cv2.LUT, lut=table.astype(np.uint8)) for name, table in tables.items()},
+        "contrast": lambda x: cv2.convertScaleAbs(x, alpha=0.6, beta=0.4 * cv2.mean(grey(x))[0]),
+        "saturation": lambda x: cv2.addWeighted(x, 1.4, cv2.cvtColor(grey(x), cv2.COLOR_GRAY2RGB), -0.4, 0),
+        "hue": shift_hue,
+        "sharpness": lambda x: cv2.addWeighted(x, 1.7, cv2.filter2D(x, -1, smooth), -0.7, 0),
+        "invert": cv2.bitwise_not,
+        "autocontrast": stretch,
+        "equalize": lambda x: cv2.merge([cv2.equalizeHist(channel) for channel in cv2.split(x)]),
+        "grey": lambda x: cv2.cvtColor(grey(x), cv2.COLOR_GRAY2RGB),
+        "blur 3 x 3": lambda x: cv2.GaussianBlur(x, (3, 3), 0.5),
+        "blur 23 x 23": lambda x: cv2.GaussianBlur(x, (23, 23), 1.1),
+        "mirror": lambda x: cv2.flip(x, 1),
+        "flip": lambda x: cv2.flip(x, 0),
+        "shift, nearest": warp(SHIFTED, cv2.INTER_NEAREST),
+        "shear, nearest": warp(SHEARED, cv2.INTER_NEAREST),
+    }
+    for name, numbers in (("turn", TURNED), ("perspective", TILTED)):
+        made[f"{name}, nearest"] = warp(numbers, cv2.INTER_NEAREST)
+        made[f"{name}, bilinear"] = made[f"{name}, pillow's bilinear"] = warp(numbers, cv2.INTER_LINEAR)
+        made[f"{name}, pillow's bicubic"] = warp(numbers, cv2.INTER_CUBIC)
+    return made
+
+
+def way(run: Callable[[Any], object], images: torch.Tensor | NDArray[np.uint8]) -> Callable[[], int]:
     def call() -> int:
         run(images)
         return len(images)
@@ -81,13 +148,61 @@ def pictures(count: int, size: int) -> torch.Tensor:
     return torch.from_numpy(noisy).permute(0, 3, 1, 2)
 
 
-def measure(name: str, steps: Steps, images: torch.Tensor, rounds: int) -> None:
+def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
+    """Crops and resizes to `size`, mirrors half of the pictures, and normalizes and casts."""
+    count, whole = len(images), images.permute(0, 2, 3, 1).numpy()
+    flips, none = np.arange(count) % 2 == 0, np.zeros(count, np.int64)
+    windows = Windows.alike(*whole.shape[1:3], none, none)
+    batch = Batch(images, Draws(0, 0, np.arange(count)), sizes_of(images))
+    boxes = RandomResizedCrop(size).apply(batch, "RandomResizedCrop").region
+    spans = make_spans(boxes, boxes, *whole.shape[1:3])
+    statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    usual = Resampling((size, size))
+    ways = {
+        "crop, resize and mirror": usual,
+        **{
+            f"the same, normalized, {str(dtype).removeprefix('torch.')}": replace(
+                usual, statistics=statistics, dtype=dtype
+            )
+            for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        },
+        "the same, bicubic": replace(usual, interpolation="bicubic"),
+    }
+
+    def by_opencv(how: int, out: NDArray[np.uint8], x: NDArray[np.uint8]) -> None:
+        edges = np.stack([boxes.tops, boxes.lefts, boxes.tops + boxes.heights, boxes.lefts + boxes.widths], axis=1)
+        for i, (top, left, bottom, right) in enumerate(edges.astype(int).tolist()):
+            cv2.resize(x[i, top:bottom, left:right], (size, size), dst=out[i], interpolation=how)
+            if flips[i]:
+                cv2.flip(out[i], 1, dst=out[i])
+
+    few = replace(boxes, **{field: values[:8] for field, values in vars(boxes).items()})
+    for name, how in ways.items():
+        options = {"interpolation": how.interpolation, "statistics": how.statistics, "dtype": how.dtype}
+        by_torch = partial(resample, boxes=few, flips=flips[:8], size=how.size, native=False, **options)
+        some = {"torch": way(by_torch, images[:8])}
+        if kernel.AVAILABLE:
+            out = np.zeros((count, size, size, 3), how.kernel_dtype)
+            some["C"] = way(
+                partial(resample_windows, windows=windows, spans=spans, flips=flips, out=out, how=how), whole
+            )
+        if cv2 is not None:
+            kind = cv2.INTER_CUBIC if how.interpolation == "bicubic" else cv2.INTER_LINEAR
+            some["OpenCV"] = way(partial(by_opencv, kind, np.zeros((count, size, size, 3), np.uint8)), whole)
+        in_turn(some, 1)
+        print_row(name, in_turn(some, rounds))
+
+
+def measure_steps(name: str, steps: Steps, images: torch.Tensor, rounds: int) -> None:
     few = images[:8].clone(memory_format=torch.preserve_format)
     # The kernel changes its pictures again and again: most operations take as long for all of them.
     ways = {"torch": way(lambda x: pixels.run_steps_by_torch(x, tuple(step_of_few(step) for step in steps)), few)}
     if kernel.AVAILABLE:
         ours = images.clone(memory_format=torch.preserve_format)
         ways["C"] = way(lambda x: pixels.run_steps(x, steps, native=True), ours)
+    if name in (known := opencv_operations()):
+        lying = images.permute(0, 2, 3, 1).numpy()
+        ways["OpenCV"] = way(lambda x: [known[name](picture) for picture in x], lying)
     in_turn(ways, 1)
     print_row(name, in_turn(ways, rounds))
 
@@ -98,38 +213,29 @@ def step_of_few(step: Step) -> Step:
 
 def print_row(name: str, rates: dict[str, list[float]]) -> None:
     times = {way: 1e6 / statistics.median(values) for way, values in rates.items()}
-    ours, theirs = (f"{times[way]:10.0f}" if way in times else f"{'-':>10}" for way in ("C", "torch"))
-    print(f"{name:34}{ours}{theirs}", flush=True)
+    cells = [f"{times[way]:10.1f}" if way in times else f"{'-':>10}" for way in ("C", "torch", "OpenCV")]
+    if {"C", "OpenCV"} <= rates.keys():
+        ratios = [theirs / ours for ours, theirs in zip(rates["C"], rates["OpenCV"], strict=True)]
+        cells.append(f"{statistics.median(ratios):10.2f}")
+    print(f"{name:34}{''.join(cells)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    print(describe_machine())
-    print(f"{'microseconds for a picture':34}{'C':>10}{'torch':>10}")
+    print(describe_machine(), f"OpenCV {cv2.__version__}" if cv2 else "without OpenCV", sep=", ")
+    print(f"{'microseconds for a picture':34}{'C':>10}{'torch':>10}{'OpenCV':>10}{'ratio':>10}")
+    measure_resizes(pictures(options.batch_size, options.size * 8 // 7), options.size, options.rounds)
     images = pictures(options.batch_size, options.size)
-    large = pictures(options.batch_size, options.size * 8 // 7)
-    count, side = len(large), float(large.shape[2])
-    boxes = Boxes(*(np.full(count, value) for value in (0.1 * side, 0.05 * side, 0.8 * side, 0.7 * side)))
-    flips = np.arange(count) % 2 == 0
-    ways = {
-        "C" if native else "torch": way(
-            lambda x, native=native: resample(x, boxes, flips, (options.size, options.size), native=native),  # type: ignore[misc]
-            large,
-        )
-        for native in ([False, True] if kernel.AVAILABLE else [False])
-    }
-    in_turn(ways, 1)
-    print_row("crop, resize and mirror", in_turn(ways, options.rounds))
     for name, each in operations().items():
         steps = tuple(Step.of(len(images), 3, op, *values) for op, values in each)
-        measure(name, steps, images, options.rounds)
+        measure_steps(name, steps, images, options.rounds)
 
 
 if __name__ == "__main__":

@@ -550,6 +550,13 @@ INLINE void add_four(float *restrict to, const float *a, const float *b, const f
         to[i] += a[i] * p + b[i] * q + (c[i] * r + d[i] * s);
 }
 
+INLINE void add_three(float *restrict to, const float *a, const float *b, const float *c, const float *weights, size_t n)
+{
+    float p = weights[0], q = weights[1], r = weights[2];
+    for (size_t i = 0; i < n; i++)
+        to[i] += a[i] * p + b[i] * q + c[i] * r;
+}
+
 INLINE void add_one(float *restrict to, const float *a, float weight, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -573,8 +580,11 @@ INLINE void blur_line(float *restrict to, float *restrict line, const uint8_t *r
         const float *at = line + k * channels;
         add_four(to, at, at + channels, at + 2 * channels, at + 3 * channels, weights + k, n);
     }
-    for (; k < size; k++)
-        add_one(to, line + k * channels, weights[k], n);
+    if (k + 3 == size)
+        add_three(to, line + k * channels, line + (k + 1) * channels, line + (k + 2) * channels, weights + k, n);
+    else
+        for (; k < size; k++)
+            add_one(to, line + k * channels, weights[k], n);
 }
 
 INLINE void blur(const struct job *job, struct room *room, const double *values)
@@ -594,8 +604,11 @@ INLINE void blur(const struct job *job, struct room *room, const double *values)
         memset(sums, 0, n * sizeof *sums);
         for (; k + 4 <= high; k += 4)
             add_four(sums, LINE(k), LINE(k + 1), LINE(k + 2), LINE(k + 3), down + k, n);
-        for (; k < high; k++)
-            add_one(sums, LINE(k), down[k], n);
+        if (k + 3 == high)
+            add_three(sums, LINE(k), LINE(k + 1), LINE(k + 2), down + k, n);
+        else
+            for (; k < high; k++)
+                add_one(sums, LINE(k), down[k], n);
         uint8_t *restrict to = room->other + y * n;
         for (size_t i = 0; i < n; i++)
             to[i] = rounded(sums[i]);
@@ -698,11 +711,25 @@ INLINE void warp_nearest(const struct job *job, struct room *room, struct affine
     exchange(room);
 }
 
+/* A whole number of at most 2^51, as its double: such sums have a bit for each unit. Vectors have no conversion for it. */
+INLINE int64_t whole_of(double x)
+{
+    const double unit = 0x1.8p52;
+    int64_t bits, zero;
+    x += unit;
+    memcpy(&bits, &x, sizeof bits);
+    memcpy(&zero, &unit, sizeof zero);
+    return bits - zero;
+}
+
+/* Rounds to the nearest multiple of 2^-32. */
 INLINE int64_t place_of(double place)
 {
     place = place == place ? place : FAR_OUT;
     place = place < -FAR_OUT ? -FAR_OUT : place;
-    return (int64_t)rint((place < FAR_OUT ? place : FAR_OUT) * (double)ONE);
+    place = place < FAR_OUT ? place : FAR_OUT;
+    double whole = floor(place);
+    return whole_of(whole) * ONE + whole_of((place - whole) * (double)ONE);
 }
 
 /* Where the pixels of line `y` are read. */
@@ -710,19 +737,22 @@ INLINE void find_places(const struct job *job, const struct room *room, const do
                         size_t y)
 {
     int64_t *restrict columns = room->columns, *restrict rows = room->rows;
+    size_t width = job->width; /* in a register: what is stored might be it, to the compiler */
     if (map) {
         int64_t u = map->b * (int64_t)y + map->c, v = map->e * (int64_t)y + map->f;
-        for (size_t x = 0; x < job->width; x++) {
-            columns[x] = u + map->a * (int64_t)x;
-            rows[x] = v + map->d * (int64_t)x;
+        int64_t a = map->a, d = map->d;
+        for (size_t x = 0; x < width; x++) {
+            columns[x] = u + a * (int64_t)x;
+            rows[x] = v + d * (int64_t)x;
         }
         return;
     }
-    double down = (double)y + 0.5;
-    for (size_t x = 0; x < job->width; x++) {
-        double across = (double)x + 0.5, depth = values[6] * across + values[7] * down + 1.0;
-        columns[x] = place_of((values[0] * across + values[1] * down + values[2]) / depth);
-        rows[x] = place_of((values[3] * across + values[4] * down + values[5]) / depth);
+    double m[8], down = (double)y + 0.5;
+    memcpy(m, values, sizeof m);
+    for (int32_t x = 0; x < (int32_t)width; x++) {
+        double across = x + 0.5, depth = m[6] * across + m[7] * down + 1.0;
+        columns[x] = place_of((m[0] * across + m[1] * down + m[2]) / depth);
+        rows[x] = place_of((m[3] * across + m[4] * down + m[5]) / depth);
     }
 }
 
@@ -893,14 +923,15 @@ INLINE void pillow_line(const struct job *job, const struct room *room, uint8_t 
         pillow_line_of(job, room, to, fill, cubic ? 4 : 2, job->channels);
 }
 
-INLINE void nearest_line(const struct job *job, const struct room *room, uint8_t *to, const uint8_t *fill)
+INLINE void nearest_line(const struct job *job, const struct room *room, uint8_t *to, const uint8_t *fill, size_t channels)
 {
-    size_t channels = job->channels;
-    for (size_t x = 0; x < job->width; x++, to += channels) {
-        int64_t column = room->columns[x] >> 32, row = room->rows[x] >> 32;
-        int inside = is_inside(column, job->width) && is_inside(row, job->height);
-        const uint8_t *from =
-            inside ? room->image + ((size_t)row * job->width + (size_t)column) * channels : fill;
+    const int64_t *columns = room->columns, *rows = room->rows;
+    const uint8_t *image = room->image;
+    size_t width = job->width, height = job->height;
+    for (size_t x = 0; x < width; x++, to += channels) {
+        int64_t column = columns[x] >> 32, row = rows[x] >> 32;
+        int inside = is_inside(column, width) && is_inside(row, height);
+        const uint8_t *from = inside ? image + ((size_t)row * width + (size_t)column) * channels : fill;
         for (size_t c = 0; c < channels; c++)
             to[c] = from[c];
     }
@@ -937,8 +968,10 @@ INLINE void warp(const struct job *job, struct room *room, int code, const doubl
     for (size_t y = 0; y < job->height; y++) {
         uint8_t *to = room->other + y * job->width * job->channels;
         find_places(job, room, values, code == AFFINE ? &map : NULL, y);
-        if (sampling == NEAREST)
-            nearest_line(job, room, to, levels);
+        if (sampling == NEAREST && job->channels == 3)
+            nearest_line(job, room, to, levels, 3);
+        else if (sampling == NEAREST)
+            nearest_line(job, room, to, levels, job->channels);
         else if (sampling == BILINEAR)
             bilinear_line(job, room, to, fill);
         else

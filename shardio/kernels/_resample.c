@@ -24,6 +24,11 @@
 /* What an output line is made of: bytes, or numbers after normalizing. */
 enum depth { UINT8, FLOAT32, BFLOAT16, FLOAT16 };
 
+INLINE size_t itemsize_of(enum depth depth)
+{
+    return depth == UINT8 ? 1 : depth == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+}
+
 /* One axis of an image: output number i is centred at start + scale * (i + 1/2), in pixels of the image, and the filter
    sees pixels from `low` to before `high`. */
 struct axis {
@@ -423,34 +428,28 @@ AVX2 INLINE __m256i round_bfloat16(__m256 values, int have_ties)
     return _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
 }
 
-/* Past the caches where it can be: an output is larger, and is read much later. */
-AVX2 INLINE void store_vector(void *to, __m256i values, int is_aligned)
-{
-    if (is_aligned)
-        _mm256_stream_si256(to, values);
-    else
-        _mm256_storeu_si256(to, values);
-}
-
+/* Vectors are written past the caches: an output is larger than these, and is read much later. */
 AVX2 INLINE void cast_line(void *to, const uint8_t *from, const struct affine *affine, size_t n, enum depth depth,
-                           int is_aligned, int has_ties)
+                           int has_ties)
 {
     const float *factors = affine->factors, *offsets = affine->offsets;
+    size_t i = -(uintptr_t)to % sizeof(__m256i) / itemsize_of(depth);
     uint16_t *halves = to;
-    size_t i = 0;
+    i = i < n ? i : n;
+    cast_from(0, to, from, affine, i, depth);
     for (; i + 16 <= n; i += 16) {
         __m256 first = normalize_avx2(from + i, factors + i, offsets + i);
         __m256 last = normalize_avx2(from + i + 8, factors + i + 8, offsets + i + 8);
         if (depth == FLOAT32) {
-            store_vector((float *)to + i, _mm256_castps_si256(first), is_aligned);
-            store_vector((float *)to + i + 8, _mm256_castps_si256(last), is_aligned);
+            _mm256_stream_ps((float *)to + i, first);
+            _mm256_stream_ps((float *)to + i + 8, last);
         } else if (depth == BFLOAT16) {
             __m256i both = _mm256_packus_epi32(round_bfloat16(first, has_ties), round_bfloat16(last, has_ties));
-            store_vector(halves + i, _mm256_permute4x64_epi64(both, 0xd8), is_aligned);
+            _mm256_stream_si256((__m256i *)(halves + i), _mm256_permute4x64_epi64(both, 0xd8));
         } else {
-            __m128i low = _mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT);
-            __m128i high = _mm256_cvtps_ph(last, _MM_FROUND_TO_NEAREST_INT);
-            store_vector(halves + i, _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), is_aligned);
+            __m256i low = _mm256_castsi128_si256(_mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT));
+            __m256i both = _mm256_inserti128_si256(low, _mm256_cvtps_ph(last, _MM_FROUND_TO_NEAREST_INT), 1);
+            _mm256_stream_si256((__m256i *)(halves + i), both);
         }
     }
     cast_from(i, to, from, affine, n, depth);
@@ -458,17 +457,14 @@ AVX2 INLINE void cast_line(void *to, const uint8_t *from, const struct affine *a
 
 AVX2 static void cast_avx2(void *to, const uint8_t *from, const struct affine *affine, size_t n, enum depth depth)
 {
-    int is_aligned = (uintptr_t)to % sizeof(__m256i) == 0;
-    if (!is_aligned)
-        cast_line(to, from, affine, n, depth, 0, 1);
-    else if (depth == FLOAT32)
-        cast_line(to, from, affine, n, FLOAT32, 1, 0);
+    if (depth == FLOAT32)
+        cast_line(to, from, affine, n, FLOAT32, 0);
     else if (depth == FLOAT16)
-        cast_line(to, from, affine, n, FLOAT16, 1, 0);
+        cast_line(to, from, affine, n, FLOAT16, 0);
     else if (affine->has_ties)
-        cast_line(to, from, affine, n, BFLOAT16, 1, 1);
+        cast_line(to, from, affine, n, BFLOAT16, 1);
     else
-        cast_line(to, from, affine, n, BFLOAT16, 1, 0);
+        cast_line(to, from, affine, n, BFLOAT16, 0);
 }
 
 static int has_avx2(void)
@@ -623,7 +619,7 @@ static void resample_one(const struct job *job, const struct form *form, struct 
                                  rows->precision, nbytes);
         }
         if (job->depth != UINT8)
-            form->cast((uint8_t *)job->out + at * (job->depth == FLOAT32 ? 4 : 2), to, &room->affine, n, job->depth);
+            form->cast((uint8_t *)job->out + at * itemsize_of(job->depth), to, &room->affine, n, job->depth);
     }
 }
 
@@ -746,14 +742,13 @@ static int fit_together(struct job *job, size_t nbytes)
 
 static int are_sizes(const struct job *job, Py_ssize_t nbytes)
 {
-    static const Py_ssize_t itemsizes[] = {1, 4, 2, 2};
     if (job->channels < 1 || job->channels > MOST_CHANNELS)
         return 0;
     for (int axis = 0; axis < NUM_AXES; axis++)
         if (job->size[axis] < 1 || job->size[axis] > MOST_SIDE || job->resized[axis] < 1 ||
             job->resized[axis] > MOST_SIDE || job->first[axis] <= -job->size[axis] || job->first[axis] >= job->resized[axis])
             return 0;
-    Py_ssize_t line = (Py_ssize_t)job->channels * job->size[ALONG_COLUMNS] * itemsizes[job->depth];
+    Py_ssize_t line = (Py_ssize_t)job->channels * job->size[ALONG_COLUMNS] * (Py_ssize_t)itemsize_of(job->depth);
     Py_ssize_t count = (Py_ssize_t)job->count;
     return nbytes / line / job->size[ALONG_ROWS] == count && nbytes == count * line * job->size[ALONG_ROWS];
 }
@@ -790,6 +785,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
         job.most[axis] = 1;
     }
     if (depth < UINT8 || depth > FLOAT16 || form < 0 || form >= (Py_ssize_t)num_forms || !are_sizes(&job, out.len) ||
+        (uintptr_t)out.buf % itemsize_of(job.depth) ||
         axes.len != count * NUM_AXES * (Py_ssize_t)sizeof(struct axis) || windows.len != 8 * NUM_SIDES * count ||
         affine.len != (depth == UINT8 ? 0 : 2 * channels * (Py_ssize_t)sizeof(float)) ||
         !fit_together(&job, (size_t)pixels.len)) {

@@ -175,6 +175,7 @@ NORMAL: dict[str, Any] = {"out": bytearray(72), "affine": np.ones(6, np.float32)
         (ValueError, {"form": -1}),
         (ValueError, {"affine": np.ones(6, np.float32)}),
         (ValueError, {**NORMAL, "out": bytearray(18)}),
+        (ValueError, {**NORMAL, "out": memoryview(bytearray(73))[1:]}),
         (ValueError, {**NORMAL, "affine": b""}),
         (ValueError, {**NORMAL, "affine": np.ones(5, np.float32)}),
         (ValueError, {**NORMAL, "affine": np.full(6, np.nan, np.float32)}),
