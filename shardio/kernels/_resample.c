@@ -1,7 +1,7 @@
-/* Boxes of images, resampled to one size: what shardio/augment/resample.py and shardio/conversion/images/fit.py say, to the
-   bit as their operations of torch do it. Along the lines first: each output is a sum of pixels times weights of 16 bits,
-   rounded to a byte; then along the columns in the same way. Lines are resampled when the next line of the output needs
-   them, and an output line is normalized and cast when it is written, so that no image in between is ever in memory. */
+/* Resamples boxes of images to one size, with the same bytes as the operations of torch in shardio/augment/resample.py and
+   shardio/conversion/images/fit.py. Lines come first: each output is a sum of pixels times weights of 16 bits, rounded to a
+   byte. Then the same along the columns. A line is resampled when the next line of the output needs it, and an output line
+   is normalized and cast when it is written, so no image in between is ever in memory. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -53,16 +53,16 @@ struct job {
     enum depth depth;
 };
 
-/* What the outputs along one axis are made of: output number k of `count` inputs, an even number, from number firsts[k] of
-   the window on. Those without a use have a weight of 0, and may lie beyond the last. There is room for `most` weights of
-   each. */
+/* What the outputs along one axis are made of. Output number k is a sum of `count` inputs, an even number, from input
+   number firsts[k] of the window on. Inputs that it does not need have a weight of 0, and may lie beyond the last. There is
+   room for `most` weights of each output. */
 struct taps {
-    size_t before, kept; /* outputs that do not exist before those that do */
-    size_t count, most, end, *firsts;
+    size_t before, kept; /* how many outputs do not exist, and then how many do */
+    size_t count, most, end /* behind the last input of all */, *firsts;
     int precision; /* weights are in units of 2^-precision */
     int same;      /* outputs are inputs */
     int16_t *weights;
-    double *exact;
+    double *exact; /* the weights before they are rounded */
 };
 
 INLINE double filter(int cubic, double a, double x)
@@ -91,7 +91,8 @@ INLINE int64_t floor_of(double x)
     return whole - (x < (double)whole);
 }
 
-/* The weights of output number i, in doubles, and what they are of. Returns the largest.
+/* The weights of output number i, and the first input and the number of inputs that they belong to. Returns the largest
+   weight.
 
    As Pillow and torch have it: the filter is as wide as what it shrinks, and what it may not see is left out. Without
    antialias, the filter is as wide as when nothing shrinks, and the pixels at the edge go on. */
