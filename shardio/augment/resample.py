@@ -188,8 +188,13 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
     ):
         high = low + room
         inside = (length > 0) & (low >= 0) & (start >= low - _SLACK)
-        if not (inside & (start + length <= high + _SLACK) & (high <= limit + _SLACK)).all():
-            raise IndexError("a box that is not inside its image")
+        inside &= (start + length <= high + _SLACK) & (high <= limit + _SLACK)
+        if not inside.all():
+            i = int(np.argmin(inside))
+            raise IndexError(
+                f"the box of image {i} is not inside its image of {height} x {width}: it begins at row "
+                f"{boxes.tops[i]:g}, column {boxes.lefts[i]:g} and has {boxes.heights[i]:g} rows, {boxes.widths[i]:g} columns"
+            )
         # A limit that rounding has put beside a whole pixel is that pixel.
         spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))
     return np.stack(spans)

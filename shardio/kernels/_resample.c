@@ -710,16 +710,17 @@ static int is_inside(const struct axis *axis, int64_t start, int64_t side, int64
            axis->start >= axis->low - slack && end <= axis->high + slack;
 }
 
-static int are_inside(const struct job *job)
+/* The number of the first image whose box is not inside its window; or how many there are. */
+static size_t find_outside(const struct job *job)
 {
     for (size_t i = 0; i < job->count; i++) {
         const int64_t *window = job->windows + NUM_SIDES * i;
         const struct axis *axes = job->axes + NUM_AXES * i;
         if (!is_inside(axes, window[TOP], window[HEIGHT], job->resized[ALONG_ROWS]) ||
             !is_inside(axes + 1, window[LEFT], window[WIDTH], job->resized[ALONG_COLUMNS]))
-            return 0;
+            return i;
     }
-    return 1;
+    return job->count;
 }
 
 /* Whether the windows have places and sizes that make sense, and together as many bytes as there are. Sets the most. */
@@ -776,6 +777,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
                           &depth, &form))
         return NULL;
     PyObject *result = NULL;
+    size_t outside;
     Py_ssize_t count = flips.len;
     job.pixels = pixels.buf, job.windows = windows.buf, job.axes = axes.buf, job.flips = flips.buf, job.out = out.buf;
     job.count = (size_t)count, job.channels = channels > 0 ? (size_t)channels : 0;
@@ -790,11 +792,11 @@ static PyObject *resample(PyObject *module, PyObject *args)
         axes.len != count * NUM_AXES * (Py_ssize_t)sizeof(struct axis) || windows.len != 8 * NUM_SIDES * count ||
         affine.len != (depth == UINT8 ? 0 : 2 * channels * (Py_ssize_t)sizeof(float)) ||
         !fit_together(&job, (size_t)pixels.len)) {
-        PyErr_SetString(PyExc_ValueError, "sizes that do not fit together");
+        PyErr_SetString(PyExc_ValueError, "the sizes of pixels, windows, axes, flips, out and affine do not fit together");
     } else if (job.affine && !are_finite(job.affine, 2 * job.channels)) {
-        PyErr_SetString(PyExc_ValueError, "a factor or an offset that is not finite");
-    } else if (!are_inside(&job)) {
-        PyErr_SetString(PyExc_IndexError, "a box that is not inside its window");
+        PyErr_SetString(PyExc_ValueError, "expected finite factors and offsets in affine");
+    } else if ((outside = find_outside(&job)) < job.count) {
+        PyErr_Format(PyExc_IndexError, "the box of image %zu is not inside its window", outside);
     } else {
         int done;
         Py_BEGIN_ALLOW_THREADS
