@@ -191,9 +191,10 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
         inside &= (start + length <= high + _SLACK) & (high <= limit + _SLACK)
         if not inside.all():
             i = int(np.argmin(inside))
+            box = ", ".join(f"{values[i]:g}" for values in (boxes.tops, boxes.lefts, boxes.heights, boxes.widths))
             raise IndexError(
-                f"the box of image {i} is not inside its image of {height} x {width}: it begins at row "
-                f"{boxes.tops[i]:g}, column {boxes.lefts[i]:g} and has {boxes.heights[i]:g} rows, {boxes.widths[i]:g} columns"
+                f"the box of image {i} is not inside its image of {height} x {width}; found top, left, height, width "
+                f"= {box}"
             )
         # A limit that rounding has put beside a whole pixel is that pixel.
         spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))

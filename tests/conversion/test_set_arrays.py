@@ -395,7 +395,7 @@ def test_items_without_what_was_declared_and_wrong_declarations_are_refused(tmp_
         convert(Items(3), out, arrays={"mask": ("mask", "u1", (8, 8))}, size=SIZE)
     with pytest.raises(ValueError, match="`src` is a path"):
         convert(image_tree, out, arrays=DECLARED, size=SIZE)
-    with pytest.raises(ValueError, match="must be named apart; found 'image8' twice"):
+    with pytest.raises(ValueError, match="must have different names; found 'image8' twice"):
         convert([{"image": pairs[0][0], "label": 0, "image8": np.uint8(0)}], out, arrays=small, size=SIZE, also=(8,))
     assert not out.exists()
 
