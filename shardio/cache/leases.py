@@ -317,7 +317,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock_key(status: os.stat_result) -> str:
-    """Returns the name of a file in /proc/locks, such as "fe:00:5678": device and inode of its `status`."""
+    """Returns how /proc/locks names the file with this `status`: by device and inode, such as "fe:00:5678"."""
     return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 

@@ -223,7 +223,7 @@ def check_arrays(draft: Draft) -> None:
             except ValueError as error:
                 raise ValueError(f"array {array!r}: {error}") from None
             if array in columns:
-                raise ConvertError(f"array {array!r}: a column of the index has this name: choose another name")
+                raise ConvertError(f"array {array!r}: a column has this name: choose another name for the array")
             # Names that differ only in case are one file on some filesystems.
             other = splits.get(f"{name}-{array}".lower())
             if other is not None:

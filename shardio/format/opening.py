@@ -60,10 +60,10 @@ def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None
 def open_sound(
     path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None, known: SoundFiles | None = None
 ) -> OpenFile:
-    """Opens as `open_checked` does. Of an index, an order or checksums, it also compares the sha256 of all bytes.
+    """Opens as `open_checked` does. Indexes, orders and files of checksums must also have the sha256 in `entry`.
 
-    Files in `known` are not hashed again; a file whose sha256 is right is added to it. Raises OSError if bytes cannot
-    be read after several attempts.
+    Raises FormatError if they have not, OSError if bytes cannot be read after several attempts. Files in `known` are
+    not hashed again; a file whose sha256 is right is added to it.
     """
     file = open_checked(path, entry, sample_shape)
     if not isinstance(entry, TableEntry):

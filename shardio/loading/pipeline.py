@@ -65,9 +65,9 @@ def _nbytes(shape: SampleShape, rows: Mapping[str, RowType]) -> int:
 class Pipeline:
     """Reads, copies and transforms batches of one split. Owns its reader, threads and slots. To be used by one thread.
 
-    `close` also closes `source`. It may be called in any thread, and again, for example after an interrupt. If an
-    exception from a signal handler interrupts `__del__`, descriptors are still closed and threads still end when their
-    owners are freed. (If the call of a `weakref.finalize` were interrupted, they would stay for ever.)
+    `close` also closes `source`. Any thread may call it, and more than once. A `__del__` cleans up, and not a
+    `weakref.finalize`: if a signal handler raises an exception in it, the objects that own threads and descriptors
+    still end and close them when they are freed.
     """
 
     closed = False

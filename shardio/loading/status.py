@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class LoaderStatus:
-    """The published status of a loader: its facts, and a snapshot of its counts."""
+    """The published status of a loader: what does not change, and a snapshot of its counts."""
 
     job: str
     """The job number of the batch system; "" without a batch system."""

@@ -65,7 +65,7 @@ class LoaderSpeed:
 
 @dataclass(frozen=True)
 class LimitSpeed:
-    """The speed of a limit, for loaders with its batch size and device. None stands for any batch size or device."""
+    """The speed of a limit, such as memcpy, for loaders with this batch size and device. None stands for any."""
 
     kind: LimitKind
     batch_size: int | None = None

@@ -27,7 +27,10 @@ State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root. Fields from its manifest are empty or 0 if the manifest is missing or unreadable."""
+    """A set in a root, a folder or URL that is searched for sets.
+
+    Fields from its manifest are empty or 0 if the manifest is missing or unreadable.
+    """
 
     name: str
     path: str

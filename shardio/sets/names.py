@@ -125,7 +125,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raises `error` if the path is a URL, of which a local folder would be made. The message ends with `way_out`."""
+    """Raises `error`, with `way_out` at its end, if the path is a URL: it would be taken for a local folder's name."""
     text = os.fspath(path)
     if (match := _URL_OR_PATH.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")

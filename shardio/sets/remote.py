@@ -202,7 +202,7 @@ class RemoteStorage:
         else:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
-            raise ValueError(f"expected {nbytes:,} bytes, more came: this server sends no ranges of files")
+            raise ValueError(f"expected {nbytes:,} bytes, found more: the server ignores requests for a part of a file")
         if not data:
             if (size := self._size_of(name, deadline)) <= start:
                 raise OSError(errno.EINVAL, f"the file ends at byte {size}")

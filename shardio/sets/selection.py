@@ -118,9 +118,9 @@ class Selection:
     - `where`: each of these comparisons of a column of the index with a number, such as "year >= 2000"
     - `listed`: keys in a sequence, in a file with one per line, or in an NPY or NPZ file
     - `random`: this share of the samples that match the rest, drawn by `seed`
-    - `indices`: instead of all others, sample numbers in the wanted order, or a mask; an array or an NPY file
+    - `indices`: sample numbers in the wanted order, or a mask; an array or an NPY file. Allows no other condition.
 
-    Files are read at once. Raises ValueError, or SourceError for a file.
+    Files are read at once. Raises ValueError for an invalid condition, SourceError for an invalid file.
     """
 
     def __init__(

@@ -127,8 +127,9 @@ def _open_sized(file: tuple[str | FileAt, FileEntry]) -> OpenFile:
 def open_storage(place: str | os.PathLike[str]) -> Storage:
     """Returns the storage of the set that a path, a URL or a name in the catalogue (`shardio.sets.names`) stands for.
 
-    Names are looked up in folders and URLs; no file of the set is read. Raises SetNotFoundError if no root has
-    the name, or if a package that the URL needs is missing; OSError if a root that may have the name does not answer.
+    Names are looked up in the roots, the folders and URLs of the catalogue; no file of the set is read. Raises
+    SetNotFoundError if no root has the name, or if a package that the URL needs is missing; OSError if a root that may
+    have the name does not answer.
     """
     found = candidates(place)
     if found == [os.fspath(place)]:

@@ -49,7 +49,8 @@ else:
 def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
     """Opens a folder, to sync or lock it, and returns an object that owns the descriptor, as `open_file` does.
 
-    The object is an `epoll`, as FileIO refuses folders: it closes the descriptor, and does nothing else with it.
+    FileIO refuses folders, so the owner is a `select.epoll`. It closes the descriptor when it is freed; use it for
+    nothing else.
     """
     flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))
