@@ -598,7 +598,7 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
         ({"indices": []}, "expected one row of integers, or a mask, found float64"),
         ({"indices": [[1]]}, "expected one row of integers"),
         ({"indices": [True]}, "expected a mask of 25 samples, found 1"),
-        ({"indices": [1], "classes": "c1"}, "leave the other conditions out"),
+        ({"indices": [1], "classes": "c1"}, "leave the others out"),
         ({"random": 0}, "a share of the samples"),
         ({"random": 1.5}, "a share of the samples"),
     ],

@@ -696,7 +696,7 @@ def test_a_refused_sample_adds_nothing_to_the_set(
     [
         ({"classes": ["cat", "dog", "cat"]}, ValueError, "distinct"),
         *(
-            ({"classes": ["a", "b"], which: wrong}, kind, f"{which} must be .*, found .*{found}")
+            ({"classes": ["a", "b"], which: wrong}, kind, f"{which} must .*, found .*{found}")
             for which in ("classes", "class_names")
             for wrong, kind, found in (
                 ([0, 1], TypeError, "0"),

@@ -70,9 +70,7 @@ def pixels(indices: list[int]) -> NDArray[np.uint8]:
 def test_samples_that_were_cut_off_are_an_error_that_names_file_and_sizes(shards: ShardSet, kernel: str) -> None:
     cut(shards)
     whole = HEADER_NBYTES + PER_SHARD * NBYTES
-    message = (
-        rf"train-00001\.npy: expected {whole} bytes, .* found {HEADER_NBYTES + KEPT * NBYTES}: another process cut it"
-    )
+    message = rf"train-00001\.npy: expected {whole} bytes, .* found {HEADER_NBYTES + KEPT * NBYTES}: another process truncated it"
     for lost in range(PER_SHARD + KEPT, SAMPLES):
         with pytest.raises(FormatError, match=message):
             gathered(shards, [3, lost, 5])
@@ -85,7 +83,7 @@ def test_a_large_batch_stops_where_a_page_is_lost(shards: ShardSet, kernel: str)
     cut(shards)
     indices = list(range(PER_SHARD + KEPT)) * 6
     assert len(indices) * NBYTES > 1 << 20
-    with pytest.raises(FormatError, match="another process cut it"):
+    with pytest.raises(FormatError, match="another process truncated it"):
         gathered(shards, [*indices, SAMPLES - 1, *indices])
     assert np.array_equal(gathered(shards, indices), pixels(indices))
 
@@ -98,7 +96,7 @@ def test_a_window_is_lost_only_if_its_lines_are(shards: ShardSet, kernel: str) -
         return Windows.alike(8, 16, np.array([top]), np.array([5]))
 
     assert np.array_equal(gathered(shards, [half], window(24))[0], sample_pixels(half, SHAPE)[24:32, 5:21])
-    with pytest.raises(FormatError, match="another process cut it"):
+    with pytest.raises(FormatError, match="another process truncated it"):
         gathered(shards, [half], window(25))
 
 
@@ -107,7 +105,7 @@ def test_labels_that_were_cut_off_are_an_error_too(make_set: Callable[..., Path]
     expected = shards.labels.copy()
     cut(shards, "train-index.npy", HEADER_NBYTES)
     assert len(shards.labels_of(np.array([], np.int64))) == 0
-    with pytest.raises(FormatError, match=r"train-index\.npy: expected .* another process cut it"):
+    with pytest.raises(FormatError, match=r"train-index\.npy: expected .* another process truncated it"):
         shards.labels_of(np.array([4999]))
     assert np.array_equal(shards.labels, expected)
 
@@ -121,10 +119,10 @@ def test_a_dataset_and_a_loader_raise_it_where_the_sample_was_due(make_set: Call
             next(batches)
             if loader.stats()["batches"] == 5:
                 cut(dataset.shards)
-        with pytest.raises(FormatError, match="another process cut it"):
+        with pytest.raises(FormatError, match="another process truncated it"):
             next(batches)
     assert dataset[PER_SHARD][0].shape == (2, 64, 64)
-    with pytest.raises(FormatError, match="another process cut it"):
+    with pytest.raises(FormatError, match="another process truncated it"):
         dataset[SAMPLES - 1]
 
 
