@@ -284,7 +284,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None) -> byt
         answer.raise_for_status()
         if answer.status != 206 and (start or answer.status != 200):
             raise ValueError(
-                f"status {answer.status}, where 206 was expected: the server ignores requests for a part of a file"
+                f"expected status 206, found {answer.status}: the server ignores requests for a part of a file"
             )
         if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
             raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")

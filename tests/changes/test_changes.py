@@ -845,7 +845,7 @@ def test_an_array_cannot_have_the_name_of_a_column_or_of_another_splits_files(tm
     with ShardWriter(tmp_path / "out", SHAPE, columns={"year": int}) as writer:
         for split in ("train", "Train-Val"):
             writer.append(sample_pixels(0, SHAPE), 0, split=split, columns={"year": 1999})
-    for name, told in (("val", "of the split 'train'.*of the split 'Train-Val'"), ("year", "a column of the index")):
+    for name, told in (("val", "of the split 'train'.*of the split 'Train-Val'"), ("year", "a column has this name")):
         with pytest.raises(ConvertError, match=f"array '{name}'.*{told}"):
             change(tmp_path / "out", new, arrays={name: np.zeros(1)}, split="train")
     change(tmp_path / "out", new, arrays={"value": np.zeros(1)}, split="train")
