@@ -103,6 +103,7 @@ class Pipeline:
         self._reader = source.make_reader(options.io, num_samples, (*[""] * parts.pixels, *parts.arrays), reserved)
         self._source = source
         self._copier = copier
+        self._device = device
         self._slot_shape = (batch_size, *shape)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
@@ -275,6 +276,14 @@ class Pipeline:
         """Returns the report on the time since the pipeline was made."""
         return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
 
+    def _kernels_on_device(self) -> dict[str, str | None]:
+        """Returns the kernels that do some kinds of work on the device; nothing if that is the CPU."""
+        if self._device.type == "cpu":
+            return {}
+        from shardio.augment.trusted import chosen_on  # Triton takes its time to import
+
+        return chosen_on(self._device)
+
     def stats(self) -> dict[str, Any]:
         """Returns the counters of `ShardLoader.stats`, except for the device."""
         read = self._reader.counts()
@@ -292,6 +301,6 @@ class Pipeline:
             "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
             "roi": self.transform.split is not None,
-            "kernels": kernels_in_use(),
+            "kernels": {**kernels_in_use(), **self._kernels_on_device()},
             **self._source.describe(),
         }
