@@ -51,7 +51,7 @@ PARTS = (
         ("benchmarks/train_step.py", "--samples", "20000", "--transform", *SHORT, "--steps", "40"),
         105,
     ),
-    Part("windows", ("benchmarks/roi.py", "--device", "cuda", "--only", "warm", *SHORT), 55),
+    Part("windows", ("benchmarks/roi.py", "--device", "cuda", "--io", "pread", "--only", "warm", *SHORT), 55),
 )
 """Their limits together are less than nine minutes."""
 

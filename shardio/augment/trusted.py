@@ -82,7 +82,9 @@ def is_trusted(signature: Signature, compare: Callable[[], Sequence[Compared]], 
 
 
 def chosen_on(device: torch.device) -> dict[str, str | None]:
-    """Returns what has done each kind of work on a CUDA device: "Triton", "torch", both, or None if nothing has yet."""
+    """Returns what does each kind of work on a CUDA device: "Triton", "torch", both, or None if nothing has yet."""
+    if triton is None:
+        return dict.fromkeys(KINDS, "torch")
     ways = {kind: {way for key, way in _chosen.items() if key[:2] == (kind, device)} for kind in KINDS}
     return {kind: ", ".join(sorted(some)) or None for kind, some in ways.items()}
 

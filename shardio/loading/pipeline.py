@@ -111,12 +111,14 @@ class Pipeline:
             skips = options.on_damage == "skip"
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
-        # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
         lines = self._reader.whole_lines
         resamples = copier is None and not lines
-        few = resamples and threads > (options.num_threads or _MOST_CUTTING_THREADS)
+        # Windows pay where storage is the limit. From memory, pictures go to a GPU whole: its bus is fast enough.
+        # On the CPU, the threads that gather take the place of torch's, which a transform uses, if they are as many.
+        enough = threads <= (options.num_threads or _MOST_CUTTING_THREADS)
+        windows_pay = lines > 0 or (copier is None and enough)
         self._make_step = partial(
             TransformStep,
             seed=options.seed,
@@ -127,7 +129,8 @@ class Pipeline:
             resamples=resamples,
             whole_lines=lines,
         )
-        self._may_split = options.roi and self._guard is None and not few
+        # Damaged samples are found in whole.
+        self._may_split = options.roi and self._guard is None and windows_pay
         self.transform = self._make_step(options.transform, roi=self._may_split)
         make = copier.new_slot if copier else new_slot
         told = {}

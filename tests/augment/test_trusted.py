@@ -139,6 +139,7 @@ def test_without_triton_torch_is_used_without_a_word(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(trusted, "triton", None)
     assert not is_trusted(of(), asked := Asked(), None)
     assert asked.compared == 0
+    assert chosen_on(CPU) == {"resample": "torch", "pixels": "torch"}
 
 
 def test_what_was_chosen_is_told_for_each_device() -> None:
