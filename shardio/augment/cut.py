@@ -186,10 +186,9 @@ class Cut:
         from shardio.augment.resample_cuda import is_kernel_trusted  # Triton takes its time to import
         from shardio.augment.trusted import Compared
 
-        pictures = np.random.default_rng(0).integers(0, 256, (len(self.batch), *self._shape), np.uint8)
-        margin = np.full(margin_of(*self._shape[1:]), 255, np.uint8)
-
         def compare() -> list[Compared]:
+            pictures = np.random.default_rng(0).integers(0, 256, (len(self.batch), *self._shape), np.uint8)
+            margin = np.full(margin_of(*self._shape[1:]), 255, np.uint8)
             images = torch.from_numpy(pictures).permute(0, 3, 1, 2).to(device)
             low, high = resample_bounds(images, self._spans, self.batch.is_mirrored, self.how)
             windows = [picture[self.windows.part(i)].reshape(-1) for i, picture in enumerate(pictures)]

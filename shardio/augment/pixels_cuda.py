@@ -23,7 +23,7 @@ from shardio.augment.pixels import TABLES, fixed_affine, gaussian, levels_by, ru
 from shardio.augment.resample import Statistics, affine_on, normalized, to_device
 from shardio.augment.steps import FILL_AT, Op, Step, Steps
 from shardio.augment.steps_cuda import MEASURED, ROOM_AT, TAPS_AT, VALUES_AT
-from shardio.augment.trusted import MOST_COMPARED, Compared, Signature, fits, is_trusted, triton
+from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, triton
 
 if triton is not None:
     from shardio.augment.steps_cuda import blur_lines, measure, step
@@ -49,8 +49,8 @@ def run_steps_if_trusted(
     ops = {Op(int(code)) for step in steps for code in np.unique(step.codes)} - {Op.NOTHING}
     kernels = (bool(ops), not ops.isdisjoint(MEASURED), Op.BLUR in ops)
     variant = (channels, *kernels, statistics is not None, _last(statistics, dtype))
-    signature = Signature("pixels", images.device, variant)
-    if not is_trusted(signature, lambda: _compared(images, steps, statistics, dtype), statistics):
+    compare = partial(_compared, images, steps, statistics, dtype)
+    if not is_trusted(("pixels", images.device, variant), compare, statistics):
         return None
     return run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
 

@@ -101,24 +101,22 @@ def resample_by_torch(
     spans: NDArray[np.float64],
     flips: NDArray[np.bool_],
     how: Resampling,
-    *,
-    half: float = 0.5,
-    exact: bool = False,
+    half: float | None = None,
 ) -> torch.Tensor:
     """Does what `resample` does, by operations of torch; `spans` come from `make_spans`.
 
-    Fractions of a grey level from `half` on are rounded up. With `exact`, sums are float64 on every device.
+    With `half`, fractions of a grey level from there on are rounded up, and sums are float64 on every device.
     """
     nbytes = _nbytes_of_a_picture(images, how.size)
     # What is recorded holds for batches of any size.
     if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
-        return _resample_at_once(images, spans, flips, how, half, exact)
+        return _resample_at_once(images, spans, flips, how, half)
     shape = (len(images), *how.size, images.shape[1])
     out = torch.empty(shape, dtype=how.made, device=images.device).permute(0, 3, 1, 2)
     many = max(_MOST_NBYTES // nbytes, 1)
     for first in range(0, len(images), many):
         some = slice(first, first + many)
-        out[some] = _resample_at_once(images[some], spans[:, some], flips[some], how, half, exact)
+        out[some] = _resample_at_once(images[some], spans[:, some], flips[some], how, half)
     return out
 
 
@@ -130,9 +128,7 @@ def resample_bounds(
     With some ratios of sizes, such as 8 / 7, one sum in ten is a half, and float32 is not exact enough to say so. Sums
     are float64 here: a GPU may round float32 factors to 10 bits (TF32).
     """
-    low, high = (
-        resample_by_torch(images, spans, flips, how, half=half, exact=True) for half in (0.5 + _NEAR, 0.5 - _NEAR)
-    )
+    low, high = (resample_by_torch(images, spans, flips, how, half) for half in (0.5 + _NEAR, 0.5 - _NEAR))
     return low, high
 
 
@@ -149,11 +145,10 @@ def _resample_at_once(
     spans: NDArray[np.float64],
     flips: NDArray[np.bool_],
     how: Resampling,
-    half: float,
-    exact: bool,
+    half: float | None,
 ) -> torch.Tensor:
     # Sums of pixels times weights of 16 bits are exact in float64, which is slow on GPUs and which MPS has not.
-    sums = torch.float64 if exact or images.device.type == "cpu" else torch.float32
+    sums = torch.float32 if half is None and images.device.type != "cpu" else torch.float64
     rows, columns = (
         _weights(there, _most_taps(span, side, how), limit, side, how).to(sums)
         for span, limit, side in zip(spans, images.shape[2:], how.size, strict=True)
@@ -173,9 +168,9 @@ def _float64_on(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _to_levels(sums: torch.Tensor, half: float) -> torch.Tensor:
-    """Returns sums rounded to grey levels, fractions from `half` on up, in place."""
-    return sums.add_(1 - half).floor_().clamp_(0, 255)
+def _to_levels(sums: torch.Tensor, half: float | None) -> torch.Tensor:
+    """Returns sums rounded to grey levels, halves (or fractions from `half` on) up, in place."""
+    return sums.add_(0.5 if half is None else 1 - half).floor_().clamp_(0, 255)
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:

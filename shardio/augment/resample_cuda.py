@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample import Resampling, affine_on, make_spans, resample_bounds, to_device
-from shardio.augment.trusted import MOST_COMPARED, Compared, Signature, fits, is_trusted, triton
+from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, triton
 
 if triton is not None:
     import triton.language as tl
@@ -264,7 +264,7 @@ def is_kernel_trusted(
     taps, normalizes = _kept_taps(_most_taps(width, how)), how.statistics is not None
     variant = (channels, taps, how.interpolation, how.antialias, normalizes, how.made, packed)
     does_fit = fits(images, how.size, count * _programs_of_an_image(how.size, channels))
-    return does_fit and is_trusted(Signature("resample", device, variant), compare, how.statistics)
+    return does_fit and is_trusted(("resample", device, variant), compare, how.statistics)
 
 
 def resample_fused(
@@ -283,24 +283,12 @@ def _resample_whole(
     pixels = images.permute(0, 2, 3, 1).contiguous()
     parameters = to_device(torch.from_numpy(parameters_of(spans, flips)), images.device)
     _, height, width, channels = pixels.shape
-    return _launch(pixels, parameters, None, (height, width, channels), how)
+    return resample_packed(pixels, parameters, None, (height, width, channels), how)
 
 
 def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Returns the kernel's parameters for each image, (B, 9), from the spans of `make_spans`."""
     return np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
-
-
-def resample_packed(
-    pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor, shape: tuple[int, int, int], how: Resampling
-) -> torch.Tensor:
-    """Returns windows of images resampled as by `resample_fused`.
-
-    `pixels`, uint8 (n,), holds the windows, with `cut.margin_of` bytes before and after them. `shape` is the height,
-    width and channels of the images. `parameters` come from `parameters_of`. `places`, int64 (B, 2), has for each image
-    the byte where its pixel (0, 0) would lie, even if outside of `pixels`, and the bytes of a line of its window.
-    """
-    return _launch(pixels, parameters, places, shape, how)
 
 
 def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
@@ -322,13 +310,19 @@ def _kept_taps(most: int) -> int:
     return most if most <= _MOST_KEPT else 0
 
 
-def _launch(
+def resample_packed(
     pixels: torch.Tensor,
     parameters: torch.Tensor,
     places: torch.Tensor | None,
     shape: tuple[int, int, int],
     how: Resampling,
 ) -> torch.Tensor:
+    """Returns windows of images resampled as by `resample_fused`, or whole images if `places` is None.
+
+    `pixels`, uint8, holds the windows, with `cut.margin_of` bytes before and after them. `shape` is the height, width
+    and channels of the images. `parameters` come from `parameters_of`. `places`, int64 (B, 2), has for each image the
+    byte where its pixel (0, 0) would lie, even if outside of `pixels`, and the bytes of a line of its window.
+    """
     count, (height, width, channels) = len(parameters), shape
     most_taps = _most_taps(width, how)
     taps = _kept_taps(most_taps)

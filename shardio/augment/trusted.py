@@ -8,7 +8,6 @@ other pixels is replaced by torch's operations, with a warning. Later batches ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,14 +37,8 @@ _MOST_PROGRAMS = (1 << 31) - 1
 KINDS = ("resample", "pixels")
 """The kinds of work that kernels do, as `ShardLoader.stats` names them."""
 
-
-class Signature(NamedTuple):
-    """What a compiled kernel is for: a kind of work, a device, and a variant (channels, flags, dtypes)."""
-
-    kind: str
-    device: torch.device
-    variant: tuple[object, ...]
-
+Signature = tuple[str, torch.device, tuple[object, ...]]
+"""What a compiled kernel is for: a kind of work, a device, and a variant (channels, flags, dtypes)."""
 
 Compared = tuple[Tensor, Tensor, Callable[[], Tensor]]
 """Images (n, C, H, W), the darkest and the brightest that are right, and a function that makes them with the kernel."""
@@ -55,30 +48,34 @@ _chosen: dict[Signature, str] = {}
 
 def fits(images: Tensor, size: tuple[int, int], programs: int) -> bool:
     """Returns whether kernels can make images of `size`, height and width, from these, in so many programs."""
+    if is_recorded(images) or images.dtype != torch.uint8 or not images.numel():
+        return False
     _, channels, height, width = images.shape
     nbytes = max(height * width, size[0] * size[1]) * channels
-    is_made = images.dtype == torch.uint8 and images.numel() > 0 and not is_recorded(images)
-    return is_made and channels <= _MOST_CHANNELS and nbytes < _MOST_NBYTES and 0 < programs <= _MOST_PROGRAMS
+    return channels <= _MOST_CHANNELS and nbytes < _MOST_NBYTES and 0 < programs <= _MOST_PROGRAMS
 
 
 def is_trusted(signature: Signature, compare: Callable[[], Sequence[Compared]], statistics: Statistics | None) -> bool:
     """Returns whether to use this kernel. The first call for a signature compares its results, and waits for them.
 
-    Errors of `compare` itself are raised. Images of a floating-point type are normalized by `statistics`.
+    Images of a floating-point type are normalized by `statistics`.
     """
-    if triton is None:
-        return False
-    if signature not in _chosen:
+    if triton is not None and signature not in _chosen:
+        kind, device, _ = signature
         try:
-            problem = _problem_of(signature.device, compare(), statistics)
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            return False  # this time: a later batch may find more memory
+            problem = _difference(device, compare(), statistics)
+        except Exception as error:
+            if isinstance(error, MemoryError) or "out of memory" in str(error):
+                return False  # this time: a later batch may find more memory
+            problem = f"failed: {type(error).__name__}: {error}"
+            if isinstance(error, OSError):
+                problem += "; set TRITON_CACHE_DIR to a folder on a local disk"
         _chosen[signature] = "torch" if problem else "Triton"
         if problem:
-            _warn(signature, problem)
-    return _chosen[signature] == "Triton"
+            gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device
+            text = f"the kernel {kind!r} of Triton {triton.__version__} on {gpu} {problem}"
+            warn_caller(printable(f"{text}. Torch's operations are used instead, which are slower"))
+    return _chosen.get(signature) == "Triton"
 
 
 def chosen_on(device: torch.device) -> dict[str, str | None]:
@@ -89,26 +86,20 @@ def chosen_on(device: torch.device) -> dict[str, str | None]:
     return {kind: ", ".join(sorted(some)) or None for kind, some in ways.items()}
 
 
-def _problem_of(device: torch.device, compared: Sequence[Compared], statistics: Statistics | None) -> str | None:
-    """Returns what is wrong with the kernel, or None. Raises the error if the device is out of memory."""
-    try:
-        for low, high, by_kernel in compared:
-            try:
-                found = by_kernel()
-            except OSError:  # other processes compile into the same folder; by now the files may be there
-                found = by_kernel()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # an access out of bounds is reported here, under the kernel's name
-            largest, count = _apart(found, low, high, statistics)
-            # `largest` may be NaN.
-            if not largest <= 1 + _ROUNDING or count > max(_MOST_APART * low.numel(), _MOST_VALUES_APART):
-                share = count / low.numel()
-                return f"differs from torch's operations by up to {largest:.3g} grey levels, in {share:.1%} of values"
-    except Exception as error:
-        if _is_out_of_memory(error):
-            raise
-        cure = "; set TRITON_CACHE_DIR to a folder on a local disk" if isinstance(error, OSError) else ""
-        return f"failed: {type(error).__name__}: {error}{cure}"
+def _difference(device: torch.device, compared: Sequence[Compared], statistics: Statistics | None) -> str | None:
+    """Returns how far the kernel's images are from what is right; None if they are right."""
+    for low, high, by_kernel in compared:
+        try:
+            found = by_kernel()
+        except OSError:  # other processes compile into the same folder; by now the files may be there
+            found = by_kernel()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # an access out of bounds is reported here, under the kernel's name
+        largest, count = _apart(found, low, high, statistics)
+        # `largest` may be NaN.
+        if not largest <= 1 + _ROUNDING or count > max(_MOST_APART * low.numel(), _MOST_VALUES_APART):
+            share = count / low.numel()
+            return f"differs from torch's operations by up to {largest:.3g} grey levels, in {share:.1%} of values"
     return None
 
 
@@ -123,14 +114,3 @@ def _apart(found: Tensor, low: Tensor, high: Tensor, statistics: Statistics | No
         if statistics is not None:  # a grey level is the factor of its channel
             apart /= affine_of(statistics)[0].to(found.device)[:, None, None]
     return float(apart.max()), int((apart > _ROUNDING).sum())
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error)
-
-
-def _warn(signature: Signature, problem: str) -> None:
-    device = signature.device
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    text = f"the kernel {signature.kind!r} of Triton {triton.__version__} on {gpu} {problem}"
-    warn_caller(printable(f"{text}. Torch's operations are used instead, which are slower"))

@@ -80,7 +80,8 @@ class TransformStep:
         if split is None or device.type == "cpu":
             return split
         try:
-            works = split.cut(Draws(0, 0, np.arange(_NUM_DRAWN)), self._shards.sample_shape).works_on(device)
+            draws, shape = Draws(0, 0, np.arange(_NUM_DRAWN)), self._shards.sample_shape
+            works = split.cut(draws, shape, None, self._whole_lines).works_on(device)
         except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
             return None
         return split if works else None

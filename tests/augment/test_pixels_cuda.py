@@ -215,6 +215,15 @@ def test_steps_normalising_and_casting_are_asked_for_at_once(
     assert len(asked) == (2 if ops else 1)
 
 
+def test_images_that_are_compared_have_the_operations_of_all() -> None:
+    codes = np.zeros((2, 40), np.uint8)
+    codes[0, 11:36] = Op.INVERT
+    codes[1, [20, 38]] = Op.BLUR, Op.EQUALIZE
+    steps = tuple(Step.of(40, 3, some) for some in codes)
+    assert pixels_cuda._some_with_most_operations(steps, 40) == [38, 20, 0, 11, 1, 2, 3, 4]
+    assert pixels_cuda._some_with_most_operations((), 3) == [0, 1, 2]
+
+
 def test_tables_that_follow_each_other_are_one_and_each_picture_begins_at_once() -> None:
     codes = [[Op.INVERT, Op.NOTHING], [Op.NOTHING, Op.NOTHING], [Op.SOLARIZE_ADD, Op.MIRROR], [Op.EQUALIZE, Op.NOTHING]]
     steps = tuple(Step.of(2, 1, np.array(some, np.uint8), 3.0, 256.0) for some in codes)

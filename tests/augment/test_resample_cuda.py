@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from interpreted import assert_compiles, assert_interprets, needs_triton
 from pictures import random_picture
@@ -18,14 +19,13 @@ from places import ROOT
 
 from shardio.augment import resample_cuda
 from shardio.augment.resample import Resampling
-from shardio.augment.resample_cuda import is_kernel_trusted
-from shardio.augment.trusted import Compared
 
 pytestmark = needs_triton
 
 _CHECK = """\
 import sys
 import numpy as np
+import pytest
 import torch
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
 from shardio.augment.boxes import Boxes, Draws
@@ -127,6 +127,7 @@ import tempfile
 import warnings
 from pathlib import Path
 import numpy as np
+import pytest
 import torch
 from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
@@ -225,19 +226,15 @@ def test_as_many_pixels_are_read_as_the_filter_reaches() -> None:
     assert [taps(256, 16, "bilinear", False), taps(1, 16, "bicubic", False)] == [2, 4]
 
 
-def test_windows_are_compared_where_pictures_fit() -> None:
-    def asked(shape: tuple[int, int, int], size: tuple[int, int] = (224, 224)) -> bool:
-        images = torch.empty((3, shape[2], *shape[:2]), dtype=torch.uint8, device="meta")
+def test_windows_are_compared_where_pictures_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resample_cuda, "is_trusted", lambda *_: True)
 
-        def compare() -> list[Compared]:
-            raise LookupError
+    def fits(height: int, width: int, size: tuple[int, int] = (224, 224), channels: int = 3) -> bool:
+        images = torch.empty((3, channels, height, width), dtype=torch.uint8, device="meta")
+        return resample_cuda.is_kernel_trusted(torch.device("cuda"), images, Resampling(size), list, packed=True)
 
-        try:
-            return is_kernel_trusted(torch.device("cuda"), images, Resampling(size), compare, packed=True)
-        except LookupError:
-            return True
-
-    assert asked((256, 256, 3))
-    assert asked((1, 100_000, 3))
-    assert not asked((1 << 15, 1 << 15, 3))
-    assert not asked((4, 4, 3), (1 << 15, 1 << 15))
+    assert fits(256, 256)
+    assert fits(1, 100_000)
+    assert not fits(4, 4, channels=65)
+    assert not fits(1 << 15, 1 << 15)
+    assert not fits(4, 4, (1 << 15, 1 << 15))
