@@ -52,8 +52,8 @@ from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCro
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.resample import Resampling, resample
-from shardio.augment.resample_cuda import can_fuse
+from shardio.augment.resample import resample
+from shardio.augment.trusted import chosen_on
 from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
 from shardio.measure.limits import pinned_copies
@@ -308,7 +308,7 @@ def measure_kernel(
     results = [batch.finished().images for batch in batches]
     if output == "uint8":
         others = [by_torch(batch, options.size) for batch in batches]
-        assert all((a.int() - b.int()).abs().max() <= 1 for a, b in zip(results, others, strict=True))
+        assert all((a.int() - b.int()).abs().max() <= 2 for a, b in zip(results, others, strict=True))
     nbytes = statistics.mean(map(moved_nbytes, batches, results))
     copied = [torch.ones(COPIED_NBYTES, dtype=torch.uint8, device=device) for _ in range(2)]
     turns = cycle(batches)
@@ -404,10 +404,11 @@ def main() -> None:
         print(f"{describe_machine()}; {describe_gpu(device)}")
         for output, transform in device_transforms(options.size).items():
             batches = batches_on(device, shards, transform, options.batch_size)
-            if can_fuse(batches[0].images, Resampling((options.size, options.size))):
+            batches[0].finished()  # compiles and compares
+            if chosen_on(device)["resample"] == "Triton":
                 measure_kernel(output, transform, batches, options, device)
             else:
-                print(f"{output}: fused kernel: not measured: there is no Triton here")
+                print(f"{output}: fused kernel: not measured: Triton is missing, or its kernel is not trusted")
         measure_device_loader(path, shards, options, device)
     else:
         print(describe_machine())

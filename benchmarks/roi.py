@@ -62,7 +62,9 @@ def measure(path: Path, transform: Transform, cold: bool, options: argparse.Name
         how = {"io": options.io, "device": options.device}
         loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, **how)
         if loader.stats()["roi"] != roi:
-            raise SystemExit("roi: expected kernels in C, and as many threads as torch has; on CUDA, Triton")
+            raise SystemExit(
+                "roi: expected kernels in C, and as many threads as torch has; on CUDA, Triton and --io pread or direct"
+            )
         return loader
 
     turns: dict[bool, list[Turn]] = {False: [], True: []}

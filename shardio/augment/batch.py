@@ -193,15 +193,13 @@ class Batch:
                 made = fused(images, (), self.statistics, self.dtype)
                 if made is not None:
                     return made
-            if self.statistics is not None:
-                return normalized(images, self.statistics, self.dtype)
-            return images if self.dtype is None else images.to(self.dtype)
+            return normalized(images, self.statistics, self.dtype)
         boxes, flips, how = self.region, self.is_mirrored, self.resampling
         if images.is_cuda:
-            from shardio.augment.resample_cuda import can_fuse, resample_fused  # Triton takes its time to import
+            from shardio.augment.resample_cuda import resample_if_trusted  # Triton takes its time to import
 
-            if can_fuse(images, how):
-                return resample_fused(images, boxes, self.within or boxes, flips, how)
+            if (made := resample_if_trusted(images, boxes, self.within or boxes, flips, how)) is not None:
+                return made
         return resample(
             images,
             boxes,
@@ -244,13 +242,11 @@ def fused(
 ) -> torch.Tensor | None:
     """Returns the images after steps, normalization and cast, computed by kernels on CUDA.
 
-    Returns None if the kernels cannot do this, for example on the CPU. `images` stay unchanged. The result is in
+    Returns None on the CPU, and where the kernels are not trusted. `images` stay unchanged. The result is in
     channels_last memory.
     """
     if not images.is_cuda:
         return None
-    from shardio.augment.pixels_cuda import can_fuse, run_steps_fused  # Triton takes its time to import
+    from shardio.augment.pixels_cuda import run_steps_if_trusted  # Triton takes its time to import
 
-    if not can_fuse(images, steps, statistics, dtype):
-        return None
-    return run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
+    return run_steps_if_trusted(images, steps, statistics, dtype)

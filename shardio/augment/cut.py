@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Container, Transform
 from shardio.augment.description import is_of_shardio
-from shardio.augment.resample import Resampling, as_made, make_spans, resample_windows
+from shardio.augment.resample import Resampling, as_made, make_spans, resample_bounds, resample_windows
 from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
     AlternatingFlip,
@@ -181,10 +181,24 @@ class Cut:
         return np.stack([firsts, lines], axis=1)
 
     def works_on(self, device: torch.device) -> bool:
-        """Returns whether a CUDA device can resample these windows. The first call compiles a kernel."""
-        from shardio.augment.resample_cuda import can_resample_packed
+        """Returns whether a CUDA device resamples these windows as torch's operations do whole pictures.
 
-        return can_resample_packed(device, self._shape, self.how)
+        Windows are compared on drawn pictures, since in a training the rest of a picture is not on the device.
+        """
+        from shardio.augment.resample_cuda import is_kernel_trusted  # Triton takes its time to import
+        from shardio.augment.trusted import Compared
+
+        def compare() -> list[Compared]:
+            pictures = np.random.default_rng(0).integers(0, 256, (len(self.batch), *self._shape), np.uint8)
+            margin = np.full(margin_of(*self._shape[1:]), 255, np.uint8)
+            images = torch.from_numpy(pictures).permute(0, 3, 1, 2).to(device)
+            low, high = resample_bounds(images, self._spans, self.batch.is_mirrored, self.how)
+            windows = [picture[self.windows.part(i)].reshape(-1) for i, picture in enumerate(pictures)]
+            sent = (np.concatenate([margin, *windows, margin]), self.parameters, self.places)
+            packed, *told = (torch.from_numpy(array).to(device) for array in sent)
+            return [(low, high, partial(self.resampled_on_cuda, packed[len(margin) : -len(margin)], *told))]
+
+        return is_kernel_trusted(device, self.batch.images, self.how, compare, packed=True)
 
     @property
     def _shape(self) -> tuple[int, int, int]:

@@ -149,10 +149,13 @@ def are_inside(images: Tensor, firsts: NDArray[Any], ends: NDArray[Any]) -> Tens
     `firsts`, (2, B), has the first row and the first column of each window. `ends`, (2, B), has the row and the column
     after the last.
     """
-    rows, columns = (
-        to_device(torch.from_numpy((places >= first[:, None]) & (places < end[:, None])), images.device)
-        for places, first, end in zip(map(np.arange, images.shape[2:]), firsts, ends, strict=True)
-    )
+    size = images.shape[2:]
+    inside = [
+        (places >= first[:, None]) & (places < end[:, None])
+        for places, first, end in zip(map(np.arange, size), firsts, ends, strict=True)
+    ]
+    both = to_device(torch.from_numpy(np.concatenate(inside, axis=1)), images.device)
+    rows, columns = both[:, : size[0]], both[:, size[0] :]
     return rows[:, None, :, None] & columns[:, None, None, :]
 
 

@@ -83,9 +83,10 @@ class _Mix(Transform):
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
         shares = np.where(drawn[0] < self.p, beta_quantiles(self.alpha, drawn[1]), 1.0)
         shares = np.broadcast_to(shares, len(batch))
-        numbers, shares = self._numbers(batch.images.shape[2:], shares, drawn[2:])
-        images = self._mix(batch.images, self._partners(batch.images), numbers)
-        share = _column(shares, targets)
+        windows, shares = self._windows(batch.images.shape[2:], shares, drawn[2:])
+        kept = to_device(torch.from_numpy(np.array(shares, np.float32)), batch.images.device)
+        images = self._mix(batch.images, self._partners(batch.images), windows, kept)
+        share = _column(kept, targets)
         mixed = targets * share + self._partners(targets) * (1 - share)
         return replace(batch, images=images, labels=mixed)
 
@@ -93,17 +94,17 @@ class _Mix(Transform):
     def mixed_classes(self) -> frozenset[int | None]:
         return frozenset([self.num_classes])
 
-    @abstractmethod
-    def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
-        """Returns the parameters of `_mix` for each image, (B, n), and the share that each image keeps, (B,).
+    def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats | None, Floats]:
+        """Returns the windows that are replaced, if that is how images are mixed, and the share that each image keeps.
 
         `size` is height and width. `shares`, (B,), are the drawn shares. `places`, (2, B) or (2, 1), are random numbers
         from [0, 1).
         """
+        return None, shares
 
     @abstractmethod
-    def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
-        """Returns the images mixed with `others`, their partners, by the `numbers` of `_numbers`."""
+    def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
+        """Returns the images mixed with `others`, their partners: `kept`, (B,), is the share of each image."""
 
     def _partners(self, tensor: Tensor) -> Tensor:
         # roll() would give up channels_last memory on CUDA.
@@ -144,16 +145,13 @@ class Mixup(_Mix):
       over all classes. For float32 labels, (B,) or (B, K), leave out both.
     """
 
-    def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
-        return shares[:, None], shares
-
-    def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
+    def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
         if not images.dtype.is_floating_point:
             raise ValueError(
                 f"Mixup needs images of a floating point type; found {images.dtype}: put Mixup after Normalize"
             )
         # All of it is float32: shares of 8 bits would not be those of the labels.
-        mixed = torch.lerp(others.float(), images.float(), _column(numbers[:, 0], images))
+        mixed = torch.lerp(others.float(), images.float(), _column(kept, images))
         return mixed.to(images.dtype)
 
 
@@ -165,7 +163,7 @@ class CutMix(_Mix):
     edges, so this share may be smaller than drawn. The arguments are the same as for Mixup.
     """
 
-    def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
+    def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
         """Returns windows, (B, 4): top, bottom, left and right, the ends exclusive; and the share outside of them."""
         half = 0.5 * np.sqrt(1 - shares)
         edges, covered = [], np.ones(len(shares))
@@ -175,11 +173,11 @@ class CutMix(_Mix):
             covered *= (edges[-1] - edges[-2]) / side
         return np.stack(edges, axis=1), 1 - covered
 
-    def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
-        return torch.where(are_inside(images, numbers.T[::2], numbers.T[1::2]), others, images)
+    def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
+        assert windows is not None
+        return torch.where(are_inside(images, windows.T[::2], windows.T[1::2]), others, images)
 
 
-def _column(shares: Floats, like: Tensor) -> Tensor:
+def _column(shares: Tensor, like: Tensor) -> Tensor:
     """Returns `shares`, (B,), as a tensor (B, 1, ...) that multiplies the samples of `like`."""
-    values = to_device(torch.from_numpy(np.array(shares, np.float32)), like.device)
-    return values.view(-1, *[1] * (like.ndim - 1))
+    return shares.to(like.device).view(-1, *[1] * (like.ndim - 1))

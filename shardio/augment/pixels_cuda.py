@@ -10,25 +10,22 @@ levels differ by at most one.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.pixels import TABLES, fixed_affine, gaussian, levels_by
-from shardio.augment.resample import Statistics, affine_of, to_device
+from shardio.augment.pixels import TABLES, fixed_affine, gaussian, levels_by, run_steps_by_torch
+from shardio.augment.resample import Statistics, affine_on, normalized, to_device
 from shardio.augment.steps import FILL_AT, Op, Step, Steps
 from shardio.augment.steps_cuda import MEASURED, ROOM_AT, TAPS_AT, VALUES_AT
-from shardio.errors import printable
-from shardio.system.eager import is_recorded, warn_caller
+from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, triton
 
-try:
-    import triton
-except Exception:  # there are wheels for Linux only; torch for CUDA brings them
-    triton = None
-else:
+if triton is not None:
     from shardio.augment.steps_cuda import blur_lines, measure, step
 
 # Bytes that one program makes, with room for a power of two of channels. With four times as many, the threads of all
@@ -36,62 +33,58 @@ else:
 _BLOCK = 512
 # Grey levels that are counted at once.
 _COUNTED = 2048
-_MOST_CHANNELS = 64
-# Places in an image are int32, with room for the last program, which may begin inside and end outside.
-_MOST_NBYTES = 1 << 30
-_MOST_PROGRAMS = (1 << 31) - 1
+# Triton compiles other code for memory that does not begin at a multiple of this number of bytes.
+_ALIGNMENT = 16
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def can_fuse(
-    images: Tensor, steps: Steps = (), statistics: Statistics | None = None, dtype: torch.dtype | None = None
-) -> bool:
-    """Returns whether `run_steps_fused` can run these steps on these images."""
-    if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images):
-        return False
-    needs = {Op(int(code)) for step in steps for code in np.unique(step.codes)}
-    parts = (bool(needs), not needs.isdisjoint(MEASURED), Op.BLUR in needs)
-    return _works(images.device, images.shape[1], *parts, statistics is not None, _last(statistics, dtype))
+def run_steps_if_trusted(
+    images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None
+) -> Tensor | None:
+    """Returns the result of `run_steps_fused`; None if the kernels cannot make it, or are not trusted."""
+    count, channels, height, width = images.shape
+    if not fits(images, (height, width), count * _programs_of_an_image(height, width, channels)):
+        return None
+    ops = {Op(int(code)) for step in steps for code in np.unique(step.codes)} - {Op.NOTHING}
+    kernels = (bool(ops), not ops.isdisjoint(MEASURED), Op.BLUR in ops)
+    variant = (channels, *kernels, statistics is not None, _last(statistics, dtype))
+    compare = partial(_compared, images, steps, statistics, dtype)
+    if not is_trusted(("pixels", images.device, variant), compare, statistics):
+        return None
+    return run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
+
+
+def _compared(images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None) -> list[Compared]:
+    """Returns a few of the images after each step, and at the end.
+
+    Each step begins with the result of torch's step before it, since a difference of one grey level may grow.
+    """
+    some = _some_with_most_operations(steps, len(images))
+    some_steps = [Step(step.codes[some], step.values[some]) for step in steps]
+    before = after = images[some]
+    compared: list[Compared] = []
+    for step in some_steps:
+        before, after = after, run_steps_by_torch(after, (step,))
+        compared.append((after, after, partial(run_steps_fused, before, (step,))))
+    last = partial(run_steps_fused, before, tuple(some_steps[-1:]), statistics=statistics, dtype=dtype)
+    made = normalized(after, statistics, dtype, native=False)
+    return [*compared, (made, made, last)]
+
+
+def _some_with_most_operations(steps: Steps, count: int) -> list[int]:
+    """Returns the numbers of a few of `count` images: those that have the operations of all, as far as they can."""
+    codes = np.array([step.codes for step in steps], np.uint8)
+    ops, firsts = np.unique(codes, return_index=True)
+    with_own_kernel = np.isin(ops, [*MEASURED, Op.BLUR])
+    first = firsts[np.argsort(~with_own_kernel, kind="stable")] % count
+    return list(dict.fromkeys([*first.tolist(), *range(count)]))[:MOST_COMPARED]
 
 
 def _last(statistics: Statistics | None, dtype: torch.dtype | None) -> torch.dtype:
     """Returns the dtype that the last launch writes."""
     made = dtype if dtype in _FLOATS else None
     return made or (torch.uint8 if statistics is None else torch.float32)
-
-
-def _fits(images: Tensor) -> bool:
-    count, channels, height, width = images.shape
-    if images.dtype != torch.uint8 or not images.numel() or channels > _MOST_CHANNELS:
-        return False
-    nbytes = height * width * channels
-    return nbytes < _MOST_NBYTES and count * -(-height * width // _pixels_of_a_program(channels)) <= _MOST_PROGRAMS
-
-
-@cache
-def _works(
-    device: torch.device,
-    channels: int,
-    steps: bool,
-    measures: bool,
-    blurs: bool,
-    normalizes: bool,
-    last: torch.dtype,
-) -> bool:
-    """Returns whether Triton can compile the kernels for such a batch. Triton needs a C compiler, for example."""
-    try:
-        images = torch.zeros(1, channels, 2, 2, dtype=torch.uint8, device=device)
-        ops: list[tuple[Op, tuple[float, ...]]] = [(Op.MIRROR, ())] * steps
-        ops += [(Op.EQUALIZE, ())] * measures + [(Op.BLUR, (1, 1, 1, 1))] * blurs
-        program = tuple(Step.of(1, channels, op, *values) for op, values in ops)
-        statistics = ((0.5,) * channels, (0.5,) * channels) if normalizes else None
-        run_steps_fused(images, program, statistics=statistics, dtype=last)
-    except Exception as error:
-        text = f"Triton does not work on {device}: steps are done by torch's operations, which is slower: {error}"
-        warn_caller(printable(text))
-        return False
-    return True
 
 
 def run_steps_fused(
@@ -109,23 +102,20 @@ def run_steps_fused(
     last = _last(statistics, dtype)
 
     pixels = images.permute(0, 2, 3, 1).contiguous()
-    # What a launch does not read may be any memory.
-    numbers = to_device(torch.from_numpy(rows), device) if len(rows) else pixels
-    tables = to_device(torch.from_numpy(levels), device) if len(levels) else pixels
-    weights = to_device(torch.from_numpy(taps), device) if len(taps) else pixels
-    affine = pixels if statistics is None else to_device(affine_of(statistics), device)
+    # What a launch does not read may be empty, but has its dtype: Triton compiles other code for another dtype.
+    numbers, weights, tables = _sent([rows, taps, levels], device)
+    affine = weights if statistics is None else affine_on(device, statistics)
     most_blurred = int((codes == Op.BLUR).sum(axis=1).max(initial=0))
-    room = torch.empty((most_blurred, *pixels.shape[1:]), device=device) if most_blurred else pixels
+    room = torch.empty((most_blurred, *pixels.shape[1:]), device=device)
 
-    block = _pixels_of_a_program(channels)
-    shape = (rows.shape[2], channels, triton.next_power_of_2(channels), block)
-    programs = count * -(-height * width // block)
+    shape = (rows.shape[2], channels, triton.next_power_of_2(channels), _pixels_of_a_program(channels))
+    programs = count * _programs_of_an_image(height, width, channels)
     # Products are rounded before they are added, as torch's operations do it one by one.
     options = {"enable_fp_fusion": False}
     free: Tensor | None = None  # what the step before the last has read
     with torch.cuda.device(device if images.is_cuda else -1):  # -1: where it is interpreted
         for number in range(max(len(codes), 1)):
-            each = numbers[number] if len(codes) else pixels
+            each = numbers[number] if len(codes) else numbers
             found = codes[number] if len(codes) else np.zeros(0, np.uint8)
             if np.isin(found, MEASURED).any():
                 measure[(count * channels,)](
@@ -160,7 +150,25 @@ def run_steps_fused(
 
 
 def _pixels_of_a_program(channels: int) -> int:
-    return _BLOCK // (1 << (channels - 1).bit_length())
+    return max(_BLOCK // (1 << (channels - 1).bit_length()), 1)
+
+
+def _programs_of_an_image(height: int, width: int, channels: int) -> int:
+    return -(-height * width // _pixels_of_a_program(channels))
+
+
+def _sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Returns the arrays on the device, sent in one copy. Each begins at a multiple of _ALIGNMENT bytes."""
+    ends = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]).tolist()
+    packed = np.zeros(ends[-1], np.uint8)
+    for first, array in zip(ends[:-1], arrays, strict=True):
+        packed[first : first + array.nbytes] = array.reshape(-1).view(np.uint8)
+    empty = torch.empty(0, dtype=torch.uint8, device=device)
+    sent = to_device(torch.from_numpy(packed), device) if len(packed) else empty
+    return [
+        sent[first : first + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+        for first, array in zip(ends[:-1], arrays, strict=True)
+    ]
 
 
 def _tables_of(
@@ -207,7 +215,10 @@ def _rows_of(
     codes: NDArray[np.uint8], values: NDArray[np.float64], levels: NDArray[np.uint8], height: int, width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Returns the kernel's parameters for each step and image, and the weights of n blurs, (n, 2, taps)."""
-    rows = np.concatenate([codes[:, :, None], values], axis=2)
+    width_of_a_row = 1 + values.shape[2]
+    # An even number of float64, so that the rows of each step are aligned.
+    rows = np.zeros((*codes.shape, width_of_a_row + width_of_a_row % 2))
+    rows[:, :, 0], rows[:, :, 1:width_of_a_row] = codes, values
     numbers = rows[:, :, VALUES_AT:]
     turned = codes == Op.AFFINE
     # Whole numbers, which float64 holds as they are: they were rounded as float64.

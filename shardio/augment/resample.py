@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -61,6 +62,8 @@ _KERNEL_DTYPES = {
 }
 # What torch's operations may take for images that they do at once.
 _MOST_NBYTES = 256 << 20
+# Weights of 16 bits or float32 move a sum by less than this, in grey levels.
+_NEAR = 1 / 64
 # Rounding may put a box beyond its limits by this share of a pixel.
 _SLACK = 1e-6
 
@@ -90,16 +93,43 @@ def resample(
     # torch.export records operations of torch, and no kernel of ours.
     if native and images.device.type == "cpu" and not is_recorded(images):
         return _resample_natively(images, spans, flips, how)
-    nbytes = _nbytes_of_a_picture(images, size)
+    return resample_by_torch(images, spans, flips, how)
+
+
+def resample_by_torch(
+    images: torch.Tensor,
+    spans: NDArray[np.float64],
+    flips: NDArray[np.bool_],
+    how: Resampling,
+    half: float | None = None,
+) -> torch.Tensor:
+    """Does what `resample` does, by operations of torch; `spans` come from `make_spans`.
+
+    With `half`, fractions of a grey level from there on are rounded up, and sums are float64 on every device.
+    """
+    nbytes = _nbytes_of_a_picture(images, how.size)
     # What is recorded holds for batches of any size.
     if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
-        return _resample_by_torch(images, spans, flips, how)
-    out = torch.empty((len(images), *size, images.shape[1]), dtype=how.made, device=images.device).permute(0, 3, 1, 2)
+        return _resample_at_once(images, spans, flips, how, half)
+    shape = (len(images), *how.size, images.shape[1])
+    out = torch.empty(shape, dtype=how.made, device=images.device).permute(0, 3, 1, 2)
     many = max(_MOST_NBYTES // nbytes, 1)
     for first in range(0, len(images), many):
         some = slice(first, first + many)
-        out[some] = _resample_by_torch(images[some], spans[:, some], flips[some], how)
+        out[some] = _resample_at_once(images[some], spans[:, some], flips[some], how, half)
     return out
+
+
+def resample_bounds(
+    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the darkest and the brightest images that other arithmetic may give: sums near a half rounded either way.
+
+    With some ratios of sizes, such as 8 / 7, one sum in ten is a half, and float32 is not exact enough to say so. Sums
+    are float64 here: a GPU may round float32 factors to 10 bits (TF32).
+    """
+    low, high = (resample_by_torch(images, spans, flips, how, half) for half in (0.5 + _NEAR, 0.5 - _NEAR))
+    return low, high
 
 
 def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
@@ -110,25 +140,27 @@ def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
     return 16 * channels * (height * width + height * size[1] + size[0] * size[1])
 
 
-def _resample_by_torch(
-    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
+def _resample_at_once(
+    images: torch.Tensor,
+    spans: NDArray[np.float64],
+    flips: NDArray[np.bool_],
+    how: Resampling,
+    half: float | None,
 ) -> torch.Tensor:
     # Sums of pixels times weights of 16 bits are exact in float64, which is slow on GPUs and which MPS has not.
-    exact = torch.float64 if images.device.type == "cpu" else torch.float32
+    sums = torch.float32 if half is None and images.device.type != "cpu" else torch.float64
     rows, columns = (
-        _weights(there, _most_taps(span, side, how), limit, side, how).to(exact)
+        _weights(there, _most_taps(span, side, how), limit, side, how).to(sums)
         for span, limit, side in zip(spans, images.shape[2:], how.size, strict=True)
         for there in [to_device(torch.from_numpy(span).to(_float64_on(images.device)), images.device)]
     )
     mirrored = to_device(torch.from_numpy(flips), images.device)
     columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     # (B, H, W, C) is resampled along the lines first, then along the columns.
-    pixels = images.permute(0, 2, 3, 1).to(exact)
+    pixels = images.permute(0, 2, 3, 1).to(sums)
     with torch.autocast(images.device.type, enabled=False):  # which would do this in 8 bits
-        lines = _to_levels(torch.einsum("bxw,bhwc->bhxc", columns, pixels))
-        grey = _to_levels(torch.einsum("byh,bhxc->byxc", rows, lines)).to(torch.uint8).permute(0, 3, 1, 2)
-    if how.statistics is None:
-        return grey if how.dtype is None else grey.to(how.dtype)
+        lines = _to_levels(torch.einsum("bxw,bhwc->bhxc", columns, pixels), half)
+        grey = _to_levels(torch.einsum("byh,bhxc->byxc", rows, lines), half).to(torch.uint8).permute(0, 3, 1, 2)
     return normalized(grey, how.statistics, how.dtype, native=False)
 
 
@@ -136,9 +168,9 @@ def _float64_on(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _to_levels(sums: torch.Tensor) -> torch.Tensor:
-    """Returns sums rounded to grey levels, halves up, in place."""
-    return sums.add_(0.5).floor_().clamp_(0, 255)
+def _to_levels(sums: torch.Tensor, half: float | None) -> torch.Tensor:
+    """Returns sums rounded to grey levels, halves (or fractions from `half` on) up, in place."""
+    return sums.add_(0.5 if half is None else 1 - half).floor_().clamp_(0, 255)
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
@@ -147,14 +179,32 @@ def affine_of(statistics: Statistics) -> torch.Tensor:
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
 
+def affine_on(device: torch.device, statistics: Statistics) -> torch.Tensor:
+    """Returns the result of `affine_of`, copied to the device once: a copy per batch would wait for larger copies."""
+    mean, std = statistics
+    return _affine_on(device, tuple(mean), tuple(std))
+
+
+@cache
+def _affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    with torch.inference_mode(False):
+        # This waits, so that any stream may use it.
+        return affine_of((mean, std)).to(device)
+
+
 def normalized(
     images: torch.Tensor,
-    statistics: Statistics,
+    statistics: Statistics | None,
     dtype: torch.dtype | None = None,
     *,
     native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
-    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), in their memory format, as float32 or `dtype`."""
+    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), in their memory format, as float32 or `dtype`.
+
+    Without `statistics`, the images are only cast.
+    """
+    if statistics is None:
+        return images if dtype is None else images.to(dtype)
     is_last = images.is_contiguous(memory_format=torch.channels_last)
     if native and images.device.type == "cpu" and is_last and not is_recorded(images):
         size = (images.shape[2], images.shape[3])

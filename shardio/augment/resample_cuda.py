@@ -4,28 +4,25 @@ A program computes some lines of a tile of the output. It filters the matching p
 needs, in registers, and adds the result to the output lines. Each warp reads 32 adjacent bytes, mostly from the
 first-level cache. Only the result is written, in channels_last memory. So the width and the alignment of lines do not
 matter, and one compiled kernel serves all sizes. Grey levels differ from `shardio.augment.resample` by at most one.
-Without CUDA or Triton, torch's operations do the same work.
+`shardio.augment.trusted` compares the kernel with torch's operations, which replace it where it does not work.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
-from shardio.augment.resample import Resampling, affine_of, make_spans, to_device
-from shardio.errors import printable
-from shardio.system.eager import is_recorded, warn_caller
+from shardio.augment.resample import Resampling, affine_on, make_spans, resample_bounds, to_device
+from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, triton
 
-try:
-    import triton
+if triton is not None:
     import triton.language as tl
-except Exception:  # there are wheels for Linux only; torch for CUDA brings them
-    triton = None
 
 # Grey levels of each channel, side by side, that one program makes of a line.
 _LANES = 256
@@ -34,65 +31,6 @@ _ROWS = 4
 _PASSES = 4
 # The most weights along a line that are kept in registers. More are computed for every stored line: taps are 0 then.
 _MOST_KEPT = 8
-_MOST_CHANNELS = 64
-# Places in an image are int32, with room for the last program, which may end beside it.
-_MOST_PIXELS = 1 << 30
-_MOST_PROGRAMS = (1 << 31) - 1
-
-
-def can_fuse(images: torch.Tensor, how: Resampling) -> bool:
-    """Returns whether `resample_fused` can resample these images in this way."""
-    if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images, how.size):
-        return False
-    return _works(images.device, *_variant(images.shape[1], images.shape[3], how), packed=False)
-
-
-def _fits(images: torch.Tensor, size: tuple[int, int]) -> bool:
-    count, channels, height, width = images.shape
-    most = max(height * width, size[0] * size[1]) * channels
-    fits = images.numel() > 0 and min(size) > 0 and channels <= _MOST_CHANNELS and most < _MOST_PIXELS
-    return fits and count * _programs_of_an_image(size, channels) <= _MOST_PROGRAMS
-
-
-def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
-    return -(-size[0] // (_ROWS * _PASSES)) * -(-size[1] * channels // _LANES)
-
-
-def _most_taps(width: int, how: Resampling) -> int:
-    """Returns an upper bound of the number of stored pixels of a line that an output pixel depends on.
-
-    It depends on sizes, not on boxes, so a training on images of one size compiles one kernel.
-    """
-    if not how.antialias:
-        return int(2 * how.radius)
-    return min(math.ceil(2 * how.radius * max(width / how.size[1], 1.0)), width)
-
-
-def _variant(channels: int, width: int, how: Resampling) -> tuple[int, int, Resampling]:
-    """Returns what selects the compiled kernel: channels, taps kept in registers, and a small Resampling to try it on.
-
-    Images and results of different sizes share a kernel.
-    """
-    most = _most_taps(width, how)
-    statistics = None if how.statistics is None else ((0.5,) * channels, (0.5,) * channels)
-    small = Resampling((2, 1 if how.antialias else 2), how.interpolation, how.antialias, statistics, how.made)
-    return channels, most if most <= _MOST_KEPT else 0, small
-
-
-@cache
-def _works(device: torch.device, channels: int, taps: int, small: Resampling, *, packed: bool) -> bool:
-    """Returns whether Triton can compile and run the kernel on this device. It needs a C compiler, for example."""
-    try:
-        width = taps or _MOST_KEPT + 1
-        images = torch.zeros(1, channels, 2, width, dtype=torch.uint8, device=device)
-        whole, upright = Boxes.whole(1, 2, width), np.zeros(1, bool)
-        launched = _launch(images, whole, whole, upright, small, width, packed=packed)
-        assert launched.dtype == small.made
-    except Exception as error:
-        text = f"Triton does not work on {device}: images are resampled by torch's operations, which is slower: {error}"
-        warn_caller(printable(text))
-        return False
-    return True
 
 
 if triton is not None:
@@ -295,6 +233,40 @@ if triton is not None:
                 tl.store(out + there, (grey - 12582912.0).to(out.dtype.element_ty), mask=inside)
 
 
+def resample_if_trusted(
+    images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
+) -> torch.Tensor | None:
+    """Returns the result of `resample_fused`; None if the kernel cannot make it, or is not trusted."""
+    spans = make_spans(boxes, within, *images.shape[2:])
+
+    def compare() -> list[Compared]:
+        some = images[:MOST_COMPARED], spans[:, :MOST_COMPARED], flips[:MOST_COMPARED], how
+        return [(*resample_bounds(*some), partial(_resample_whole, *some))]
+
+    if not is_kernel_trusted(images.device, images, how, compare):
+        return None
+    return _resample_whole(images, spans, flips, how)
+
+
+def is_kernel_trusted(
+    device: torch.device,
+    images: torch.Tensor,
+    how: Resampling,
+    compare: Callable[[], Sequence[Compared]],
+    *,
+    packed: bool = False,
+) -> bool:
+    """Returns whether the kernel can resample such images, and does it as torch's operations do: see `is_trusted`.
+
+    With `packed`, for the kernel of `resample_packed`. `images` need not be on the device.
+    """
+    count, channels, _, width = images.shape
+    taps, normalizes = _kept_taps(_most_taps(width, how)), how.statistics is not None
+    variant = (channels, taps, how.interpolation, how.antialias, normalizes, how.made, packed)
+    does_fit = fits(images, how.size, count * _programs_of_an_image(how.size, channels))
+    return does_fit and is_trusted(("resample", device, variant), compare, how.statistics)
+
+
 def resample_fused(
     images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
@@ -302,7 +274,16 @@ def resample_fused(
 
     For the arguments and the IndexError see `resample`. The host does not wait for the device.
     """
-    return _launch(images, boxes, within, flips, how, _most_taps(images.shape[3], how))
+    return _resample_whole(images, make_spans(boxes, within, *images.shape[2:]), flips, how)
+
+
+def _resample_whole(
+    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
+) -> torch.Tensor:
+    pixels = images.permute(0, 2, 3, 1).contiguous()
+    parameters = to_device(torch.from_numpy(parameters_of(spans, flips)), images.device)
+    _, height, width, channels = pixels.shape
+    return resample_packed(pixels, parameters, None, (height, width, channels), how)
 
 
 def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
@@ -310,63 +291,43 @@ def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArr
     return np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
 
 
-def resample_packed(
-    pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor, shape: tuple[int, int, int], how: Resampling
-) -> torch.Tensor:
-    """Returns windows of images resampled as by `resample_fused`.
+def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
+    return -(-size[0] // (_ROWS * _PASSES)) * -(-size[1] * channels // _LANES)
 
-    `pixels`, uint8 (n,), holds the windows, with `cut.margin_of` bytes before and after them. `shape` is the height,
-    width and channels of the images. `parameters` come from `parameters_of`. `places`, int64 (B, 2), has for each image
-    the byte where its pixel (0, 0) would lie, even if outside of `pixels`, and the bytes of a line of its window.
+
+def _most_taps(width: int, how: Resampling) -> int:
+    """Returns an upper bound of the number of stored pixels of a line that an output pixel depends on.
+
+    It depends on sizes, not on boxes, so a training on images of one size compiles one kernel.
     """
-    return _launch_of(pixels, parameters, places, shape, how, _most_taps(shape[1], how))
+    if not how.antialias:
+        return int(2 * how.radius)
+    return min(math.ceil(2 * how.radius * max(width / how.size[1], 1.0)), width)
 
 
-def can_resample_packed(device: torch.device, shape: tuple[int, int, int], how: Resampling) -> bool:
-    """Returns whether `resample_packed` can resample windows of images of this shape in this way."""
-    height, width, channels = shape
-    image = torch.empty((1, channels, height, width), dtype=torch.uint8, device="meta")
-    if device.type != "cuda" or triton is None or not _fits(image, how.size):
-        return False
-    return _works(device, *_variant(channels, width, how), packed=True)
+def _kept_taps(most: int) -> int:
+    """Returns the number of taps whose weights are kept in registers: all, or none."""
+    return most if most <= _MOST_KEPT else 0
 
 
-def _launch(
-    images: torch.Tensor,
-    boxes: Boxes,
-    within: Boxes,
-    flips: NDArray[np.bool_],
-    how: Resampling,
-    most_taps: int,
-    *,
-    packed: bool = False,
-) -> torch.Tensor:
-    count, channels, height, width = images.shape
-    spans = make_spans(boxes, within, height, width)
-    parameters = to_device(torch.from_numpy(parameters_of(spans, flips)), images.device)
-    pixels = images.permute(0, 2, 3, 1).contiguous()
-    places = None
-    if packed:
-        nbytes, line = height * width * channels, width * channels
-        numbers = np.array([(number * nbytes, line) for number in range(count)], np.int64)
-        places = to_device(torch.from_numpy(numbers), images.device)
-    return _launch_of(pixels, parameters, places, (height, width, channels), how, most_taps)
-
-
-def _launch_of(
+def resample_packed(
     pixels: torch.Tensor,
     parameters: torch.Tensor,
     places: torch.Tensor | None,
     shape: tuple[int, int, int],
     how: Resampling,
-    most_taps: int,
 ) -> torch.Tensor:
+    """Returns windows of images resampled as by `resample_fused`, or whole images if `places` is None.
+
+    `pixels`, uint8, holds the windows, with `cut.margin_of` bytes before and after them. `shape` is the height, width
+    and channels of the images. `parameters` come from `parameters_of`. `places`, int64 (B, 2), has for each image the
+    byte where its pixel (0, 0) would lie, even if outside of `pixels`, and the bytes of a line of its window.
+    """
     count, (height, width, channels) = len(parameters), shape
-    taps = most_taps if most_taps <= _MOST_KEPT else 0
-    affine = parameters  # the kernel does not read it
-    if how.statistics is not None:
-        mean, std = how.statistics
-        affine = _affine_on(pixels.device, tuple(mean), tuple(std))
+    most_taps = _most_taps(width, how)
+    taps = _kept_taps(most_taps)
+    # Without statistics, the kernel does not read the affine, and may get any float32 memory.
+    affine = parameters if how.statistics is None else affine_on(pixels.device, how.statistics)
     out = torch.empty((count, *how.size, channels), dtype=how.made, device=pixels.device)
     with torch.cuda.device(pixels.device if pixels.is_cuda else -1):  # -1: where it is interpreted
         _resample[(count * _programs_of_an_image(how.size, channels),)](
@@ -397,11 +358,3 @@ def _launch_of(
             **({"maxnreg": 128} if 0 < taps < 4 and torch.version.hip is None else {}),
         )
     return out.permute(0, 3, 1, 2)
-
-
-@cache
-def _affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
-    """Returns the result of `affine_of`, copied to the device once: a copy per batch would wait for larger copies."""
-    with torch.inference_mode(False):
-        # This waits, so that any stream may use it.
-        return affine_of((mean, std)).to(device)

@@ -7,12 +7,10 @@ grey levels, `blur_lines` blurs along the lines, and `step` does everything else
 from __future__ import annotations
 
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling
+from shardio.augment.trusted import triton
 
-try:
-    import triton
+if triton is not None:
     import triton.language as tl
-except Exception:  # there are wheels for Linux only; torch for CUDA brings them
-    triton = None
 
 # A row of numbers for each image and step, float64: the operation, its table or -1, and its values.
 VALUES_AT = 2
@@ -53,7 +51,7 @@ if triton is not None:
         red, green, blue = red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
         return tl.floor(tl.fma(blue, 0.114, tl.fma(green, 0.587, red * 0.2989)))
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
     def measure(  # type: ignore[no-untyped-def]
         pixels, rows, tables, size, ROW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
     ):
@@ -109,7 +107,7 @@ if triton is not None:
         place = tl.where(place >= limit, 2 * limit - 2 - place, place)
         return tl.minimum(tl.maximum(place, 0), limit - 1)
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["height", "width", "most_taps"])  # type: ignore[untyped-decorator]
     def blur_lines(  # type: ignore[no-untyped-def]
         pixels,
         rows,
@@ -286,7 +284,7 @@ if triton is not None:
                 result = _cut(tl.where(there, result, fill))
         return result
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["height", "width", "most_taps"])  # type: ignore[untyped-decorator]
     def step(  # type: ignore[no-untyped-def]
         pixels,
         out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -12,6 +13,7 @@ from shardio.augment.cut import margin_of
 from shardio.format.layout import RowType, SampleShape
 from shardio.loading.prefetch import Copier, Tensors, torch_dtype
 from shardio.loading.ring import Slot
+from shardio.loading.transform import CUT_ROWS
 from shardio.system.direct import ALIGNMENT
 
 # A device copies one thing after the other: what the caller copies waits for a piece of a batch, and not for all of it.
@@ -30,7 +32,7 @@ class PinnedSlot(Slot):
         # The memory is torch's own: if the slot is dropped, torch keeps it until copies from it are done.
         self.tensors = (images.view(-1), numbers, *more.values())
         # Kernels that read windows also read what is around them.
-        self.margin = margin_of(images.shape[2], images.shape[3])
+        self.margin = margin_of(images.shape[2], images.shape[3]) if CUT_ROWS.keys() <= more.keys() else 0
         self.begin = torch.cuda.Event(enable_timing=True)
         # A host that is ahead of its device waits for this one for most of each step. It sleeps, as spinning, the
         # default, takes a core that the gather threads may need.
@@ -40,11 +42,11 @@ class PinnedSlot(Slot):
 
 
 class CudaCopier:
-    """Makes slots and copies batches to one CUDA device, on its own stream: a `shardio.loading.prefetch.Copier`."""
+    """Makes slots and copies batches to one CUDA device, on its one copy stream: a `prefetch.Copier`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _copy_stream(device)
 
     def new_slot(
         self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = MappingProxyType({})
@@ -58,6 +60,16 @@ class CudaCopier:
     def reserve(self, slot: Slot) -> CudaTransfer:
         assert isinstance(slot, PinnedSlot)
         return CudaTransfer(slot, self.device, self._stream)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream on which all loaders of the process copy to this device.
+
+    torch has 32 streams to give away, in turn: with a stream for each loader, a later loader would share its stream
+    with other work, which would then wait for whole steps.
+    """
+    return torch.cuda.Stream(device)
 
 
 class CudaTransfer:
@@ -75,14 +87,17 @@ class CudaTransfer:
     def __init__(self, slot: PinnedSlot, device: torch.device, copy_stream: torch.cuda.Stream) -> None:
         self.seconds = self.stall_seconds = 0.0
         self._done = self._is_awaited = False
-        self._device = device
         self._copy_stream = copy_stream
         self._owner = torch.cuda.current_stream(device)
         self._names = tuple(slot.more)
         # Memory that is allocated in inference mode could be copied into in that mode only, and the next batch may be
         # asked for outside of it.
         with torch.inference_mode(False):
-            self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in slot.tensors]
+            pixels, *others = slot.tensors
+            self._memory = [
+                torch.empty((len(pixels) + 2 * slot.margin,), dtype=pixels.dtype, device=device),
+                *(torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in others),
+            ]
         # When it is done, so is everything that used this memory before. It comes after the allocation, which may
         # itself fill the memory (torch.use_deterministic_algorithms).
         self._free = self._owner.record_event()
@@ -90,16 +105,10 @@ class CudaTransfer:
     def start(self, slot: Slot, size: int) -> None:
         assert isinstance(slot, PinnedSlot)
         self._begin, self._end, self._wanted = slot.begin, slot.end, slot.wanted
-        is_packed = slot.images.ndim == 1
-        nbytes = slot.images.nbytes if is_packed else slot.images[:size].nbytes
-        margin = slot.margin if is_packed else 0
-        if nbytes + 2 * margin > len(self._memory[0]):  # windows that are all but whole
-            with torch.inference_mode(False):
-                self._memory[0] = torch.empty((nbytes + 2 * margin,), dtype=torch.uint8, device=self._device)
-            self._free = self._owner.record_event()
-        self._shape = slot.images.shape if is_packed else (size, *slot.images.shape[1:])
+        pixels = slot.images if slot.images.ndim == 1 else slot.images[:size]  # windows, or whole pictures
+        nbytes, self._shape = pixels.nbytes, pixels.shape
         images, numbers, *more = self._memory
-        self._memory = [images[margin : margin + nbytes], numbers, *(memory[:size] for memory in more)]
+        self._memory = [images[slot.margin :][:nbytes], numbers, *(memory[:size] for memory in more)]
         pinned = [slot.tensors[0][:nbytes], slot.tensors[1], *(tensor[:size] for tensor in slot.tensors[2:])]
         self._size = size
         self._copy_stream.wait_event(self._free)

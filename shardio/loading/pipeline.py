@@ -103,6 +103,7 @@ class Pipeline:
         self._reader = source.make_reader(options.io, num_samples, (*[""] * parts.pixels, *parts.arrays), reserved)
         self._source = source
         self._copier = copier
+        self._device = device
         self._slot_shape = (batch_size, *shape)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
@@ -110,12 +111,14 @@ class Pipeline:
             skips = options.on_damage == "skip"
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
-        # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
         lines = self._reader.whole_lines
         resamples = copier is None and not lines
-        few = resamples and threads > (options.num_threads or _MOST_CUTTING_THREADS)
+        # Windows pay where storage is the limit. From memory, pictures go to a GPU whole: its bus is fast enough.
+        # On the CPU, the threads that gather take the place of torch's, which a transform uses, if they are as many.
+        enough = threads <= (options.num_threads or _MOST_CUTTING_THREADS)
+        windows_pay = lines > 0 or (copier is None and enough)
         self._make_step = partial(
             TransformStep,
             seed=options.seed,
@@ -126,7 +129,8 @@ class Pipeline:
             resamples=resamples,
             whole_lines=lines,
         )
-        self._may_split = options.roi and self._guard is None and not few
+        # Damaged samples are found in whole.
+        self._may_split = options.roi and self._guard is None and windows_pay
         self.transform = self._make_step(options.transform, roi=self._may_split)
         make = copier.new_slot if copier else new_slot
         told = {}
@@ -279,6 +283,14 @@ class Pipeline:
         """Returns the report on the time since the pipeline was made."""
         return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
 
+    def _kernels_on_device(self) -> dict[str, str | None]:
+        """Returns the kernels that do some kinds of work on the device; nothing if that is the CPU."""
+        if self._device.type == "cpu":
+            return {}
+        from shardio.augment.trusted import chosen_on  # Triton takes its time to import
+
+        return chosen_on(self._device)
+
     def stats(self) -> dict[str, Any]:
         """Returns the counters of `ShardLoader.stats`, except for the device."""
         read = self._reader.counts()
@@ -296,6 +308,6 @@ class Pipeline:
             "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
             "roi": self.transform.split is not None,
-            "kernels": kernels_in_use(),
+            "kernels": {**kernels_in_use(), **self._kernels_on_device()},
             **self._source.describe(),
         }

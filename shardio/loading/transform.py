@@ -28,6 +28,9 @@ from shardio.reading.shardset import ShardSet
 # ones. No array has such names.
 CUT_ROWS = {"/parameters": RowType("<f4", (9,)), "/places": RowType("<i8", (2,))}
 
+# Pictures on which the kernel for windows is compared.
+_NUM_DRAWN = 3
+
 
 class TransformStep:
     """Calls the loader's transform with each batch. Immutable; to be used by one thread."""
@@ -77,7 +80,8 @@ class TransformStep:
         if split is None or device.type == "cpu":
             return split
         try:
-            works = split.cut(Draws(0, 0, np.zeros(1, np.int64)), self._shards.sample_shape).works_on(device)
+            draws, shape = Draws(0, 0, np.arange(_NUM_DRAWN)), self._shards.sample_shape
+            works = split.cut(draws, shape, None, self._whole_lines).works_on(device)
         except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
             return None
         return split if works else None

@@ -155,3 +155,20 @@ def test_an_empty_batch_has_empty_targets() -> None:
     images, labels = batch(0)
     _, targets = mixed(CutMix(CLASSES), images, labels)
     assert targets.shape == (0, CLASSES)
+
+
+@pytest.mark.parametrize(("make", "copies"), [(Mixup, 1), (CutMix, 2)])
+def test_what_is_drawn_goes_to_the_device_in_few_copies(
+    make: type[Mixup] | type[CutMix], copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = []
+
+    def note(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sent.append(values)
+        return values
+
+    for module in ("mix", "erasing"):
+        monkeypatch.setattr(f"shardio.augment.{module}.to_device", note)
+    images = torch.zeros(4, 3, 6, 5, dtype=torch.uint8)
+    mixed(Compose([AS_FLOATS, make(CLASSES, per_sample=True)]), images, torch.arange(4))
+    assert len(sent) == copies

@@ -130,11 +130,9 @@ shape = {"ROW": 14, "CHANNELS": 3, "PADDED": 4, "BLOCK": 128}
 check(kernels.measure, {"ROW": 14, "CHANNELS": 3, "BLOCK": 2048})
 check(kernels.blur_lines, shape)
 check(kernels.step, {**shape, "STEPS": True, "NORMALIZE": True}, out="*bf16")
-# Where there is no table, no blur or no step, other pictures stand for what is not read.
 one = {"ROW": 12, "CHANNELS": 1, "PADDED": 1, "BLOCK": 512}
-unread = {"tables": "*u8", "room": "*u8", "taps": "*u8"}
-check(kernels.step, {**one, "STEPS": True, "NORMALIZE": False}, out="*u8", **unread, affine="*u8")
-check(kernels.step, {**shape, "STEPS": False, "NORMALIZE": True}, out="*fp16", **unread, rows="*u8")
+check(kernels.step, {**one, "STEPS": True, "NORMALIZE": False}, out="*u8")
+check(kernels.step, {**shape, "STEPS": False, "NORMALIZE": True}, out="*fp16")
 print("compiled")
 """
 
@@ -144,9 +142,47 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     assert_compiles(_COMPILE, tmp_path)
 
 
+_VARIANTS = """\
+import numpy as np
+import torch
+from shardio.augment import pixels_cuda
+from shardio.augment.steps import Op, Step
+
+compiled = [only_compile(kernel) for kernel in (pixels_cuda.measure, pixels_cuda.blur_lines, pixels_cuda.step)]
+sent, to_device = [], pixels_cuda.to_device
+
+
+def note(values, device):
+    sent.append(len(values))
+    return to_device(values, device)
+
+
+pixels_cuda.to_device = note
+statistics = ((0.5,) * 3, (0.5,) * 3)
+# Sizes, which may be 1 or multiples of 16, and what is drawn for a batch.
+for count, size, ops in (
+    (16, (224, 224), [Op.BLUR, Op.EQUALIZE, Op.INVERT]),
+    (7, (200, 200), [Op.BLUR, Op.EQUALIZE, Op.MIRROR]),
+    (1, (1, 1), [Op.EQUALIZE, Op.FLIP]),
+    (15, (33, 1), [Op.INVERT, Op.MIRROR]),
+):
+    images = torch.zeros(count, *size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+    steps = tuple(Step.of(count, 3, op, *([23, 23, 1.0, 1.0] if op is Op.BLUR else [])) for op in ops)
+    pixels_cuda.run_steps_fused(images, steps, statistics=statistics, dtype=torch.bfloat16)
+# The last launch normalizes, and has a dtype of its own.
+assert [len(set(map(id, kernels))) for kernels in compiled] == [1, 1, 2], compiled
+assert len(sent) == 4, sent
+print("compiled")
+"""
+
+
+@needs_triton
+def test_a_batch_is_sent_at_once_and_its_size_and_draws_compile_no_other_kernel(tmp_path: Path) -> None:
+    assert_compiles(_VARIANTS, tmp_path)
+
+
 def test_images_on_the_cpu_are_not_for_the_kernels() -> None:
     images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
-    assert not pixels_cuda.can_fuse(images)
     assert fused(images, (Step.of(1, 3, Op.INVERT),), None, None) is None
 
 
@@ -179,17 +215,13 @@ def test_steps_normalising_and_casting_are_asked_for_at_once(
     assert len(asked) == (2 if ops else 1)
 
 
-def test_what_the_kernels_do_not_take_is_left_to_torch() -> None:
-    def fits(*shape: int, dtype: torch.dtype = torch.uint8) -> bool:
-        return pixels_cuda._fits(torch.empty(1, dtype=dtype, device="meta").expand(shape))
-
-    assert fits(256, 3, 224, 224)
-    assert fits(1, 64, 1, 1)
-    assert not fits(1, 65, 1, 1)
-    assert not fits(0, 3, 4, 4)
-    assert not fits(1, 3, 4, 4, dtype=torch.float32)
-    assert not fits(1, 3, 1 << 15, 1 << 15)
-    assert not fits(1 << 31, 3, 1, 1)
+def test_images_that_are_compared_have_the_operations_of_all() -> None:
+    codes = np.zeros((2, 40), np.uint8)
+    codes[0, 11:36] = Op.INVERT
+    codes[1, [20, 38]] = Op.BLUR, Op.EQUALIZE
+    steps = tuple(Step.of(40, 3, some) for some in codes)
+    assert pixels_cuda._some_with_most_operations(steps, 40) == [38, 20, 0, 11, 1, 2, 3, 4]
+    assert pixels_cuda._some_with_most_operations((), 3) == [0, 1, 2]
 
 
 def test_tables_that_follow_each_other_are_one_and_each_picture_begins_at_once() -> None:
@@ -200,24 +232,3 @@ def test_tables_that_follow_each_other_are_one_and_each_picture_begins_at_once()
     np.testing.assert_array_equal(levels[int(values[0, 0, 0]), 0], np.minimum(255 - np.arange(256) + 3, 255))
     assert values[0, 1, 0] == -1
     assert values[1, 0, 0] >= 0
-
-
-def test_what_is_tried_first_is_what_the_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe launches the kernels of its batch, in the same variants, on one small picture."""
-    tried = []
-
-    def run(images: torch.Tensor, steps: Steps, **how: object) -> None:
-        tried.append((images.shape[1], {Op(int(step.codes[0])) for step in steps}, how))
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(pixels_cuda, "run_steps_fused", run)
-    works = pixels_cuda._works.__wrapped__
-    device = torch.device("cpu")
-    with pytest.warns(RuntimeWarning, match="Triton does not work on cpu.*no compiler"):
-        assert not works(device, 3, False, False, False, True, torch.bfloat16)
-    with pytest.warns(RuntimeWarning, match="steps are done by torch"):
-        assert not works(device, 1, True, True, True, False, torch.uint8)
-    assert tried == [
-        (3, set(), {"statistics": ((0.5,) * 3, (0.5,) * 3), "dtype": torch.bfloat16}),
-        (1, {Op.MIRROR, Op.EQUALIZE, Op.BLUR}, {"statistics": None, "dtype": torch.uint8}),
-    ]

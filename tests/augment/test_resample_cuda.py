@@ -18,15 +18,14 @@ from pictures import random_picture
 from places import ROOT
 
 from shardio.augment import resample_cuda
-from shardio.augment.boxes import Boxes
 from shardio.augment.resample import Resampling
-from shardio.augment.resample_cuda import can_fuse, can_resample_packed
 
 pytestmark = needs_triton
 
 _CHECK = """\
 import sys
 import numpy as np
+import pytest
 import torch
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
 from shardio.augment.boxes import Boxes, Draws
@@ -128,9 +127,8 @@ import tempfile
 import warnings
 from pathlib import Path
 import numpy as np
+import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample import Resampling
@@ -138,27 +136,7 @@ from shardio.augment.resample import Resampling
 NVDISASM = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 
 warnings.simplefilter("error")  # as Triton's, where a launch leaves a choice to it
-kernel = resample_cuda._resample
-launch, compiled = kernel.run, []
-
-
-class Driver:
-    def get_current_target(self):
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self):
-        return self.capability
-
-    def get_current_stream(self, device):
-        return 0
-
-
-def only_compile(*arguments, grid, warmup, **options):
-    compiled.append(launch(*arguments, grid=grid, warmup=True, **options))
-
-
-kernel.run, driver = only_compile, Driver()
-triton.runtime.driver.set_active(driver)
+compiled = only_compile(resample_cuda._resample)
 
 
 def compile(capability, shape, size, *how):
@@ -238,34 +216,6 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     assert_compiles(_COMPILE, tmp_path)
 
 
-def test_images_on_the_cpu_are_not_for_the_kernel() -> None:
-    assert not can_fuse(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), Resampling((4, 4)))
-    assert Boxes.whole(2, 3, 4).heights.tolist() == [3, 3]
-
-
-def test_what_is_tried_first_is_the_kernel_that_the_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def launch(images: torch.Tensor, *how: Any, packed: bool) -> None:
-        tried.append((images.shape[1], *how[3:]))
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(resample_cuda, "_launch", launch)
-    how = Resampling((7, 9), "bicubic", True, ((0.4,), (0.2,)), torch.float16)
-    with pytest.warns(RuntimeWarning, match="Triton does not work on cpu: images are resampled.*no compiler"):
-        assert not resample_cuda._works.__wrapped__(
-            torch.device("cpu"), *resample_cuda._variant(1, 100, how), packed=False
-        )
-    small = Resampling((2, 1), "bicubic", True, ((0.5,), (0.5,)), torch.float16)
-    assert tried == [(1, small, 9)]
-
-
-def test_windows_need_a_cuda_device_and_pictures_that_fit() -> None:
-    how = Resampling((224, 224))
-    assert not can_resample_packed(torch.device("cpu"), (256, 256, 3), how)
-    assert not can_resample_packed(torch.device("cuda"), (1 << 15, 1 << 15, 3), how)
-
-
 def test_as_many_pixels_are_read_as_the_filter_reaches() -> None:
     def taps(width: int, side: int, interpolation: Any, antialias: bool) -> int:
         return resample_cuda._most_taps(width, Resampling((8, side), interpolation, antialias))
@@ -276,14 +226,15 @@ def test_as_many_pixels_are_read_as_the_filter_reaches() -> None:
     assert [taps(256, 16, "bilinear", False), taps(1, 16, "bicubic", False)] == [2, 4]
 
 
-def test_lines_of_any_width_are_for_the_kernel() -> None:
-    def fits(*shape: int, size: tuple[int, int] = (224, 224)) -> bool:
-        return resample_cuda._fits(torch.empty(1, dtype=torch.uint8, device="meta").expand(shape), size)
+def test_windows_are_compared_where_pictures_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resample_cuda, "is_trusted", lambda *_: True)
 
-    assert fits(256, 3, 1024, 1024)
-    assert fits(1, 3, 1, 100_000)
-    assert not fits(0, 3, 4, 4)
-    assert not fits(1, 65, 4, 4)
-    assert not fits(1, 3, 1 << 15, 1 << 15)
-    assert not fits(1, 3, 4, 4, size=(1 << 15, 1 << 15))
-    assert not fits(1 << 26, 3, 4, 4)
+    def fits(height: int, width: int, size: tuple[int, int] = (224, 224), channels: int = 3) -> bool:
+        images = torch.empty((3, channels, height, width), dtype=torch.uint8, device="meta")
+        return resample_cuda.is_kernel_trusted(torch.device("cuda"), images, Resampling(size), list, packed=True)
+
+    assert fits(256, 256)
+    assert fits(1, 100_000)
+    assert not fits(4, 4, channels=65)
+    assert not fits(1 << 15, 1 << 15)
+    assert not fits(4, 4, (1 << 15, 1 << 15))

@@ -10,8 +10,10 @@ import contextlib
 import gc
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +24,14 @@ from simulated_cuda import Event, Simulation, Stream, Tensor
 
 import shardio.loading.cuda
 import shardio.loading.loader
-from shardio.loading.cuda import CudaCopier, PinnedSlot
+from shardio.augment.cut import margin_of
+from shardio.format.layout import RowType
+from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot
 from shardio.loading.loader import ShardLoader
 from shardio.loading.meter import Counts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
 from shardio.loading.ring import Ring, Slot
+from shardio.loading.transform import CUT_ROWS
 from shardio.system.direct import ALIGNMENT
 
 SHAPE = (6, 5, 3)
@@ -145,6 +150,34 @@ def test_the_stream_may_change_from_batch_to_batch(
     assert len(check.seen) == 4 * len(loader) * BATCH
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("more", [{}, CUT_ROWS], ids=["whole pictures", "windows"])
+def test_the_stream_may_change_before_every_call(
+    more: dict[str, RowType], seed: int, simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = simulate(seed, 0.2)
+    hand, rng = Hand(simulation, more), random.Random(seed)
+    streams = [simulation.default, Stream(simulation), Stream(simulation)]
+
+    def on_any_stream(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: object) -> object:
+            simulation.current = rng.choice(streams)
+            return call(*arguments)
+
+        return called
+
+    for owner, name in ((CudaCopier, "reserve"), (CudaTransfer, "start"), (CudaTransfer, "hand_over")):
+        monkeypatch.setattr(owner, name, on_any_stream(getattr(owner, name)))
+    whole = int(np.prod((BATCH, *SHAPE)))
+    for value in range(60):
+        hand.start(value, rng.choice([whole, whole, whole - 1, whole // 2, 1]) if more else None)
+        for nbytes in (whole, whole + 2 * margin_of(SHAPE[1], SHAPE[2])):
+            write_and_look(simulation, nbytes, value)
+        hand.look(hand.prefetch.take(), value)
+    hand.prefetch.close()
+    simulation.synchronize()
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
 def test_memory_of_a_dropped_batch_returns_though_the_device_is_far_behind(
     prefetch: int, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
@@ -190,15 +223,17 @@ def test_a_steady_loop_makes_no_new_slot(loader_on: Callable[..., tuple[Simulati
 
 
 class Hand:
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, more: Mapping[str, RowType] = MappingProxyType({})) -> None:
         self.simulation = simulation
         self.copier = CudaCopier("simulated")  # type: ignore[arg-type]
-        self.ring = Ring(8, lambda: self.copier.new_slot(BATCH, SHAPE))
+        self.ring = Ring(8, lambda: self.copier.new_slot(BATCH, SHAPE, more))
         self.counts = Counts()
         self.prefetch = DevicePrefetch(self.copier, self.ring, self.counts)
 
-    def start(self, value: int) -> None:
+    def start(self, value: int, nbytes: int | None = None) -> None:
+        """Starts to copy whole pictures, or windows of `nbytes`."""
         slot = self.ring.acquire()
+        slot.lay_out((BATCH, *SHAPE) if nbytes is None else (nbytes,))
         slot.images.fill(value)
         slot.labels.fill(value)
         slot.indices.fill(value)
@@ -374,8 +409,11 @@ def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
     hand.simulation.synchronize()
 
 
-def test_windows_are_copied_with_room_around_them(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_copied_with_room_around_them(
+    simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shardio.loading.cuda, "_PIECE_NBYTES", 100)
+    hand = Hand(simulate(haste=0.0), CUT_ROWS)
     rng = np.random.default_rng(0)
     whole = int(np.prod((BATCH, *SHAPE)))
     for nbytes in (whole // 2, 1, whole, whole // 3):
@@ -399,6 +437,24 @@ def test_windows_are_copied_with_room_around_them(hand: Hand, monkeypatch: pytes
         assert torch.equal(seen[0], expected)
         del tensors, seen
     hand.prefetch.close()
+
+
+def test_windows_that_are_whole_pictures_take_no_further_memory(simulate: Callable[..., Simulation]) -> None:
+    hand = Hand(simulate(haste=0.0), CUT_ROWS)
+    numbers = 2 * 8 * BATCH + sum(BATCH * row.nbytes for row in CUT_ROWS.values())
+    nbytes = int(np.prod((BATCH, *SHAPE)))
+    hand.start(1, nbytes)
+    each = nbytes + 2 * margin_of(SHAPE[1], SHAPE[2]) + numbers
+    assert hand.simulation.most_allocated == 2 * each  # with the memory that is reserved for the next batch
+    hand.prefetch.close()
+    hand.simulation.synchronize()
+
+
+def test_loaders_of_a_device_share_one_stream_for_copies(simulate: Callable[..., Simulation]) -> None:
+    simulation = simulate()
+    copiers = [CudaCopier("simulated") for _ in range(40)]  # type: ignore[arg-type]
+    assert {copier._stream for copier in copiers} == {simulation.streams[1]}
+    assert CudaCopier("another")._stream is simulation.streams[2]  # type: ignore[arg-type]
 
 
 def test_a_batch_is_copied_in_pieces(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:

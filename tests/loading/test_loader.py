@@ -722,6 +722,9 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "slots": 0,
             "slots_free": 0,
         }
+        loader._pipeline._device = torch.device("cuda", 0)
+        assert loader.stats()["kernels"] == {**kernels_in_use(), "resample": None, "pixels": None}
+        loader._pipeline._device = torch.device("cpu")
         for _ in range(2):
             list(loader)
         next(iter(loader))

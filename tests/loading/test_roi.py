@@ -144,9 +144,17 @@ def test_squashed_pictures_are_cut_as_they_were_before(tmp_path: Path) -> None:
     check(tmp_path / "out", Compose([Resize(36), CenterCrop(32), Normalize()]), batch_size=5)
 
 
-def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path) -> None:
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path, io: str) -> None:
     changes: list[Any] = [USUAL, COLOURED, None, lambda images: images[:, :, :4], Normalize(), USUAL]
-    options: dict[str, Any] = {"device": "cpu", "seed": 4, "transform": USUAL, "num_threads": 2, "prefetch": 3}
+    options: dict[str, Any] = {
+        "device": "cpu",
+        "seed": 4,
+        "transform": USUAL,
+        "num_threads": 2,
+        "prefetch": 3,
+        "io": io,
+    }
     with ShardLoader(path, 7, roi=False, **options) as whole, ShardLoader(path, 7, **options) as loader:
         for transform in changes:
             whole.transform = loader.transform = transform
@@ -197,15 +205,34 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("far_away")
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize("io", ["direct", "pread"])
 def test_windows_go_to_a_device_with_what_its_kernel_is_told(path: Path, io: str, prefetch: int) -> None:
+    if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
+        pytest.skip("O_DIRECT does not work here")
     check(path, Compose([RandomResizedCrop(24), ToDtype(torch.float16)]), io=io, prefetch=prefetch)
     check(path, COLOURED, io=io, prefetch=prefetch, arrays=["mask", "boxes"])
 
 
 @pytest.mark.usefixtures("far_away")
+@pytest.mark.parametrize(("io", "windows"), [("mmap", False), ("auto", False), ("pread", True)])
+def test_a_device_gets_windows_only_if_they_come_from_storage(path: Path, io: Any, windows: bool) -> None:
+    with ShardLoader(path, 7, device="cpu", transform=USUAL, io=io, num_threads=2) as loader:
+        assert loader.stats()["roi"] is windows
+        assert loader.stats()["io"] == ("pread" if windows else "mmap")
+
+
+@pytest.mark.usefixtures("far_away")
+def test_a_set_larger_than_memory_goes_to_a_device_in_windows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.reading.choose.memory_left", lambda: 1)
+    monkeypatch.setattr("shardio.reading.choose._resident_share", lambda *_: 0.5)
+    with ShardLoader(path, 7, device="cpu", transform=USUAL, num_threads=2) as loader:
+        assert loader.stats()["roi"] is True
+        assert loader.stats()["io"] in ("direct", "pread")
+
+
+@pytest.mark.usefixtures("far_away")
 def test_a_transform_may_be_set_between_epochs_on_a_device(path: Path) -> None:
-    test_a_transform_may_be_set_between_epochs_and_not_in_one(path)
+    test_a_transform_may_be_set_between_epochs_and_not_in_one(path, "pread")
 
 
 def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path: Path) -> None:

@@ -72,6 +72,20 @@ def test_all_parts_for_a_gpu_end_within_nine_minutes_and_are_shown_without_one(
     assert all(f"{part.name}, at most {part.seconds} s:" in shown for part in all_gpu.PARTS)
 
 
+@pytest.mark.parametrize(
+    ("triton", "told"), [("__version__ = '3.99'", "Triton 3.99"), ("raise ImportError('no wheel')", "NO TRITON")]
+)
+def test_a_gpu_is_found_with_and_without_triton(
+    triton: str, told: str, all_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_of_cuda = "__version__ = '2'\nclass version: cuda = '13'\nclass cuda: get_device_name = lambda: 'Made up'\n"
+    (tmp_path / "torch.py").write_text(torch_of_cuda)
+    (tmp_path / "triton.py").write_text(triton)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = all_gpu.gpu_of(sys.executable)
+    assert found.startswith(f"Made up CUDA 13 torch 2 {told}")
+
+
 def test_a_part_that_fails_or_takes_too_long_costs_no_other_part(
     all_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,43 @@ def assert_interprets(script: str, *words: object) -> None:
     assert_prints(_PATCH_ONCE + script, "equal", *words, TRITON_INTERPRET="1")
 
 
+# After only_compile(kernel), launches of the kernel compile it for a GPU of `driver.capability`, and no more. The list
+# that is returned gets what they compile.
+_ONLY_COMPILE = """\
+import triton
+from triton.backends.compiler import GPUTarget
+
+
+class Driver:
+    capability = 90
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self):
+        return self.capability
+
+    def get_current_stream(self, device):
+        return 0
+
+
+driver = Driver()
+
+
+def only_compile(kernel):
+    launch, compiled = kernel.run, []
+    triton.runtime.driver.set_active(driver)
+
+    def run(*arguments, grid, warmup, **options):
+        compiled.append(launch(*arguments, grid=grid, warmup=True, **options))
+
+    kernel.run = run
+    return compiled
+
+
+"""
+
+
 def assert_compiles(script: str, cache: Path) -> None:
     """Runs a script that compiles for GPUs that are not here, and prints "compiled"."""
-    assert_prints(script, "compiled", TRITON_CACHE_DIR=str(cache))
+    assert_prints(_ONLY_COMPILE + script, "compiled", TRITON_CACHE_DIR=str(cache))

@@ -19,6 +19,8 @@ from types import SimpleNamespace
 
 import torch
 
+from shardio.loading.cuda import _copy_stream
+
 SPOILED = 0xDB
 
 
@@ -40,7 +42,8 @@ class Simulation:
         self._freed: list[tuple[_Block, list[_Mark]]] = []
 
     def torch(self) -> SimpleNamespace:
-        """Stands in for the module of that name in shardio.loading.cuda."""
+        """Stands in for the module of that name in shardio.loading.cuda, which forgets earlier simulations."""
+        _copy_stream.cache_clear()
         cuda = SimpleNamespace(
             Stream=lambda device: Stream(self),
             Event=lambda **options: Event(self, **options),
@@ -48,7 +51,7 @@ class Simulation:
             stream=self.stream,
             get_device_properties=lambda device: SimpleNamespace(name="simulated"),
         )
-        types = {"uint8": torch.uint8, "int64": torch.int64}
+        types = {"uint8": torch.uint8, "int64": torch.int64, "float32": torch.float32}
         return SimpleNamespace(cuda=cuda, empty=self.empty, inference_mode=torch.inference_mode, **types)
 
     @contextlib.contextmanager

@@ -1,0 +1,116 @@
+"""Compares each Triton kernel with torch's operations before it is used.
+
+Triton compiles a kernel on the machine where it runs, so no test elsewhere can vouch for it. The first batch that needs
+a kernel is made both ways, as far as a few of its images, and compared on the device. A kernel that fails or gives
+other pixels is replaced by torch's operations, with a warning. Later batches are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from shardio.augment.resample import Statistics, affine_of
+from shardio.errors import printable
+from shardio.system.eager import is_recorded, warn_caller
+
+try:
+    import triton as triton
+except Exception:  # there are wheels for Linux only; torch for CUDA brings them
+    triton = None
+
+MOST_COMPARED = 8
+"""Images of a batch that are compared."""
+# Roundings near a half may differ: by one grey level, in this share of the values, and in a few of a tiny image.
+_MOST_APART = 0.02
+_MOST_VALUES_APART = 3
+# What products of float32 may lose, in grey levels.
+_ROUNDING = 1e-3
+
+_MOST_CHANNELS = 64
+# Places in an image are int32, with room for the last program, which may end outside.
+_MOST_NBYTES = 1 << 30
+_MOST_PROGRAMS = (1 << 31) - 1
+
+KINDS = ("resample", "pixels")
+"""The kinds of work that kernels do, as `ShardLoader.stats` names them."""
+
+Signature = tuple[str, torch.device, tuple[object, ...]]
+"""What a compiled kernel is for: a kind of work, a device, and a variant (channels, flags, dtypes)."""
+
+Compared = tuple[Tensor, Tensor, Callable[[], Tensor]]
+"""Images (n, C, H, W), the darkest and the brightest that are right, and a function that makes them with the kernel."""
+
+_chosen: dict[Signature, str] = {}
+
+
+def fits(images: Tensor, size: tuple[int, int], programs: int) -> bool:
+    """Returns whether kernels can make images of `size`, height and width, from these, in so many programs."""
+    if is_recorded(images) or images.dtype != torch.uint8 or not images.numel():
+        return False
+    _, channels, height, width = images.shape
+    nbytes = max(height * width, size[0] * size[1]) * channels
+    return channels <= _MOST_CHANNELS and nbytes < _MOST_NBYTES and 0 < programs <= _MOST_PROGRAMS
+
+
+def is_trusted(signature: Signature, compare: Callable[[], Sequence[Compared]], statistics: Statistics | None) -> bool:
+    """Returns whether to use this kernel. The first call for a signature compares its results, and waits for them.
+
+    Images of a floating-point type are normalized by `statistics`.
+    """
+    if triton is not None and signature not in _chosen:
+        kind, device, _ = signature
+        try:
+            problem = _difference(device, compare(), statistics)
+        except Exception as error:
+            if isinstance(error, MemoryError) or "out of memory" in str(error):
+                return False  # this time: a later batch may find more memory
+            problem = f"failed: {type(error).__name__}: {error}"
+            if isinstance(error, OSError):
+                problem += "; set TRITON_CACHE_DIR to a folder on a local disk"
+        _chosen[signature] = "torch" if problem else "Triton"
+        if problem:
+            gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device
+            text = f"the kernel {kind!r} of Triton {triton.__version__} on {gpu} {problem}"
+            warn_caller(printable(f"{text}. Torch's operations are used instead, which are slower"))
+    return _chosen.get(signature) == "Triton"
+
+
+def chosen_on(device: torch.device) -> dict[str, str | None]:
+    """Returns what does each kind of work on a CUDA device: "Triton", "torch", both, or None if nothing has yet."""
+    if triton is None:
+        return dict.fromkeys(KINDS, "torch")
+    ways = {kind: {way for key, way in _chosen.items() if key[:2] == (kind, device)} for kind in KINDS}
+    return {kind: ", ".join(sorted(some)) or None for kind, some in ways.items()}
+
+
+def _difference(device: torch.device, compared: Sequence[Compared], statistics: Statistics | None) -> str | None:
+    """Returns how far the kernel's images are from what is right; None if they are right."""
+    for low, high, by_kernel in compared:
+        try:
+            found = by_kernel()
+        except OSError:  # other processes compile into the same folder; by now the files may be there
+            found = by_kernel()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # an access out of bounds is reported here, under the kernel's name
+        largest, count = _apart(found, low, high, statistics)
+        # `largest` may be NaN.
+        if not largest <= 1 + _ROUNDING or count > max(_MOST_APART * low.numel(), _MOST_VALUES_APART):
+            share = count / low.numel()
+            return f"differs from torch's operations by up to {largest:.3g} grey levels, in {share:.1%} of values"
+    return None
+
+
+def _apart(found: Tensor, low: Tensor, high: Tensor, statistics: Statistics | None) -> tuple[float, int]:
+    """Returns the largest difference, in grey levels, and how many values differ by more than the dtype's rounding."""
+    if found.shape != low.shape or found.dtype != low.dtype:
+        return float("inf"), low.numel()
+    values = found.double()
+    apart = torch.maximum(low.double() - values, values - high.double())
+    if found.dtype.is_floating_point:
+        apart -= torch.finfo(found.dtype).eps * values.abs()
+        if statistics is not None:  # a grey level is the factor of its channel
+            apart /= affine_of(statistics)[0].to(found.device)[:, None, None]
+    return float(apart.max()), int((apart > _ROUNDING).sum())
