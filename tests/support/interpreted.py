@@ -48,9 +48,15 @@ interpreter.InterpretedFunction.__call__ = call
 """
 
 
-def assert_interprets(script: str, *words: object) -> None:
-    """Runs a script that compares in Triton's interpreter, and prints "equal"."""
-    assert_prints(_PATCH_ONCE + script, "equal", *words, TRITON_INTERPRET="1")
+def assert_interprets(module: str) -> None:
+    """Runs `check` of a module, which prints "equal", in Triton's interpreter."""
+    assert_prints(f"{_PATCH_ONCE}\nfrom {module} import check\ncheck()", "equal", TRITON_INTERPRET="1")
+
+
+def assert_emulates(module: str, cache: Path, capability: int = 90) -> None:
+    """Runs `check` of a module, which prints "equal", on PTX that is compiled for GPUs, in the emulator."""
+    script = f"from ptx.emulation import emulate\nfrom {module} import check\nemulate({capability})\ncheck()"
+    assert_prints(script, "equal", TRITON_CACHE_DIR=str(cache))
 
 
 def assert_compiles(script: str, cache: Path) -> None:
