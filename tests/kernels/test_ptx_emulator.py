@@ -208,9 +208,11 @@ def test_warps_exchange_registers() -> None:
         "up.b32 %r10, %r1, 3, 0": np.where(thread % 32 >= 3, thread - 3, thread),
         "down.b32 %r10, %r1, 8, 31": np.where(thread % 32 < 24, thread + 8, thread),
         "idx.b32 %r10, %r1, 7, 31": thread // 32 * 32 + 7,
+        "idx.b32 %r10, %r1, %r5, 31": thread // 32 * 32 + 31 - thread % 32,
     }
+    opposite = "not.b32 %r5, %r1; and.b32 %r5, %r5, 31;"
     for text, expected in sources.items():
-        (found,) = launched(f"{OWN} shfl.sync.{text}, -1; st.global.b32 [%rd1], %r10;", numbers())
+        (found,) = launched(f"{OWN}{opposite} shfl.sync.{text}, -1; st.global.b32 [%rd1], %r10;", numbers())
         np.testing.assert_array_equal(found, expected.reshape(-1), text)
 
 

@@ -125,6 +125,10 @@ def test_bits(text: str, types: list[str], made: str, function: Callable[..., in
     check(text, types, made, function)
 
 
+def flushed(number: np.float32) -> np.float32:
+    return F32(0) * number if abs(number) < 2**-126 else number
+
+
 @pytest.mark.parametrize(
     ("text", "types", "made", "function"),
     [
@@ -144,7 +148,9 @@ def test_bits(text: str, types: list[str], made: str, function: Callable[..., in
         ("max.f64 d, a, 0d0000000000000000", ["f64"], "f64", lambda a: 0.0 if math.isnan(a) else max(a, 0.0)),
         ("abs.f32 d, a", ["f32"], "f32", abs),
         ("neg.f32 d, a", ["f32"], "f32", lambda a: -a),
-        ("cvt.rmi.ftz.f32.f32 d, a", ["f32"], "f32", lambda a: np.floor(0 * a if abs(a) < 2**-126 else a)),
+        ("cvt.rmi.ftz.f32.f32 d, a", ["f32"], "f32", lambda a: np.floor(flushed(a))),
+        ("mul.rn.ftz.f32 d, a, b", ["f32", "f32"], "f32", lambda a, b: flushed(flushed(a) * flushed(b))),
+        ("div.rn.ftz.f32 d, a, b", ["f32", "f32"], "f32", lambda a, b: flushed(flushed(a) / flushed(b))),
     ],
 )
 def test_floats(text: str, types: list[str], made: str, function: Callable[..., Any]) -> None:

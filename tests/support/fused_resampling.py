@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from pictures import as_batch, random_picture
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.cut import Split, margin_of
-from shardio.augment.resample import Interpolation, Resampling, normalized, resample
+from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, resample
 from shardio.augment.resample_cuda import resample_fused
 from shardio.augment.transforms import Transform
 
@@ -49,7 +51,8 @@ def check() -> None:
     for how in (Resampling((2, 201)), Resampling((2, 201), "bicubic", False)):
         check_grey_levels(wide, whole, whole, flips[:2], how, most_different=1.0)
     # Two images are enough for what follows.
-    check_casts(as_batch(images[:2, ..., :4]), Boxes(*boxes[:, :2]), Boxes(*within[:, :2]), flips[:2])
+    two = as_batch(images[:2, ..., :4]), Boxes(*boxes[:, :2]), Boxes(*within[:, :2]), flips[:2]
+    check_casts(*two, Resampling((9, 11)), ([0.4, 0.5, 0.45, 0.3], [0.2, 0.25, 0.3, 0.5]), torch.float16)
     for number, chain in enumerate(CHAINS):
         check_windows(images[:2, ..., :3], Compose(chain), Draws(1, 2, np.arange(2)), number % 2 * 4)
     print("equal")
@@ -79,20 +82,23 @@ def check_grey_levels(
     assert difference.float().mean() < most_different, (how, images.shape, difference.float().mean())
 
 
-def check_casts(images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_]) -> None:
-    """Checks that normalized and cast results are those of the grey levels. The images have four channels."""
-
-    def fused(statistics: object = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        how = Resampling((9, 11), "bilinear", True, statistics, dtype)  # type: ignore[arg-type]
-        return resample_fused(images, boxes, within, flips, how)
-
-    grey, statistics = fused(), ((0.4, 0.5, 0.45, 0.3), (0.2, 0.25, 0.3, 0.5))
-    for dtype in (None, torch.float16):
-        found = fused(statistics, dtype)
-        assert found.dtype == (dtype or torch.float32)
-        tolerance = {"rtol": 2**-9, "atol": 1e-3} if dtype == torch.float16 else {"rtol": 1e-5, "atol": 1e-5}
-        torch.testing.assert_close(found, normalized(grey, statistics).to(found.dtype), **tolerance)
-    assert torch.equal(fused(dtype=torch.float32), grey.float())
+def check_casts(
+    images: torch.Tensor,
+    boxes: Boxes,
+    within: Boxes,
+    flips: NDArray[np.bool_],
+    how: Resampling,
+    statistics: Statistics,
+    dtype: torch.dtype,
+) -> None:
+    """Checks that results normalized, cast or both are those of the grey levels. `how` does neither."""
+    grey = resample_fused(images, boxes, within, flips, how)
+    for some, made in ((statistics, None), (statistics, dtype), (None, dtype)):
+        found = resample_fused(images, boxes, within, flips, replace(how, statistics=some, dtype=made))
+        assert found.dtype == (made or torch.float32), how
+        exact = grey.float() if some is None else normalized(grey, some)
+        rtol = max(1e-5, torch.finfo(found.dtype).eps)
+        torch.testing.assert_close(found, exact.to(found.dtype), rtol=rtol, atol=max(1e-5, rtol))
 
 
 def check_windows(images: NDArray[np.uint8], transform: Compose, draws: Draws, whole_lines: int) -> None:

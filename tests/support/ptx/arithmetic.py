@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,10 @@ def operation_of(instruction: Instruction, division_seed: int | None = None) -> 
     PTX allows an error of 2 ulp in a `div.full`. With a seed, quotients have such errors, which depend on the operands
     and the seed alone.
     """
-    name, *_, last = (instruction.name, *instruction.modifiers)
+    if "ftz" in instruction.modifiers:
+        modifiers = tuple(modifier for modifier in instruction.modifiers if modifier != "ftz")
+        return _flushed(operation_of(replace(instruction, modifiers=modifiers), division_seed))
+    name, last = instruction.name, instruction.type
     made = None
     if last in ("f32x2", "b32x2"):
         made = _paired(name)
@@ -47,7 +50,7 @@ def operation_of(instruction: Instruction, division_seed: int | None = None) -> 
         dtype = dtype_of(last)
         made = Operation(_UNARY[name], (dtype,), dtype)
     if made is None:
-        raise UnknownInstruction(instruction.text)
+        raise UnknownInstruction("no such instruction is known")
     if name == "div" and division_seed is not None and instruction.modifiers[0] == "full":
         exact = made.function
         return Operation(lambda a, b: _within_two_ulp(exact(a, b), a, b, division_seed), made.sources, made.result)
@@ -138,7 +141,7 @@ def _bit_field(instruction: Instruction) -> Operation:
 
     def extracted(a: Any, start: Any, length: Any) -> Any:
         if (np.asarray(start + length) > bits).any() or (np.asarray(length) == 0).any():
-            raise UnknownInstruction(instruction.text)
+            raise UnknownInstruction("only fields are known that exist")
         raised = a << (bits - start - length).astype(dtype)
         return raised >> (bits - length).astype(dtype)
 
@@ -226,6 +229,19 @@ def fused_multiply_add(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDA
         return total.astype(np.float32)
 
 
+def _flushed(operation: Operation) -> Operation:
+    """Takes float32 numbers below all that have 24 bits for 0, operands and results."""
+
+    def flush(a: Any) -> Any:
+        is_small = a.dtype == _F32 and np.abs(a) < np.float32(2.0**-126)
+        return np.where(is_small, np.copysign(np.float32(0), a), a) if np.any(is_small) else a
+
+    def flushed(*values: Any) -> Any:
+        return flush(operation.function(*map(flush, values)))
+
+    return Operation(flushed, operation.sources, operation.result)
+
+
 def _within_two_ulp(quotient: Any, a: Any, b: Any, seed: int) -> Any:
     mixed = a.view(_U32).astype(_U64) * np.uint64(2654435761) + b.view(_U32).astype(_U64) * np.uint64(40503)
     mixed = (mixed + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
@@ -305,16 +321,12 @@ def _conversion(instruction: Instruction) -> Operation | None:
     if given == "bf16":
         return Operation(_of_bfloat16, (source,), result) if made == "f32" and not how else None
     if source.kind == "f" and how and how[0] in _TO_WHOLE:
-        whole, flushes = _TO_WHOLE[how[0]], how[1:] == ["ftz"] and given == "f32"
-        if (how[1:] and not flushes) or (result.kind == "f" and result != source):
+        whole = _TO_WHOLE[how[0]]
+        if how[1:] or (result.kind == "f" and result != source):
             return None
-
-        def rounded(a: Any) -> Any:
-            if flushes:
-                a = np.where(np.abs(a) < np.float32(2.0**-126), np.copysign(np.float32(0), a), a)
-            return whole(a) if result.kind == "f" else _to_integers(a, result, whole)
-
-        return Operation(rounded, (source,), result)
+        if result.kind == "f":
+            return Operation(whole, (source,), result)
+        return Operation(lambda a: _to_integers(a, result, whole), (source,), result)
     if how not in ([], ["rn"]) or (source.kind == "f" and result.kind != "f"):
         return None
     return Operation(lambda a: a.astype(result), (source,), result)

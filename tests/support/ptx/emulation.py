@@ -80,10 +80,11 @@ class Emulator:
         self.num_launches += 1
 
 
-def emulate(capability: int) -> Emulator:
+def emulate(capability: int, *, assemble: bool = False) -> Emulator:
     """Has launches of all kernels of this package, in this process, executed by the emulator that is returned.
 
-    They are compiled up to their PTX, so Triton's cache must not be the one that others use.
+    Unless they are to be assembled, too, they are compiled up to their PTX. So Triton's cache must not be the one that
+    others use.
     """
     emulator = Emulator(capability)
     triton.runtime.driver.set_active(emulator)
@@ -93,7 +94,8 @@ def emulate(capability: int) -> Emulator:
         add_stages(self, stages, *how)
         stages["cubin"] = lambda ptx, metadata: b""
 
-    CUDABackend.add_stages = add_stages_up_to_ptx
+    if not assemble:
+        CUDABackend.add_stages = add_stages_up_to_ptx
     for kernel in KERNELS:
         kernel.run = partial(emulator.launch, kernel, kernel.run)
     return emulator

@@ -172,16 +172,19 @@ class Binder:
         made, given, distance, clamp, mask = instruction.operands
         way = instruction.modifiers[1]
         _expect(instruction, ("sync", way, "b32"))
-        step = int(distance, 0)
-        sources = {"bfly": _LANES ^ step, "up": _LANES - step, "down": _LANES + step, "idx": 0 * _LANES + step}[way]
-        sources = np.where((sources >= 0) & (sources < 32), sources, _LANES)
+        find = {"bfly": np.bitwise_xor, "up": np.subtract, "down": np.add, "idx": lambda lane, number: number}[way]
         if int(clamp, 0) != (0 if way == "up" else 31):
             raise UnknownInstruction("only shuffles of whole warps are known")
         put, get = self._registers.setter(made, _U32), self._registers.getter(given, _U32)
+        get_number = self._registers.getter(distance, np.int32)
 
         def shuffle(lanes: Lanes) -> None:
             self._check_warps(lanes, mask)
-            put(lanes, get(lanes).reshape(-1, 32)[:, sources].reshape(-1))
+            values = get(lanes).reshape(-1, 32)
+            numbers = np.broadcast_to(get_number(lanes), values.size).reshape(-1, 32)
+            sources = find(_LANES, numbers)
+            sources = np.where((sources >= 0) & (sources < 32), sources, _LANES)
+            put(lanes, np.take_along_axis(values, sources, axis=1).reshape(-1))
 
         return shuffle
 
