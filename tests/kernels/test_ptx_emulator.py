@@ -54,6 +54,16 @@ def test_what_was_never_written_is_poison() -> None:
         launched("ld.global.b32 %r1, [%rd5];", np.zeros(64, np.uint32))
 
 
+def test_each_thread_has_local_memory_of_its_own() -> None:
+    body = """
+    .local .align 4 .b8 __local_depot0[4]; .reg .b64 %SP; .reg .b64 %SPL;
+    mov.u64 %SPL, __local_depot0; cvta.local.u64 %SP, %SPL; cvt.u16.u32 %rs1, %r2; mov.b16 %rs2, 7;
+    st.v2.u16 [%SP+0], {%rs1, %rs2}; ld.local.u32 %r5, [%SPL]; st.global.b32 [%rd1], %r5;
+    """
+    (found,) = launched(OWN + body, np.zeros(64 * 200, np.int32), num_blocks=200)
+    np.testing.assert_array_equal(found, np.arange(64 * 200) + (7 << 16))
+
+
 def test_threads_part_and_meet_again() -> None:
     """A loop of as many rounds as the thread's number says, and a branch of one half of them within."""
     body = """

@@ -306,7 +306,7 @@ def test_a_division_by_zero_is_an_error() -> None:
         "setp.lt.xnor.s32 %p1, a, a, %p1",
         "bar.red.popc.u32 d, 0, %p1",
         "bar.sync 1",
-        "ld.local.b32 d, [a]",
+        "ld.volatile.global.b32 d, [a]",
         "shfl.sync.bfly.b32 d, a, 1, 15, -1",
         "redux.sync.add.s32 d, a, 65535",
     ],

@@ -38,6 +38,7 @@ class Binder:
         self._parameters, self._division_seed = parameters, division_seed
         self._binders: dict[str, Callable[[Instruction], Action]] = {
             "mov": self._move,
+            "cvta": self._address,
             "ld": self._load,
             "st": self._store,
             "atom": self._atomic,
@@ -107,6 +108,10 @@ class Binder:
             return constant.__getitem__
         array = self._registers.array(base)
         return lambda lanes: array[lanes].astype(np.int64) + offset
+
+    def _address(self, instruction: Instruction) -> Action:
+        _expect(instruction, ("local", "u64"))
+        return self._move(instruction)  # local memory has addresses of its own
 
     def _load(self, instruction: Instruction) -> Action:
         dtype, names = dtype_of(instruction.type), parts_of(instruction.operands[0])
@@ -257,10 +262,11 @@ class Binder:
 
 
 def _is_shared(instruction: Instruction) -> bool:
-    space, *how = instruction.modifiers[:-1]
-    if space not in ("global", "shared") or not set(how) <= {"v2", "v4", "v8"}:
-        raise UnknownInstruction("only plain accesses to global and shared memory are known")
-    return space == "shared"
+    """Returns whether an access is to shared memory. Local memory and addresses of any kind are as global ones."""
+    spaces = set(instruction.modifiers[:-1]) - {"v2", "v4", "v8"}
+    if spaces not in ({"shared"}, {"global"}, {"local"}, set()):
+        raise UnknownInstruction("only plain accesses to global, shared and local memory are known")
+    return spaces == {"shared"}
 
 
 def _expect(instruction: Instruction, modifiers: tuple[Any, ...]) -> None:

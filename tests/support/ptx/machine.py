@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptx import BrokenBarrier, EmulationError, UnknownInstruction
 from ptx.instructions import ALL, Action, Binder
@@ -35,14 +36,16 @@ def run(
     at_once = max(_MOST_THREADS // program.num_threads, 1)
     with np.errstate(all="ignore"):
         for first in range(0, num_blocks, at_once):
-            blocks = _Blocks(program, range(first, min(first + at_once, num_blocks)), num_blocks, shared_nbytes)
-            blocks.run(memory, arguments, division_seed)
+            blocks = range(first, min(first + at_once, num_blocks))
+            _Blocks(program, blocks, num_blocks, shared_nbytes, memory).run(arguments, division_seed)
 
 
 class _Blocks:
     """The threads of some blocks of a launch."""
 
-    def __init__(self, program: Program, chosen: range, num_blocks: int, shared_nbytes: int) -> None:
+    def __init__(
+        self, program: Program, chosen: range, num_blocks: int, shared_nbytes: int, memory: GlobalMemory
+    ) -> None:
         self._instructions, self._labels = program.instructions, program.labels
         self._program, self._num_blocks = program, len(chosen)
         self._count = program.num_threads * len(chosen)
@@ -51,17 +54,21 @@ class _Blocks:
         special |= {"%tid.x": threads, "%laneid": threads % _WARP, "%ctaid.x": blocks + chosen.start}
         special |= {"%ntid.x": np.full_like(threads, program.num_threads)}
         special |= {"%nctaid.x": np.full_like(threads, num_blocks)}
-        special_registers = {name: values.astype(np.uint32) for name, values in special.items()}
-        self._registers = Registers(program, self._count, special_registers)
+        registers: dict[str, NDArray[Any]] = {name: values.astype(np.uint32) for name, values in special.items()}
+        if program.local is not None:
+            name, nbytes = program.local
+            room = -(-nbytes // 16) * 16
+            registers[name] = (memory.add(room * self._count) + room * np.arange(self._count)).astype(np.uint64)
+        self._memory, self._registers = memory, Registers(program, self._count, registers)
         self._shared = SharedMemory(shared_nbytes, blocks, threads // _WARP)
         # The next instruction of each thread, and whether it waits at the barrier before that one.
         self._next = np.zeros(self._count, np.int64)
         self._waits = np.zeros(self._count, bool)
         self._at = 0
 
-    def run(self, memory: GlobalMemory, arguments: Sequence[int], division_seed: int | None) -> None:
+    def run(self, arguments: Sequence[int], division_seed: int | None) -> None:
         parameters = dict(zip(self._program.parameters, arguments, strict=True))
-        self._binder = Binder(self._registers, memory, self._shared, parameters, division_seed)
+        self._binder = Binder(self._registers, self._memory, self._shared, parameters, division_seed)
         self._actions: list[Action | None] = [None] * len(self._instructions)
         while True:
             ready = (self._next < len(self._instructions)) & ~self._waits

@@ -13,6 +13,7 @@ from ptx import Misaligned, OutOfBounds, Race
 # Each buffer has addresses of its own, far from those of others.
 _BUFFER_BITS = 40
 _ALIGNMENT = 256
+_POISON = 0xDB
 
 # Of a byte of shared memory, instead of the warp that has written it.
 _NONE, _ATOMIC = -1, -2
@@ -23,14 +24,24 @@ class GlobalMemory:
     """Copies of buffers, at `addresses` that are as aligned as the buffers are."""
 
     def __init__(self, buffers: Sequence[NDArray[np.uint8]]) -> None:
+        self._place(buffers, [buffer.ctypes.data % _ALIGNMENT for buffer in buffers])
+
+    def _place(self, buffers: Sequence[NDArray[np.uint8]], beyond: Sequence[int]) -> None:
+        """Copies buffers to addresses that are so many bytes beyond aligned ones."""
         self._sizes = np.array([len(buffer) for buffer in buffers], np.int64)
-        phases = np.array([buffer.ctypes.data % _ALIGNMENT for buffer in buffers], np.int64)
+        phases = np.array(beyond, np.int64)
         rooms = -(-(phases + self._sizes) // _ALIGNMENT) * _ALIGNMENT
         self._starts = np.concatenate([[0], rooms.cumsum()[:-1]]).astype(np.int64) + phases
         self._bytes = np.zeros(int(rooms.sum()), np.uint8)
         self.addresses: NDArray[np.int64] = (np.arange(1, len(buffers) + 1) << _BUFFER_BITS) + phases
         for number, buffer in enumerate(buffers):
             self.contents(number)[:] = buffer
+
+    def add(self, nbytes: int) -> int:
+        """Returns the address of more memory."""
+        count, beyond = len(self.addresses), (self.addresses % _ALIGNMENT).tolist()
+        self._place([*map(self.contents, range(count)), np.full(nbytes, _POISON, np.uint8)], [*beyond, 0])
+        return int(self.addresses[count])
 
     def contents(self, number: int) -> NDArray[np.uint8]:
         start = self._starts[number]
@@ -73,7 +84,7 @@ class SharedMemory:
         self._room = -(-max(size, 1) // 16) * 16
         self._blocks, self._warps = blocks, warps
         nbytes = (int(blocks.max()) + 1) * self._room
-        self._bytes = np.full(nbytes, 0xDB, np.uint8)
+        self._bytes = np.full(nbytes, _POISON, np.uint8)
         self._writers = np.full(nbytes, _NONE, np.int16)
         self._readers = np.zeros(nbytes, np.uint32)  # a bit for each warp
 

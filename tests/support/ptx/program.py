@@ -26,19 +26,24 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """`widths` has the number of bits of each declared register, by the name without its number; predicates have 1."""
+    """`widths` has the number of bits of each declared register, by the name without its number; predicates have 1.
+
+    `local` has the name and the size of each thread's own memory, in bytes, if it has any.
+    """
 
     parameters: tuple[str, ...]
     num_threads: int
     widths: dict[str, int]
     instructions: tuple[Instruction, ...]
     labels: frozenset[int]
+    local: tuple[str, int] | None
 
 
 # Lines that neither do nor declare anything that is executed.
 _UNUSED_LINE = re.compile(r"//[^\n]*|^\s*\.(loc|file|section|pragma)\b[^\n]*$", re.MULTILINE)
 _STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[$\w]+):(?!:)|(?P<text>[^;]*);)")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*)$", re.DOTALL)
+_LOCAL = re.compile(r"\.local \.align \d+ \.b8\s+(\w+)\[(\d+)\]$")
 _REGISTERS = re.compile(r"\.reg \.(pred|[busf]\d+)\s+(.*)$")
 
 
@@ -51,7 +56,7 @@ def parse(ptx: str) -> Program:
     labels: dict[str, int] = {}
     tables: dict[str, list[str]] = {}
     found: list[tuple[str, str]] = []
-    last_label = ""
+    last_label, local = "", None
     for kind, text in _statements(body):
         if kind == "label":
             last_label = text
@@ -59,6 +64,8 @@ def parse(ptx: str) -> Program:
         elif declared := _REGISTERS.match(text):
             bits = 1 if declared[1] == "pred" else int(declared[1][1:])
             widths |= {re.sub(r"<\d+>", "", name.strip()): bits for name in declared[2].split(",")}
+        elif declared := _LOCAL.match(text):
+            local = declared[1], int(declared[2])
         elif text.startswith(".branchtargets"):
             tables[last_label] = re.findall(r"[$\w]+", text.removeprefix(".branchtargets"))
         else:
@@ -77,6 +84,7 @@ def parse(ptx: str) -> Program:
         widths,
         tuple(instructions),
         frozenset(labels.values()),
+        local,
     )
 
 

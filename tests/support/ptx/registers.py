@@ -36,9 +36,10 @@ def parts_of(operand: str) -> list[str]:
 
 
 class Registers:
-    """Registers by name. `special` holds the values of read-only registers, such as %tid.x, in each thread."""
+    """Registers by name. `special` holds the values of read-only registers, such as %tid.x, in
+    each thread."""
 
-    def __init__(self, program: Program, count: int, special: Mapping[str, NDArray[np.uint32]]) -> None:
+    def __init__(self, program: Program, count: int, special: Mapping[str, NDArray[Any]]) -> None:
         self.count = count
         self._widths = program.widths
         self._arrays: dict[str, NDArray[Any]] = dict(special)
