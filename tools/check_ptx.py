@@ -28,6 +28,7 @@ import torch
 from pictures import as_batch
 from ptx import EmulationError
 from ptx.emulation import Emulator, emulate
+from tqdm import tqdm
 
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
 from shardio.augment.boxes import Boxes, Draws
@@ -44,16 +45,18 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def fuzz(emulator: Emulator, least_launches: int, capabilities: list[int], seed: int) -> int:
     """Checks random cases until there have been `least_launches` more. Returns the number of cases."""
-    case, enough = 0, emulator.num_launches + least_launches
-    while emulator.num_launches < enough:
-        emulator.capability = capabilities[case % len(capabilities)]
-        emulator.division_seed = case
-        check = (fuzz_resampling, fuzz_windows, fuzz_steps)[case % 3]
-        try:
-            check(np.random.default_rng((seed, case)))
-        except (AssertionError, EmulationError) as error:
-            sys.exit(f"{check.__name__}: FAILED in case {case}, sm_{emulator.capability}, {seed=}: {error!r}")
-        case += 1
+    case, before = 0, emulator.num_launches
+    with tqdm(desc="fuzz", unit=" launches", total=least_launches, disable=None) as bar:
+        while bar.n < least_launches:
+            emulator.capability = capabilities[case % len(capabilities)]
+            emulator.division_seed = case
+            check = (fuzz_resampling, fuzz_windows, fuzz_steps)[case % 3]
+            try:
+                check(np.random.default_rng((seed, case)))
+            except (AssertionError, EmulationError) as error:
+                sys.exit(f"{check.__name__}: FAILED in case {case}, sm_{emulator.capability}, {seed=}: {error!r}")
+            case += 1
+            bar.update(emulator.num_launches - before - bar.n)
     emulator.division_seed = None
     return case
 

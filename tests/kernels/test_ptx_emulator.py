@@ -140,8 +140,10 @@ def test_atomic_sums_are_complete_after_a_barrier() -> None:
     and.b32 %r10, %r1, 7; shl.b32 %r10, %r10, 2; atom.shared.add.u32 %r11, [%r10], %r1; {barrier}
     ld.shared.b32 %r12, [%r10]; st.global.b32 [%rd1], %r12;
     """
-    (found,) = launched(OWN + body.format(barrier="bar.sync 0;"), numbers(), shared_nbytes=256)
-    np.testing.assert_array_equal(found, np.tile(np.arange(64).reshape(8, 8).sum(axis=0), 8))
+    for form in ("atom", "atom.relaxed.sys"):
+        complete = body.format(barrier="bar.sync 0;").replace("atom", form)
+        (found,) = launched(OWN + complete, numbers(), shared_nbytes=256)
+        np.testing.assert_array_equal(found, np.tile(np.arange(64).reshape(8, 8).sum(axis=0), 8))
     with pytest.raises(Race):
         launched(OWN + body.format(barrier=""), numbers(), shared_nbytes=256)
 

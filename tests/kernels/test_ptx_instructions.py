@@ -113,6 +113,7 @@ def permuted(a: int, b: int, selector: int) -> int:
         ("bfe.u32 d, a, 3, 5", ["u32"], "u32", lambda a: a >> 3 & 31),
         ("bfe.u64 d, a, 8, 24", ["u64"], "u64", lambda a: a >> 8 & 0xFFFFFF),
         ("bfe.s32 d, a, 4, 1", ["s32"], "s32", lambda a: -(a >> 4 & 1)),
+        ("bfi.b32 d, a, b, 8, 8", ["b32", "b32"], "b32", lambda a, b: b & 0xFFFF00FF | (a & 255) << 8),
         ("popc.b32 d, a", ["b32"], "u32", lambda a: a.bit_count()),
         ("prmt.b32 d, a, b, c", ["b32", "b32", "b32"], "b32", permuted),
         ("prmt.b32 d, a, b, 0x7340U", ["b32", "b32"], "b32", lambda a, b: permuted(a, b, 0x7340)),

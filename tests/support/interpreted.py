@@ -20,10 +20,10 @@ def _has_triton() -> bool:
 needs_triton = pytest.mark.skipif(not _has_triton(), reason="Triton 3.2 is not installed: it has wheels for Linux")
 
 
-def assert_prints(script: str, expected: str, *words: object, **environ: str) -> None:
+def assert_prints(script: str, expected: str, **environ: str) -> None:
     """Runs a script of Python that prints one line if all is well."""
     run = subprocess.run(
-        [sys.executable, "-c", script, *map(str, words)],
+        [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ},
         capture_output=True,
         text=True,
@@ -49,14 +49,18 @@ interpreter.InterpretedFunction.__call__ = call
 
 
 def assert_interprets(module: str) -> None:
-    """Runs `check` of a module, which prints "equal", in Triton's interpreter."""
-    assert_prints(f"{_PATCH_ONCE}\nfrom {module} import check\ncheck()", "equal", TRITON_INTERPRET="1")
+    """Runs `check` of a module in Triton's interpreter."""
+    assert_prints(f"{_PATCH_ONCE}\n{_check_of(module)}", "checked", TRITON_INTERPRET="1")
 
 
-def assert_emulates(module: str, cache: Path, capability: int = 90) -> None:
-    """Runs `check` of a module, which prints "equal", on PTX that is compiled for GPUs, in the emulator."""
-    script = f"from ptx.emulation import emulate\nfrom {module} import check\nemulate({capability})\ncheck()"
-    assert_prints(script, "equal", TRITON_CACHE_DIR=str(cache))
+def assert_emulates(module: str, cache: Path) -> None:
+    """Runs `check` of a module on the PTX of kernels compiled for sm_90."""
+    script = f"from ptx.emulation import emulate\nemulate(90)\n{_check_of(module)}"
+    assert_prints(script, "checked", TRITON_CACHE_DIR=str(cache))
+
+
+def _check_of(module: str) -> str:
+    return f"from {module} import check\ncheck()\nprint('checked')"
 
 
 def assert_compiles(script: str, cache: Path) -> None:

@@ -148,6 +148,19 @@ def _bit_field(instruction: Instruction) -> Operation:
     return Operation(extracted, (dtype, _U32, _U32), dtype)
 
 
+def _inserted_field(instruction: Instruction) -> Operation:
+    """The low bits of one number in place of bits of another, all of which must exist."""
+    dtype = dtype_of(instruction.type)
+
+    def inserted(a: Any, b: Any, start: Any, length: Any) -> Any:
+        if (np.asarray(start + length) >= 8 * dtype.itemsize).any():
+            raise UnknownInstruction("only fields below the highest bit are known")
+        field = ((dtype.type(1) << length.astype(dtype)) - dtype.type(1)) << start.astype(dtype)
+        return (b & ~field) | (a << start.astype(dtype) & field)
+
+    return Operation(inserted, (dtype, dtype, _U32, _U32), dtype)
+
+
 def _permuted_bytes(instruction: Instruction) -> Operation | None:
     def permuted(a: Any, b: Any, selector: Any) -> Any:
         both, made = a.astype(_U64) | (b.astype(_U64) << np.uint64(32)), np.uint32(0)
@@ -340,6 +353,7 @@ _DECODERS: dict[str, Callable[[Instruction], Operation | None]] = {
     "shl": _shift,
     "shr": _shift,
     "bfe": _bit_field,
+    "bfi": _inserted_field,
     "prmt": _permuted_bytes,
     "popc": _ones,
     "setp": _comparison,

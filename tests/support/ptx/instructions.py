@@ -20,6 +20,7 @@ Action = Callable[[Lanes], None]
 
 _U32 = np.dtype(np.uint32)
 _LANES = np.arange(32)
+_ADDED = ("shared", "add", "u32")
 _WHOLE_WARP = 0xFFFFFFFF
 
 
@@ -148,7 +149,8 @@ class Binder:
         return store
 
     def _atomic(self, instruction: Instruction) -> Action:
-        _expect(instruction, ("shared", "add", "u32"))
+        # Where no other block sees the memory, it does not matter which of its threads are to agree on an order.
+        _expect(instruction, tuple(m for m in instruction.modifiers if m in ("relaxed", "cta", "gpu", "sys")) + _ADDED)
         put = self._registers.setter(instruction.operands[0], _U32)
         addresses = self._addresses(instruction.operands[1])
         get = self._registers.getter(instruction.operands[2], _U32)
