@@ -25,6 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 import fused_resampling
 import fused_steps
 import torch
+from numpy.typing import NDArray
 from pictures import as_batch
 from ptx import EmulationError
 from ptx.emulation import Emulator, emulate
@@ -39,6 +40,8 @@ CAPABILITIES = (80, 90, 100, 120)
 TRITONS = ("3.0.0", "3.1.0", "3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0")
 MOST_SIDE = 70
 MOST_CHANNELS = 5
+# Sizes of a case: they have some compiled kernels in common, and compiling takes most of the time.
+SIZES = 4
 INTERPOLATIONS: tuple[Interpolation, ...] = ("bilinear", "bicubic")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -62,46 +65,62 @@ def fuzz(emulator: Emulator, least_launches: int, capabilities: list[int], seed:
 
 
 def fuzz_resampling(rng: np.random.Generator) -> None:
-    """Checks grey levels, and what is normalized and cast."""
-    count = int(rng.integers(1, 4))
-    height, width, *size = (int(side) for side in rng.integers(1, MOST_SIDE + 1, 4))
+    """Checks grey levels, and what is normalized and cast, of images of several sizes."""
     channels = int(rng.integers(1, MOST_CHANNELS + 1))
-    images = as_batch(rng.integers(0, 256, (count, height, width, channels), np.uint8))
-    heights, widths = rng.uniform(0.5, height, count), rng.uniform(0.5, width, count)
-    boxes = Boxes(rng.uniform(0, height - heights), rng.uniform(0, width - widths), heights, widths)
-    within = boxes if rng.integers(2) else Boxes.whole(count, height, width)
-    flips = rng.integers(0, 2, count).astype(bool)
     interpolation, antialias = INTERPOLATIONS[rng.integers(2)], bool(rng.integers(2))
-    how = Resampling((size[0], size[1]), interpolation, antialias)
-    fused_resampling.check_grey_levels(images, boxes, within, flips, how, most_different=1.0)
     mean, std = (tuple(numbers) for numbers in rng.uniform(0.2, 0.6, (2, channels)))
     dtype = DTYPES[rng.integers(3)]
-    fused_resampling.check_casts(images, boxes, within, flips, how, (mean, std), dtype)
+    for _ in range(SIZES):
+        images = images_of(rng, channels)
+        count, (height, width) = len(images), images.shape[1:3]
+        heights, widths = rng.uniform(0.5, height, count), rng.uniform(0.5, width, count)
+        boxes = Boxes(rng.uniform(0, height - heights), rng.uniform(0, width - widths), heights, widths)
+        within = boxes if rng.integers(2) else Boxes.whole(count, height, width)
+        flips = rng.integers(0, 2, count).astype(bool)
+        how = Resampling(size_of(rng), interpolation, antialias)
+        given = as_batch(images), boxes, within, flips, how
+        # Torch rounds weights to 16 bits. Where some of them are negative, lines of which some are one grey level more
+        # for that, and some one less, may give results that are two apart.
+        most = 2 if interpolation == "bicubic" else 1
+        fused_resampling.check_grey_levels(*given, most=most, most_on_average=0.1)
+        fused_resampling.check_casts(*given, (mean, std), dtype)
 
 
 def fuzz_windows(rng: np.random.Generator) -> None:
-    """Checks windows, in buffers that are no larger than those of the loader, with margins of 255."""
-    count = int(rng.integers(1, 4))
-    height, width, channels = (int(n) for n in rng.integers(1, (MOST_SIDE + 1, MOST_SIDE + 1, MOST_CHANNELS + 1)))
-    images = rng.integers(0, 256, (count, height, width, channels), np.uint8)
-    tall, wide = (int(n) for n in rng.integers(1, MOST_SIDE + 1, 2))
+    """Checks windows of images of several sizes.
+
+    The buffers are those of the loader where windows are all but whole, and else smaller; their margins are 255.
+    """
+    channels, crops = int(rng.integers(1, MOST_CHANNELS + 1)), bool(rng.integers(2))
     interpolation, antialias = INTERPOLATIONS[rng.integers(2)], bool(rng.integers(2))
-    crop = RandomResizedCrop((tall, wide), scale=(0.01, 1.0), interpolation=interpolation, antialias=antialias)
-    resize = Resize((tall, wide), interpolation=interpolation, antialias=antialias)
-    middle = CenterCrop((int(rng.integers(1, tall + 1)), int(rng.integers(1, wide + 1))))
-    chain = [crop, HorizontalFlip()] if rng.integers(2) else [resize, middle]
-    if rng.integers(2):
-        chain += [Normalize(0.5, 0.25), ToDtype(DTYPES[rng.integers(3)])]
-    draws = Draws(int(rng.integers(1 << 30)), 0, np.arange(count))
-    fused_resampling.check_windows(images, Compose(chain), draws, int(rng.choice([0, 4])))
+    casts = [Normalize(0.5, 0.25), ToDtype(DTYPES[rng.integers(3)])] if rng.integers(2) else []
+    for _ in range(SIZES):
+        images, (height, width) = images_of(rng, channels), size_of(rng)
+        crop = RandomResizedCrop((height, width), scale=(0.01, 1.0), interpolation=interpolation, antialias=antialias)
+        resize = Resize((height, width), interpolation=interpolation, antialias=antialias)
+        middle = CenterCrop((int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))))
+        chain = Compose([*([crop, HorizontalFlip()] if crops else [resize, middle]), *casts])
+        draws = Draws(int(rng.integers(1 << 30)), 0, np.arange(len(images)))
+        fused_resampling.check_windows(images, chain, draws, int(rng.choice([0, 4])))
 
 
 def fuzz_steps(rng: np.random.Generator) -> None:
-    """Checks single operations of all kinds, and programs of those that are exact."""
-    size, channels = (int(rng.integers(1, MOST_SIDE + 1)), int(rng.integers(1, MOST_SIDE + 1))), int(rng.integers(1, 6))
-    fused_steps.check_each(rng, rng.choice(fused_steps.ops_of(channels), 6), size, channels)
-    ops = (fused_steps.EXACT, fused_steps.TABLED)[rng.integers(2)]
-    fused_steps.check_program(rng, [op for op in ops if op in {0, *fused_steps.ops_of(channels)}], size, channels)
+    """Checks single operations of all kinds, and programs of those that are exact, on images of several sizes."""
+    channels = int(rng.integers(1, MOST_CHANNELS + 1))
+    codes = fused_steps.ops_of(channels)
+    programs = [[op for op in ops if op in {0, *codes}] for ops in (fused_steps.EXACT, fused_steps.TABLED)]
+    for _ in range(SIZES):
+        fused_steps.check_each(rng, rng.choice(codes, 6), size_of(rng), channels)
+        fused_steps.check_program(rng, programs[rng.integers(2)], size_of(rng), channels)
+
+
+def size_of(rng: np.random.Generator) -> tuple[int, int]:
+    height, width = rng.integers(1, MOST_SIDE + 1, 2)
+    return int(height), int(width)
+
+
+def images_of(rng: np.random.Generator, channels: int) -> NDArray[np.uint8]:
+    return rng.integers(0, 256, (int(rng.integers(1, 4)), *size_of(rng), channels), np.uint8)
 
 
 def check(emulator: Emulator, capability: int) -> None:

@@ -114,6 +114,7 @@ def permuted(a: int, b: int, selector: int) -> int:
         ("bfe.u64 d, a, 8, 24", ["u64"], "u64", lambda a: a >> 8 & 0xFFFFFF),
         ("bfe.s32 d, a, 4, 1", ["s32"], "s32", lambda a: -(a >> 4 & 1)),
         ("bfi.b32 d, a, b, 8, 8", ["b32", "b32"], "b32", lambda a, b: b & 0xFFFF00FF | (a & 255) << 8),
+        ("bfi.b32 d, a, b, 24, 8", ["b32", "b32"], "b32", lambda a, b: b & 0xFFFFFF | (a & 255) << 24),
         ("popc.b32 d, a", ["b32"], "u32", lambda a: a.bit_count()),
         ("prmt.b32 d, a, b, c", ["b32", "b32", "b32"], "b32", permuted),
         ("prmt.b32 d, a, b, 0x7340U", ["b32", "b32"], "b32", lambda a, b: permuted(a, b, 0x7340)),

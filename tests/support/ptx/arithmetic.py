@@ -153,8 +153,9 @@ def _inserted_field(instruction: Instruction) -> Operation:
     dtype = dtype_of(instruction.type)
 
     def inserted(a: Any, b: Any, start: Any, length: Any) -> Any:
-        if (np.asarray(start + length) >= 8 * dtype.itemsize).any():
-            raise UnknownInstruction("only fields below the highest bit are known")
+        bits = 8 * dtype.itemsize
+        if (np.asarray(start + length) > bits).any() or (np.asarray(length) == bits).any():
+            raise UnknownInstruction("only fields are known that exist, of less than all bits")
         field = ((dtype.type(1) << length.astype(dtype)) - dtype.type(1)) << start.astype(dtype)
         return (b & ~field) | (a << start.astype(dtype) & field)
 
