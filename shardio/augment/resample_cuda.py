@@ -3,8 +3,9 @@
 A program computes some lines of a tile of the output. It filters the matching part of each stored line that the tile
 needs, in registers, and adds the result to the output lines. Each warp reads 32 adjacent bytes, mostly from the
 first-level cache. Only the result is written, in channels_last memory. So the width and the alignment of lines do not
-matter, and one compiled kernel serves all sizes. Grey levels differ from `shardio.augment.resample` by at most one.
-`shardio.augment.trusted` compares the kernel with torch's operations, which replace it where it does not work.
+matter, and one compiled kernel serves all sizes. Grey levels differ from `shardio.augment.resample` by at most one, and
+rarely by two, as torch rounds weights to 16 bits and the kernel does not. `shardio.augment.trusted` compares the kernel
+with torch's operations, which replace it where it does not work.
 """
 
 from __future__ import annotations

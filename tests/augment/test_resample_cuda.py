@@ -1,7 +1,6 @@
-"""The Triton kernel, without a GPU: its results in Triton's interpreter, and that it compiles for GPUs.
+"""The Triton kernel, without a GPU: its results interpreted, and compiled and emulated, and how it compiles for GPUs.
 
-This cannot show that the compiled kernel computes the same, which tests/loading/test_gpu.py looks at, nor how
-fast.
+This cannot show what tests/loading/test_gpu.py looks at: that ptxas and a GPU do the same, nor how fast.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ import ast
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from interpreted import assert_compiles, assert_interprets, needs_triton
-from pictures import random_picture
+from interpreted import assert_compiles, assert_emulates, assert_interprets, needs_triton
 from places import ROOT
 
 from shardio.augment import resample_cuda
@@ -22,103 +19,13 @@ from shardio.augment.resample import Resampling
 
 pytestmark = needs_triton
 
-_CHECK = """\
-import sys
-import numpy as np
-import pytest
-import torch
-from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
-from shardio.augment.boxes import Boxes, Draws
-from shardio.augment.cut import Split, margin_of
-from shardio.augment.resample_cuda import resample_fused
-from shardio.augment.resample import Resampling, normalized, resample
 
-data = np.load(sys.argv[1])
-boxes, within, flips = Boxes(*data["boxes"]), Boxes(*data["within"]), data["flips"]
+def test_the_interpreted_kernel_gives_the_grey_levels_of_torch() -> None:
+    assert_interprets("fused_resampling")
 
 
-def fused(images, size, interpolation="bilinear", antialias=True, statistics=None, dtype=None):
-    how = Resampling(size, interpolation, antialias, statistics, dtype)
-    return resample_fused(images, boxes, within, flips, how)
-
-
-def check_grey_levels(images, size, interpolation, antialias):
-    found = fused(images, size, interpolation, antialias)
-    expected = resample(images, boxes, flips, size, interpolation, antialias=antialias, within=within, native=False)
-    assert found.dtype == torch.uint8 and found.shape == expected.shape
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    difference = (found.int() - expected.int()).abs()
-    assert difference.max() <= 1, (size, interpolation, antialias, difference.max())
-    assert difference.float().mean() < 0.02, difference.float().mean()
-
-
-for channels in (1, 3, 4):
-    images = torch.from_numpy(data["images"][..., :channels].copy()).permute(0, 3, 1, 2)
-    ways = [("bilinear", True), ("bicubic", True), ("bilinear", False), ("bicubic", False)]
-    for interpolation, antialias in ways if channels == 3 else ways[channels == 4 :: 3]:
-        check_grey_levels(images, (7, 9) if antialias else (11, 3), interpolation, antialias)
-check_grey_levels(images, (33, 12), "bilinear", True)
-# Lines that several programs share, of which none begins at an aligned place.
-wide = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (2, 3, 701, 3), np.uint8)).permute(0, 3, 1, 2)
-whole = Boxes.whole(2, 3, 701)
-for how in (("bilinear", True), ("bicubic", False)):
-    found = resample_fused(wide, whole, whole, flips[:2], Resampling((2, 201), *how))
-    expected = resample(wide, whole, flips[:2], (2, 201), how[0], antialias=how[1], native=False)
-    assert (found.int() - expected.int()).abs().max() <= 1, how
-# Two images are enough for what follows.
-images, flips = images[:2], flips[:2]
-boxes, within = (Boxes(*numbers[:, :2]) for numbers in (data["boxes"], data["within"]))
-grey = fused(images, (9, 11))
-statistics = ([0.4, 0.5, 0.45, 0.3], [0.2, 0.25, 0.3, 0.5])
-for dtype in (None, torch.float16):
-    found = fused(images, (9, 11), statistics=statistics, dtype=dtype)
-    assert found.dtype == (dtype or torch.float32)
-    tolerance = {"rtol": 2**-9, "atol": 1e-3} if dtype == torch.float16 else {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(found, normalized(grey, statistics).to(dtype or torch.float32), **tolerance)
-assert torch.equal(fused(images, (9, 11), dtype=torch.float32), grey.float())
-
-# Windows of pictures: what is around them must not be seen.
-pixels = data["images"][:2, ..., :3]
-shape = pixels.shape[1:]
-stored = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
-chains = [
-    [RandomResizedCrop((4, 6)), HorizontalFlip()],
-    [RandomResizedCrop(5, interpolation="bicubic"), Normalize("imagenet"), ToDtype(torch.float16)],
-    [RandomResizedCrop(6, antialias=False), HorizontalFlip(), ToDtype(torch.float32, scale=True)],
-    [Resize((3, 2)), CenterCrop((2, 1))],  # of any number of taps
-]
-for number, chain in enumerate(chains):
-    cut = Split.of(Compose(chain)).cut(Draws(1, 2, np.arange(len(pixels))), shape, None, whole_lines=number % 2 * 4)
-    seen = np.concatenate([image[cut.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)])
-    assert len(seen) == cut.ends[-1]
-    margin, batch = margin_of(shape[1], 3), cut.batch
-    memory = torch.full((len(seen) + 2 * margin,), 255, dtype=torch.uint8)
-    memory[margin : margin + len(seen)] = torch.from_numpy(seen)
-    told = torch.from_numpy(cut.parameters), torch.from_numpy(cut.places)
-    found = cut.resampled_on_cuda(memory[margin : margin + len(seen)], *told)
-    expected = resample_fused(stored, batch.region, batch.within or batch.region, batch.is_mirrored, batch.resampling)
-    assert found.dtype == expected.dtype and torch.equal(found, expected), chain
-print("equal")
-"""
-
-
-def test_the_interpreted_kernel_gives_the_grey_levels_of_torch(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    count, height, width = 4, 16, 24
-    pictures = [random_picture(rng, height, width) for _ in range(count)]
-    images = np.stack([np.concatenate([pixels, pixels[::-1]], axis=2) for pixels in pictures])
-    heights, widths = rng.uniform(1.5, height, count), rng.uniform(1.5, width, count)
-    tops, lefts = rng.uniform(0, height - heights), rng.uniform(0, width - widths)
-    # The first sees nothing but its box, the second all of its picture.
-    boxes = np.stack([tops, lefts, heights, widths])
-    within = boxes.copy()
-    within[:, 1] = (0, 0, height, width)
-    # One that is the whole picture, and one of a single pixel.
-    boxes[:, 2] = within[:, 2] = (0, 0, height, width)
-    boxes[:, 3] = within[:, 3] = (height - 1, width - 1, 1, 1)
-    path = tmp_path / "data.npz"
-    np.savez(path, images=images, boxes=boxes, within=within, flips=np.array([True, False, False, True]))
-    assert_interprets(_CHECK, path)
+def test_the_compiled_kernel_gives_the_grey_levels_of_torch(tmp_path: Path) -> None:
+    assert_emulates("fused_resampling", tmp_path)
 
 
 _COMPILE = r"""import re

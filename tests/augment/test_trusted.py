@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreted import assert_interprets, needs_triton
+from interpreted import PATCH_ONCE, assert_prints, needs_triton
 from pictures import as_batch, random_pictures
 
 from shardio.augment import (
@@ -253,4 +253,4 @@ print("equal")
 
 @needs_triton
 def test_the_kernels_themselves_are_trusted_and_wrong_ones_are_not() -> None:
-    assert_interprets(_CHECK)
+    assert_prints(f"{PATCH_ONCE}\n{_CHECK}", "equal", TRITON_INTERPRET="1")

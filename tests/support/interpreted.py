@@ -20,10 +20,10 @@ def _has_triton() -> bool:
 needs_triton = pytest.mark.skipif(not _has_triton(), reason="Triton 3.2 is not installed: it has wheels for Linux")
 
 
-def assert_prints(script: str, expected: str, *words: object, **environ: str) -> None:
+def assert_prints(script: str, expected: str, **environ: str) -> None:
     """Runs a script of Python that prints one line if all is well."""
     run = subprocess.run(
-        [sys.executable, "-c", script, *map(str, words)],
+        [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ},
         capture_output=True,
         text=True,
@@ -35,7 +35,7 @@ def assert_prints(script: str, expected: str, *words: object, **environ: str) ->
 
 # The interpreter patches triton.language when a kernel is launched, and again at each call of a function in the kernel.
 # Once for each module of functions is enough; the repetition takes a quarter of the time.
-_PATCH_ONCE = """\
+PATCH_ONCE = """\
 from triton.runtime import interpreter
 
 def call(self, *args, modules=set(), **options):
@@ -48,9 +48,19 @@ interpreter.InterpretedFunction.__call__ = call
 """
 
 
-def assert_interprets(script: str, *words: object) -> None:
-    """Runs a script that compares in Triton's interpreter, and prints "equal"."""
-    assert_prints(_PATCH_ONCE + script, "equal", *words, TRITON_INTERPRET="1")
+def assert_interprets(module: str) -> None:
+    """Runs `check` of a module in Triton's interpreter."""
+    assert_prints(f"{PATCH_ONCE}\n{_check_of(module)}", "checked", TRITON_INTERPRET="1")
+
+
+def assert_emulates(module: str, cache: Path) -> None:
+    """Runs `check` of a module on the PTX of kernels compiled for sm_90."""
+    script = f"from ptx.emulation import emulate\nemulate(90)\n{_check_of(module)}"
+    assert_prints(script, "checked", TRITON_CACHE_DIR=str(cache))
+
+
+def _check_of(module: str) -> str:
+    return f"from {module} import check\ncheck()\nprint('checked')"
 
 
 # After only_compile(kernel), launches of the kernel compile it for a GPU of `driver.capability`, and no more. The list
