@@ -242,11 +242,11 @@ def resample_if_trusted(
 
     def compare() -> list[Compared]:
         some = images[:MOST_COMPARED], spans[:, :MOST_COMPARED], flips[:MOST_COMPARED], how
-        return [(*resample_bounds(*some), partial(_resample_whole, *some))]
+        return [(*resample_bounds(*some), partial(resample_fused, *some))]
 
     if not is_kernel_trusted(images.device, images, how, compare):
         return None
-    return _resample_whole(images, spans, flips, how)
+    return resample_fused(images, spans, flips, how)
 
 
 def is_kernel_trusted(
@@ -269,18 +269,12 @@ def is_kernel_trusted(
 
 
 def resample_fused(
-    images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
+    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
     """Returns the images resampled as by `resample`, and cast, (B, C, *size) in channels_last memory.
 
-    For the arguments and the IndexError see `resample`. The host does not wait for the device.
+    `spans` come from `make_spans`. The host does not wait for the device.
     """
-    return _resample_whole(images, make_spans(boxes, within, *images.shape[2:]), flips, how)
-
-
-def _resample_whole(
-    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
-) -> torch.Tensor:
     pixels = images.permute(0, 2, 3, 1).contiguous()
     parameters = to_device(torch.from_numpy(parameters_of(spans, flips)), images.device)
     _, height, width, channels = pixels.shape

@@ -24,7 +24,7 @@ _MIN_IMAGES = 4
 def in_slices(count: int, work: Callable[[slice], None]) -> None:
     """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all calls.
 
-    If a call raises an error, raises this error, and does not wait for the other calls.
+    Then raises the first error of a call.
     """
     threads = min(torch.get_num_threads(), count // _MIN_IMAGES)
     if threads <= 1:
@@ -45,10 +45,10 @@ def in_slices(count: int, work: Callable[[slice], None]) -> None:
     first, *others = (slice(*pair) for pair in pairwise(bounds))
     for some in others:
         _thread.start_new_thread(run, (some,))
-    work(first)
-    for _ in others:
-        if (error := results.get()) is not None:
-            raise error
+    run(first)
+    errors = [error for _ in (first, *others) if (error := results.get()) is not None]
+    if errors:
+        raise errors[0]
 
 
 def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -172,7 +173,9 @@ def test_threads_change_nothing(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_slices_are_done_in_threads_and_their_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_done_in_threads_and_their_errors_are_raised_when_all_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     done: list[tuple[int, slice]] = []
     in_slices(12, lambda some: done.append((threading.get_ident(), some)))
@@ -180,12 +183,17 @@ def test_slices_are_done_in_threads_and_their_errors_are_raised(monkeypatch: pyt
     assert len(done) == 3
     assert any(thread != threading.get_ident() for thread, _ in done)
 
+    ended = []
+
     def fail(some: slice) -> None:
-        if some.start:
+        if some.start != 8:
             raise KeyError(some.start)
+        time.sleep(0.05)
+        ended.append(some.start)
 
     with pytest.raises(KeyError):
         in_slices(12, fail)
+    assert ended == [8]
 
 
 @pytest.mark.parametrize("native", [False, *([True] if pixels.kernel.AVAILABLE else [])])

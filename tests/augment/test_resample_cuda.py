@@ -38,7 +38,7 @@ import pytest
 import torch
 from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
-from shardio.augment.resample import Resampling
+from shardio.augment.resample import Resampling, make_spans
 
 NVDISASM = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 
@@ -50,7 +50,8 @@ def compile(capability, shape, size, *how):
     driver.capability = capability
     images = torch.zeros(1, *shape, dtype=torch.uint8).permute(0, 3, 1, 2)
     whole = Boxes.whole(1, *shape[:2])
-    resample_cuda.resample_fused(images, whole, whole, np.zeros(1, bool), Resampling(size, *how))
+    spans = make_spans(whole, whole, *shape[:2])
+    resample_cuda.resample_fused(images, spans, np.zeros(1, bool), Resampling(size, *how))
     return compiled[-1]
 
 

@@ -170,7 +170,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[torch.Tensor], to
     def run(images: torch.Tensor, steps: Any, statistics: Any = None, dtype: Any = None) -> torch.Tensor:
         return spoil(normalized(run_steps_by_torch(note(images), steps), statistics, dtype, native=False))
 
-    monkeypatch.setattr(resample_cuda, "_resample_whole", resample)
+    monkeypatch.setattr(resample_cuda, "resample_fused", resample)
     monkeypatch.setattr(pixels_cuda, "run_steps_fused", run)
     return launched
 

@@ -12,7 +12,7 @@ from pictures import as_batch, random_picture
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.cut import Split, margin_of
-from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, resample
+from shardio.augment.resample import Interpolation, Resampling, Statistics, make_spans, normalized, resample
 from shardio.augment.resample_cuda import resample_fused
 from shardio.augment.transforms import Transform
 
@@ -57,6 +57,10 @@ def check() -> None:
         check_windows(images[:2, ..., :3], Compose(chain), Draws(1, 2, np.arange(2)), number % 2 * 4)
 
 
+def fused(images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling) -> torch.Tensor:
+    return resample_fused(images, make_spans(boxes, within, *images.shape[2:]), flips, how)
+
+
 _KINDS: tuple[Interpolation, ...] = ("bilinear", "bicubic")
 
 
@@ -70,7 +74,7 @@ def check_grey_levels(
     most_on_average: float = 0.02,
 ) -> None:
     """Checks that no grey level differs by more than `most`, and by `most_on_average` on average."""
-    found = resample_fused(images, boxes, within, flips, how)
+    found = fused(images, boxes, within, flips, how)
     expected = resample(
         images, boxes, flips, how.size, how.interpolation, antialias=how.antialias, within=within, native=False
     )
@@ -92,9 +96,9 @@ def check_casts(
     dtype: torch.dtype,
 ) -> None:
     """Checks that results normalized, cast or both are those of the grey levels. `how` does neither."""
-    grey = resample_fused(images, boxes, within, flips, how)
+    grey = fused(images, boxes, within, flips, how)
     for some, made in ((statistics, None), (statistics, dtype), (None, dtype)):
-        found = resample_fused(images, boxes, within, flips, replace(how, statistics=some, dtype=made))
+        found = fused(images, boxes, within, flips, replace(how, statistics=some, dtype=made))
         assert found.dtype == (made or torch.float32), how
         exact = grey.float() if some is None else normalized(grey, some)
         rtol = max(1e-5, torch.finfo(found.dtype).eps)
@@ -114,6 +118,6 @@ def check_windows(images: NDArray[np.uint8], transform: Compose, draws: Draws, w
     packed.copy_(torch.from_numpy(seen))
     found = cut.resampled_on_cuda(packed, torch.from_numpy(cut.parameters), torch.from_numpy(cut.places))
     stored, within = as_batch(images), batch.within or batch.region
-    expected = resample_fused(stored, batch.region, within, batch.is_mirrored, batch.resampling)
+    expected = fused(stored, batch.region, within, batch.is_mirrored, batch.resampling)
     assert found.dtype == expected.dtype, transform
     assert torch.equal(found, expected), (transform, images.shape, draws)
