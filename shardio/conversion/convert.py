@@ -57,12 +57,12 @@ from shardio.conversion.report import (
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
-from shardio.errors import ConvertError, FormatError, SpaceError, shortened
+from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.sets.fill import Filler
-from shardio.sets.levels import LEVELS, Levels, first_split, measure_shards
+from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
 from shardio.sets.rows import write_crc32s
 from shardio.sets.storage import FolderStorage
@@ -289,19 +289,12 @@ class Conversion:
             splits[name] = SplitContent(shards, rows, arrays, plan.options.fit == "squash")
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         shape, class_names = plan.options.sample_shape, collection.class_names
-        name = first_split(splits)
-        levels = self._measure(name, splits[name])
-        provenance = {"conversion": plan.describe(), "libraries": library_versions(), LEVELS: levels.describe()}
+        provenance = {"conversion": plan.describe(), "libraries": library_versions()}
+        sums = np.sum([record.level_sums for record in self._records.values()], axis=0)
+        if sums.any():  # else all samples to measure were refused
+            provenance[LEVELS] = levels_of(first_split(splits), sums).describe()
         classes = collection.classes or _numbers(splits.values())
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
-
-    def _measure(self, split: str, content: SplitContent) -> Levels:
-        plan = self._plan
-        try:
-            return measure_shards(plan.out, split, content.shards, plan.options.sample_shape, content.rows["crc32"])
-        except FormatError as error:
-            self._discard_damaged(self._records)
-            raise ConvertError(f"{error}. Run the same command again, which makes the shard again") from None
 
     def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:
         parts = [record.arrays[spec.name] for record in records if record.entry is not None]

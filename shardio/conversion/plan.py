@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardio.conversion.arrays import ArraySpec, check_count, check_splits
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
@@ -30,6 +32,7 @@ from shardio.format.layout import (
 )
 from shardio.format.manifest_file import check_names_fit
 from shardio.format.parse import first_repeated
+from shardio.sets.levels import chosen_samples, first_split
 from shardio.version import __version__
 
 MAX_SAMPLES = 16_384
@@ -52,6 +55,8 @@ class ShardTask:
     """Whether to record a hash of each source, which shows sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays of the set, other than the pixels."""
+    measured: frozenset[int] = frozenset()
+    """Which sources to measure for the mean and standard deviation of the set's pixels: their places in `sources`."""
     wanted: Mapping[str, str] | None = None
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes no other file."""
 
@@ -174,6 +179,7 @@ def make_plan(
         # As few shards as the size allows, all about the same size, so no worker ends with a long shard.
         num_shards = -(-len(ordered) // most)
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
+        measured = chosen_samples(len(ordered)) if split == first_split(collection.splits) else np.zeros(0, np.int64)
         tasks += [
             ShardTask(
                 collection.origin,
@@ -185,6 +191,7 @@ def make_plan(
                 options,
                 hash_sources,
                 specs,
+                frozenset((measured[(measured >= start) & (measured < stop)] - start).tolist()),
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]

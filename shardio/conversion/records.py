@@ -61,6 +61,8 @@ class ShardRecord:
     mended: tuple[MendedSource, ...]
     sources_sha256: str
     """The digest of the sources' fingerprints. It changes if a source changes."""
+    level_sums: NDArray[np.int64]
+    """The sums from `sum_levels` of the samples that were measured."""
     hashes: bytes | None = None
     """The concatenated hashes of the task's sources, in order; None unless the task asked for hashes."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
@@ -132,6 +134,7 @@ def save_record(task: ShardTask, record: ShardRecord) -> None:
         "rejects": [[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
         "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
         "sources_sha256": record.sources_sha256,
+        "level_sums": record.level_sums.tolist(),
         "hashes": record.hashes and base64.b64encode(record.hashes).decode("ascii"),
         "arrays": {
             name: [part.entry.content(), base64.b64encode(part.crc32s.astype("<u4").tobytes()).decode("ascii")]
@@ -176,6 +179,7 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             tuple(Reject(split, os.fsencode(key), *rest) for split, key, *rest in fields["rejects"]),
             tuple(MendedSource(split, os.fsencode(key), warning) for split, key, warning in fields["mended"]),
             fields["sources_sha256"],
+            np.array(fields["level_sums"], np.int64),
             fields["hashes"] and base64.b64decode(fields["hashes"]),
             arrays,
         )

@@ -36,6 +36,7 @@ from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
 from shardio.format.layout import crc32
+from shardio.sets.levels import sum_levels
 
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
 _AHEAD_PER_THREAD = 8
@@ -197,6 +198,7 @@ def _make_shard(task: ShardTask, control: Control) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
     hashes: list[bytes] = []
+    level_sums = np.zeros((4, task.options.sample_shape[2]), np.int64)
     with ShardFileWriter(task.out / task.name, task.options.sample_shape, len(task.sources)) as shard:
         check_unpublished(task)
         # Closed here and not when the garbage collector comes by: it may have threads.
@@ -214,6 +216,8 @@ def _make_shard(task: ShardTask, control: Control) -> ShardRecord:
                         label, source_size, crc, warning = result
                         shard.rows.append(label=label, key=source.key, source_size=source_size, crc32=crc)
                         kept.append(row)
+                        if len(hashes) - 1 in task.measured:
+                            level_sums += sum_levels(block[row])
                         if warning:
                             mended.append(MendedSource(task.split, source.key, warning))
                     control.report(1, int(isinstance(result, Reject)))
@@ -222,4 +226,4 @@ def _make_shard(task: ShardTask, control: Control) -> ShardRecord:
         if entry is not None and task.publishes(entry):
             shard.publish()
         rows = shard.rows.to_array(task.key_nbytes)
-    return ShardRecord(entry, rows, tuple(rejects), tuple(mended), "", b"".join(hashes) or None)
+    return ShardRecord(entry, rows, tuple(rejects), tuple(mended), "", level_sums, b"".join(hashes) or None)

@@ -1,26 +1,19 @@
 """Mean and standard deviation of a split's pixels, for each channel, as `Normalize` takes them.
 
 They are measured on some lines of at most NUM_SAMPLES samples, chosen by the number of samples alone. The sums are
-integers, so the result depends neither on how the samples are read nor on the machine. Only pixels with the right
-crc32 are measured: no digest covers the result, so a wrong result would not be noticed later.
+integers, so the result depends neither on how the samples are read nor on the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError
-from shardio.format.entries import ShardEntry
-from shardio.format.layout import HEADER_NBYTES, SampleShape, crc32, sample_nbytes
 from shardio.order.permutation import Permutation
-from shardio.sets.storage import FolderStorage
 
 NUM_SAMPLES = 2048
 """The most samples to measure: photographs vary by about 0.15, so their mean is within 0.01 of the mean of all."""
@@ -72,27 +65,30 @@ def first_split(splits: Iterable[str]) -> str:
     return "train" if "train" in names else names[0]
 
 
-def chosen_samples(num_samples: int) -> NDArray[np.int64]:
-    """Returns the samples to measure in a split of `num_samples`, in ascending order."""
-    return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(NUM_SAMPLES, num_samples))))
+def chosen_samples(num_samples: int, most: int | None = None) -> NDArray[np.int64]:
+    """Returns at most `most` (default: NUM_SAMPLES) samples of a split of `num_samples`, always the same, ascending."""
+    most = NUM_SAMPLES if most is None else most
+    return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(most, num_samples))))
 
 
-def measure_levels(split: str, pictures: Iterable[NDArray[np.uint8]]) -> Levels:
-    """Returns the levels of one or more pictures (height, width, channels) of one shape, from `sound_pictures`."""
-    total = squares = np.zeros(1, np.int64)
-    num_samples = num_values = 0
-    for picture in pictures:
-        height, width, channels = picture.shape
-        step = max(1, height // _NUM_LINES)
-        lines = np.ascontiguousarray(picture[step // 2 :: step]).reshape(-1, width * channels)
-        # Sums over lines, and then over columns: as fast as memory, and exact.
-        total = total + _over_columns(lines.sum(axis=0, dtype=np.uint32), channels)
-        squares = squares + _over_columns(np.multiply(lines, lines, dtype=np.uint16).sum(0, dtype=np.uint32), channels)
-        num_samples += 1
-        num_values += len(lines) * width
+def sum_levels(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Returns the sums of a picture (height, width, channels) for `levels_of`: int64 (4, channels). Those of several
+    pictures are added."""
+    height, width, channels = picture.shape
+    step = max(1, height // _NUM_LINES)
+    lines = np.ascontiguousarray(picture[step // 2 :: step]).reshape(-1, width * channels)
+    # Sums over lines, and then over columns: as fast as memory, and exact.
+    total = _over_columns(lines.sum(axis=0, dtype=np.uint32), channels)
+    squares = _over_columns(np.multiply(lines, lines, dtype=np.uint16).sum(0, dtype=np.uint32), channels)
+    return np.stack([np.ones_like(total), np.full_like(total, len(lines) * width), total, squares])
+
+
+def levels_of(split: str, sums: NDArray[np.int64]) -> Levels:
+    """Returns the levels of the pictures whose sums from `sum_levels` add up to `sums`: of at least one."""
+    num_samples, num_values, total, squares = sums
     mean = total / num_values
     variance = np.maximum(squares / num_values - mean * mean, 0)
-    return Levels(split, num_samples, _shares(mean), _shares(np.sqrt(variance)))
+    return Levels(split, int(num_samples[0]), _shares(mean), _shares(np.sqrt(variance)))
 
 
 def _over_columns(sums: NDArray[np.uint32], channels: int) -> NDArray[np.int64]:
@@ -102,46 +98,3 @@ def _over_columns(sums: NDArray[np.uint32], channels: int) -> NDArray[np.int64]:
 
 def _shares(levels: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(level) / 255, 6) for level in levels)
-
-
-def sound_pictures(
-    chosen: NDArray[np.int64],
-    pictures: Iterable[NDArray[np.uint8]],
-    crc32s: NDArray[np.uint32],
-    path_of: Callable[[int], str],
-) -> Iterator[NDArray[np.uint8]]:
-    """Yields `pictures`, which belong to the samples `chosen`. Raises FormatError if a picture does not have the crc32
-    in `crc32s`. `path_of` returns the file of a sample, for the message."""
-    for number, picture, crc in zip(chosen.tolist(), pictures, crc32s.tolist(), strict=True):
-        if (found := crc32(picture)) != crc:
-            place = f"{path_of(number)}: sample {number}"
-            raise FormatError(f"{place}: crc32: expected {crc:08x}, found {found:08x}; the disk may be failing")
-        yield picture
-
-
-def measure_shards(
-    folder: Path, split: str, shards: Sequence[ShardEntry], shape: SampleShape, crc32s: NDArray[np.uint32]
-) -> Levels:
-    """Returns the levels of a split without an order, checking measured samples against `crc32s`.
-
-    Raises OSError if a shard cannot be read, FormatError if a shard is damaged.
-    """
-    chosen = chosen_samples(len(crc32s))
-    starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
-
-    def locate(sample: int) -> tuple[ShardEntry, int]:
-        place = int(np.searchsorted(starts, sample, "right")) - 1
-        return shards[place], sample - int(starts[place])
-
-    picture = np.empty(shape, np.uint8)
-    with closing(FolderStorage(folder)) as storage:
-
-        def read(sample: int) -> NDArray[np.uint8]:
-            shard, row = locate(sample)
-            storage.read_into(shard, HEADER_NBYTES + row * sample_nbytes(shape), picture.data.cast("B"))
-            return picture
-
-        def path_of(sample: int) -> str:
-            return storage.path_of(locate(sample)[0])
-
-        return measure_levels(split, sound_pictures(chosen, map(read, chosen.tolist()), crc32s[chosen], path_of))

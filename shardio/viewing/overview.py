@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.drawing.sheet import as_image
-from shardio.format.layout import SampleShape
+from shardio.errors import FormatError
+from shardio.format.layout import SampleShape, crc32
 from shardio.format.manifest import Manifest
-from shardio.order.permutation import Permutation
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import conversions_of
-from shardio.sets.levels import Levels, chosen_samples, measure_levels, sound_pictures, stored_levels
+from shardio.sets.levels import Levels, chosen_samples, levels_of, stored_levels, sum_levels
 from shardio.viewing.pictures import read_pictures
 from shardio.viewing.repeats import HashedSamples, Repeats, find_repeats, hash_picture
 
@@ -167,7 +167,8 @@ def make_overview(
     labels = {name: labels_for_page(shards) for name, shards in splits.items()}
     total = sum(map(len, splits.values()))
     chosen = {
-        name: _choose(len(shards), max(1, num_pictures * len(shards) // total)) for name, shards in splits.items()
+        name: chosen_samples(len(shards), max(1, num_pictures * len(shards) // total))
+        for name, shards in splits.items()
     }
     hashed: dict[str, HashedSamples] = {}
     greys: dict[str, NDArray[np.float64]] = {}
@@ -206,20 +207,19 @@ def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
     return shards.labels_of(_all(shards)) if shards.content.index.has_label else np.zeros(len(shards), np.int64)
 
 
-def _choose(num_samples: int, most: int) -> NDArray[np.int64]:
-    """Returns at most `most` samples of a split to read: always the same samples, ascending."""
-    return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(most, num_samples))))
-
-
 def _measure(splits: Mapping[str, ShardSet]) -> Levels:
+    """Measures pixels with the right crc32 alone. Raises FormatError for others."""
     name, shards = next(iter(splits.items()))
     chosen = chosen_samples(len(shards))
-    pictures, crc32s = read_pictures(shards, chosen), shards.column_of("crc32", chosen)
-
-    def path_of(sample: int) -> str:
-        return shards.path_of(shards.locate_one(sample)[0])
-
-    return measure_levels(name, sound_pictures(chosen, pictures, crc32s, path_of))
+    sums = np.zeros((4, shards.sample_shape[2]), np.int64)
+    for sample, picture, crc in zip(
+        chosen.tolist(), read_pictures(shards, chosen), shards.column_of("crc32", chosen).tolist(), strict=True
+    ):
+        if (found := crc32(picture)) != crc:
+            place = f"{shards.path_of(shards.locate_one(sample)[0])}: sample {sample}"
+            raise FormatError(f"{place}: crc32: expected {crc:08x}, found {found:08x}; the disk may be failing")
+        sums += sum_levels(picture)
+    return levels_of(name, sums)
 
 
 def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:

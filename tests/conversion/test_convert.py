@@ -924,23 +924,6 @@ def test_a_shard_without_a_sound_record_is_done_again(
     assert hashes(out) == finished
 
 
-def test_a_shard_that_changes_while_others_are_made_is_not_published(
-    image_tree: Path, out: Path, finished: dict[str, str]
-) -> None:
-    shard = out / "train-00000.npy"
-
-    def spoil(progress: Progress) -> None:
-        if progress.done == 12:
-            status = shard.stat()
-            shard.write_bytes(shard.read_bytes()[:4096] + bytes(status.st_size - 4096))
-            os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a disk that fails changes no times
-
-    with pytest.raises(ConvertError, match=r"train-00000\.npy: sample"):
-        convert(image_tree, out, **OPTIONS, on_progress=spoil)
-    assert convert(image_tree, out, **OPTIONS).num_converted == PER_SHARD
-    assert hashes(out) == finished
-
-
 def test_sources_that_could_not_be_read_are_tried_again(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
     broken = "train/n02/n02_1.JPEG"
     with failing_storage(broken):

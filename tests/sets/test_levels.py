@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from shardio.errors import FormatError
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets import levels as levels_module
-from shardio.sets.levels import Levels, chosen_samples, first_split, measure_levels, stored_levels
+from shardio.sets.levels import Levels, chosen_samples, first_split, levels_of, stored_levels, sum_levels
 from shardio.sets.selection import Selection
 from shardio.viewing.overview import make_overview
 from shardio.viewing.pictures import open_splits
+
+
+def measured(pictures: Iterable[np.ndarray]) -> Levels:
+    return levels_of("train", np.sum([sum_levels(picture) for picture in pictures], axis=0))
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 3), (64, 3, 1), (100, 4, 4)])
@@ -27,7 +32,7 @@ def test_levels_are_those_of_the_lines_that_are_looked_at(shape: tuple[int, int,
     pictures = np.random.default_rng(1).integers(0, 256, (9, *shape), dtype=np.uint8)
     step = max(1, shape[0] // 32)
     values = pictures[:, step // 2 :: step].reshape(-1, shape[2]) / 255
-    found = measure_levels("train", pictures)
+    found = measured(pictures)
     assert found.num_samples == 9
     np.testing.assert_allclose(found.mean, values.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(found.std, values.std(axis=0), atol=1e-6)
@@ -35,7 +40,7 @@ def test_levels_are_those_of_the_lines_that_are_looked_at(shape: tuple[int, int,
 
 def test_white_pictures_do_not_overflow_and_have_no_deviation() -> None:
     white = np.full((2048, 3, 3), 255, np.uint8)
-    assert measure_levels("train", [white] * 40) == Levels("train", 40, (1.0,) * 3, (0.0,) * 3)
+    assert measured([white] * 40) == Levels("train", 40, (1.0,) * 3, (0.0,) * 3)
 
 
 def test_chosen_samples_are_distinct_ascending_and_at_most_some_thousands() -> None:
@@ -64,10 +69,33 @@ def test_a_conversion_tells_the_levels_of_its_pixels_whatever_its_shards(
         convert(tmp_path / "src", tmp_path / name, size=16, shard_size=shard_size)
         told.append(load_manifest(tmp_path / name).provenance["pixels"])
     shards = open_shards(tmp_path / "one")
-    expected = measure_levels("train", (shards[int(i)].image for i in chosen_samples(30)))
+    expected = measured(shards[int(i)].image for i in chosen_samples(30))
     assert told == [expected.describe()] * 2
     assert stored_levels(shards.manifest.provenance, 3) == expected
     assert expected.num_samples == 20
+
+
+def test_refused_images_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels_module, "NUM_SAMPLES", 20)
+    rng = np.random.default_rng(3)
+    files = [tmp_path / "src" / f"c{number // 15}" / f"{number:02}.jpg" for number in range(30)]
+    for file in files:
+        write_jpeg(file, random_picture(rng, 20, 24))
+    chosen = [files[int(i)] for i in chosen_samples(30)]
+    for file in chosen[:5]:
+        file.write_bytes(b"\xff\xd8\xff")
+    options: dict[str, Any] = {"size": 16, "order": "source", "max_bad": 30, "shard_size": 8000}
+    convert(tmp_path / "src", tmp_path / "out", **options)
+    shards = open_shards(tmp_path / "out")
+    stems = {file.stem for file in chosen[5:]}
+    keys = shards.column_of("key", np.arange(25)).tolist()
+    kept = [shards[i].image for i, key in enumerate(keys) if Path(key.decode()).stem in stems]
+    assert stored_levels(shards.manifest.provenance, 3) == measured(kept)
+    assert len(kept) == 15
+    for file in chosen:
+        file.write_bytes(b"\xff\xd8\xff")
+    convert(tmp_path / "src", tmp_path / "other", **options)
+    assert "pixels" not in load_manifest(tmp_path / "other").provenance
 
 
 def test_a_report_tells_no_levels_of_damaged_pixels(tmp_path: Path) -> None:
