@@ -20,7 +20,7 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Container, Transform
 from shardio.augment.description import is_of_shardio
-from shardio.augment.resample import Resampling, as_made, make_spans, resample_bounds, resample_windows
+from shardio.augment.resample import Resampling, as_made, make_spans, resample_by_torch, resample_windows
 from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
     AlternatingFlip,
@@ -164,11 +164,11 @@ class Cut:
         return np.concatenate([[0], (self.windows.num_pixels * self.num_channels).cumsum()])
 
     @cached_property
-    def parameters(self) -> NDArray[np.float32]:
-        """The parameters of the CUDA kernel for each image, (B, 9); see `parameters_of`."""
+    def parameters(self) -> NDArray[np.float64]:
+        """The parameters of the CUDA kernels for each image, (B, 9); see `parameters_of`."""
         from shardio.augment.resample_cuda import parameters_of  # Triton takes its time to import
 
-        return parameters_of(self._spans, self.batch.is_mirrored)
+        return parameters_of(self._spans, self.batch.is_mirrored, self.size)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
@@ -185,20 +185,20 @@ class Cut:
 
         Windows are compared on drawn pictures, since in a training the rest of a picture is not on the device.
         """
-        from shardio.augment.resample_cuda import is_kernel_trusted  # Triton takes its time to import
+        from shardio.augment.resample_cuda import are_kernels_trusted  # Triton takes its time to import
         from shardio.augment.trusted import Compared
 
         def compare() -> list[Compared]:
             pictures = np.random.default_rng(0).integers(0, 256, (len(self.batch), *self._shape), np.uint8)
             margin = np.full(margin_of(*self._shape[1:]), 255, np.uint8)
             images = torch.from_numpy(pictures).permute(0, 3, 1, 2).to(device)
-            low, high = resample_bounds(images, self._spans, self.batch.is_mirrored, self.how)
+            expected = resample_by_torch(images, self._spans, self.batch.is_mirrored, self.how)
             windows = [picture[self.windows.part(i)].reshape(-1) for i, picture in enumerate(pictures)]
             sent = (np.concatenate([margin, *windows, margin]), self.parameters, self.places)
             packed, *told = (torch.from_numpy(array).to(device) for array in sent)
-            return [(low, high, partial(self.resampled_on_cuda, packed[len(margin) : -len(margin)], *told))]
+            return [(expected, partial(self.resampled_on_cuda, packed[len(margin) : -len(margin)], *told))]
 
-        return is_kernel_trusted(device, self.batch.images, self.how, compare, packed=True)
+        return are_kernels_trusted(device, self.batch.images, self.how, compare, packed=True)
 
     @property
     def _shape(self) -> tuple[int, int, int]:

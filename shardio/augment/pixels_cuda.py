@@ -66,10 +66,10 @@ def _compared(images: Tensor, steps: Steps, statistics: Statistics | None, dtype
     compared: list[Compared] = []
     for step in some_steps:
         before, after = after, run_steps_by_torch(after, (step,))
-        compared.append((after, after, partial(run_steps_fused, before, (step,))))
+        compared.append((after, partial(run_steps_fused, before, (step,))))
     last = partial(run_steps_fused, before, tuple(some_steps[-1:]), statistics=statistics, dtype=dtype)
     made = normalized(after, statistics, dtype, native=False)
-    return [*compared, (made, made, last)]
+    return [*compared, (made, last)]
 
 
 def _some_with_most_operations(steps: Steps, count: int) -> list[int]:

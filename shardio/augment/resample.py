@@ -2,8 +2,8 @@
 
 The result equals torch's antialiased `interpolate` of the cropped uint8 images: lines are filtered with weights of 16
 bits and rounded to grey levels, then columns in the same way. Pillow's `crop` and `resize` agree within one grey level.
-On the CPU, the kernel and torch's operations give the same bytes. Boxes may have fractional sides, for example in
-images that were squashed.
+The kernel in C, torch's operations and the kernels on CUDA give the same bytes. Boxes may have fractional sides, for
+example in images that were squashed.
 """
 
 from __future__ import annotations
@@ -62,8 +62,6 @@ _KERNEL_DTYPES = {
 }
 # What torch's operations may take for images that they do at once.
 _MOST_NBYTES = 256 << 20
-# Weights of 16 bits or float32 move a sum by less than this, in grey levels.
-_NEAR = 1 / 64
 # Rounding may put a box beyond its limits by this share of a pixel.
 _SLACK = 1e-6
 
@@ -101,35 +99,19 @@ def resample_by_torch(
     spans: NDArray[np.float64],
     flips: NDArray[np.bool_],
     how: Resampling,
-    half: float | None = None,
 ) -> torch.Tensor:
-    """Does what `resample` does, by operations of torch; `spans` come from `make_spans`.
-
-    With `half`, fractions of a grey level from there on are rounded up, and sums are float64 on every device.
-    """
+    """Does what `resample` does, by operations of torch; `spans` come from `make_spans`."""
     nbytes = _nbytes_of_a_picture(images, how.size)
     # What is recorded holds for batches of any size.
     if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
-        return _resample_at_once(images, spans, flips, how, half)
+        return _resample_at_once(images, spans, flips, how)
     shape = (len(images), *how.size, images.shape[1])
     out = torch.empty(shape, dtype=how.made, device=images.device).permute(0, 3, 1, 2)
     many = max(_MOST_NBYTES // nbytes, 1)
     for first in range(0, len(images), many):
         some = slice(first, first + many)
-        out[some] = _resample_at_once(images[some], spans[:, some], flips[some], how, half)
+        out[some] = _resample_at_once(images[some], spans[:, some], flips[some], how)
     return out
-
-
-def resample_bounds(
-    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the darkest and the brightest images that other arithmetic may give: sums near a half rounded either way.
-
-    With some ratios of sizes, such as 8 / 7, one sum in ten is a half, and float32 is not exact enough to say so. Sums
-    are float64 here: a GPU may round float32 factors to 10 bits (TF32).
-    """
-    low, high = (resample_by_torch(images, spans, flips, how, half) for half in (0.5 + _NEAR, 0.5 - _NEAR))
-    return low, high
 
 
 def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
@@ -145,32 +127,27 @@ def _resample_at_once(
     spans: NDArray[np.float64],
     flips: NDArray[np.bool_],
     how: Resampling,
-    half: float | None,
 ) -> torch.Tensor:
-    # Sums of pixels times weights of 16 bits are exact in float64, which is slow on GPUs and which MPS has not.
-    sums = torch.float32 if half is None and images.device.type != "cpu" else torch.float64
+    # Sums of pixels times weights of 16 bits are exact in float64, and not in float32. MPS has no float64.
+    exact = torch.float32 if images.device.type == "mps" else torch.float64
+    axes = to_device(torch.from_numpy(axes_of(spans, how.size)).to(exact), images.device)
     rows, columns = (
-        _weights(there, _most_taps(span, side, how), limit, side, how).to(sums)
-        for span, limit, side in zip(spans, images.shape[2:], how.size, strict=True)
-        for there in [to_device(torch.from_numpy(span).to(_float64_on(images.device)), images.device)]
+        _weights(axes[:, axis], _most_taps(spans[axis], size, how), limit, size, how)
+        for axis, (limit, size) in enumerate(zip(images.shape[2:], how.size, strict=True))
     )
     mirrored = to_device(torch.from_numpy(flips), images.device)
     columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     # (B, H, W, C) is resampled along the lines first, then along the columns.
-    pixels = images.permute(0, 2, 3, 1).to(sums)
+    pixels = images.permute(0, 2, 3, 1).to(exact)
     with torch.autocast(images.device.type, enabled=False):  # which would do this in 8 bits
-        lines = _to_levels(torch.einsum("bxw,bhwc->bhxc", columns, pixels), half)
-        grey = _to_levels(torch.einsum("byh,bhxc->byxc", rows, lines), half).to(torch.uint8).permute(0, 3, 1, 2)
+        lines = _to_levels(torch.einsum("bxw,bhwc->bhxc", columns, pixels))
+        grey = _to_levels(torch.einsum("byh,bhxc->byxc", rows, lines)).to(torch.uint8).permute(0, 3, 1, 2)
     return normalized(grey, how.statistics, how.dtype, native=False)
 
 
-def _float64_on(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def _to_levels(sums: torch.Tensor, half: float | None) -> torch.Tensor:
-    """Returns sums rounded to grey levels, halves (or fractions from `half` on) up, in place."""
-    return sums.add_(0.5 if half is None else 1 - half).floor_().clamp_(0, 255)
+def _to_levels(sums: torch.Tensor) -> torch.Tensor:
+    """Returns sums rounded to grey levels, halves up, in place."""
+    return sums.add_(0.5).floor_().clamp_(0, 255)
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
@@ -251,6 +228,17 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
     return np.stack(spans)
 
 
+def axes_of(spans: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+    """Returns the axes of boxes, (B, 2, 4), from their spans: start, scale, low and high of rows, and of columns.
+
+    Lengths are divided here for all devices: to divide by a number, torch on CUDA multiplies by its inverse, which may
+    round differently.
+    """
+    axes = spans.transpose(1, 0, 2).copy()
+    axes[:, :, 1] /= size
+    return axes
+
+
 def _resample_natively(
     images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
@@ -286,13 +274,12 @@ def resample_windows(
     `out` is (B, *size, C) of `how.kernel_dtype`. Raises IndexError if a box is not inside its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
-    axes = spans.transpose(1, 0, 2).copy()
-    axes[:, :, 1] /= how.size  # from lengths to scales
     affine = None
     if out.dtype != np.uint8:
         same = ((0.0,) * out.shape[3], (1 / 255,) * out.shape[3])
         affine = affine_of(how.statistics or same).numpy()
     cubic = how.interpolation == "bicubic"
+    axes = axes_of(spans, how.size)
     kernel.resample_windows(pixels, sides, axes, flips, out, affine, cubic=cubic, antialias=how.antialias)
 
 
@@ -302,37 +289,35 @@ def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
     return int(2 * how.radius * (max(largest, 1.0) if how.antialias else 1.0)) + 2
 
 
-def _weights(spans: torch.Tensor, taps: int, limit: int, size: int, how: Resampling) -> torch.Tensor:
+def _weights(axes: torch.Tensor, taps: int, limit: int, size: int, how: Resampling) -> torch.Tensor:
     """Returns the weights of all inputs for each output of each image along one axis: (B, size, limit).
 
     They are rounded to 16 bits: to whole numbers of 2^-n, with the largest n for which those of an image fit. With
     `antialias`, the filter widens with the scale and leaves out pixels outside of its limits. Without, the pixels at
     the edge are repeated outside.
     """
-    starts, lengths, low, high = (values[:, None] for values in spans.unbind(1))
-    scale = lengths / size
+    starts, scale, low, high = (values[:, None] for values in axes.unbind(1))
     stretch = scale.clamp(min=1.0) if how.antialias else torch.ones_like(scale)
-    centres = starts + (torch.arange(size, device=spans.device) + 0.5) * scale
+    centres = starts + (torch.arange(size, device=axes.device) + 0.5) * scale
     firsts = torch.floor(centres - how.radius * stretch + 0.5)
     lasts = torch.floor(centres + how.radius * stretch + 0.5)
-    places = firsts[:, :, None] + torch.arange(taps, device=spans.device)
+    places = firsts[:, :, None] + torch.arange(taps, device=axes.device)
     weights = _filter((places - centres[:, :, None] + 0.5) * (1 / stretch)[:, :, None], how)
     weights = weights * (places < lasts[:, :, None])
     if how.antialias:
         weights = weights * ((places >= low[:, :, None]) & (places < high[:, :, None]))
     places = torch.minimum(torch.maximum(places, low[:, :, None]), high[:, :, None] - 1).long()
-    dense = torch.zeros(len(spans), size, limit, dtype=spans.dtype, device=spans.device)
+    dense = torch.zeros(len(axes), size, limit, dtype=axes.dtype, device=axes.device)
     dense = dense.scatter_add_(2, places, weights)
     # Added one after the other, as in C: sums of doubles depend on the order.
     total = torch.zeros_like(weights[:, :, 0])
     for tap in range(taps):
         total = total + weights[:, :, tap]
     shares = torch.nan_to_num(dense / total[:, :, None])
-    largest = shares.abs().amax(dim=(1, 2))
-    bits = torch.zeros_like(largest)
+    largest = shares.abs().amax(dim=(1, 2), keepdim=True)
+    unit = torch.ones_like(largest)
     for n in range(1, 23):
-        bits = torch.where(largest * 2.0**n + 0.5 < 2**15, n, bits)
-    unit = 2.0 ** bits[:, None, None]
+        unit = torch.where(largest * 2.0**n + 0.5 < 2**15, 2.0**n, unit)
     return (shares.abs() * unit + 0.5).floor() * shares.sign() / unit
 
 

@@ -1,11 +1,12 @@
-"""Crop, antialiased resize, flip, normalize and cast of a batch on CUDA: one kernel, written in Triton.
+"""Crop, antialiased resize, flip, normalize and cast of a batch on CUDA: two kernels, written in Triton.
 
-A program computes some lines of a tile of the output. It filters the matching part of each stored line that the tile
+`weigh` computes the weights of each image, as the C kernel does: in float64, rounded to as many bits. Then a program of
+`resample` computes some lines of a tile of the output. It filters the matching part of each stored line that the tile
 needs, in registers, and adds the result to the output lines. Each warp reads 32 adjacent bytes, mostly from the
 first-level cache. Only the result is written, in channels_last memory. So the width and the alignment of lines do not
-matter, and one compiled kernel serves all sizes. Grey levels differ from `shardio.augment.resample` by at most one, and
-rarely by two, as torch rounds weights to 16 bits and the kernel does not. `shardio.augment.trusted` compares the kernel
-with torch's operations, which replace it where it does not work.
+matter, and one compiled kernel serves all sizes. Sums are integers, so the results equal `shardio.augment.resample` to
+the bit. `shardio.augment.trusted` compares the kernels with torch's operations, which replace them where they do not
+work.
 """
 
 from __future__ import annotations
@@ -19,19 +20,28 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
-from shardio.augment.resample import Resampling, affine_on, make_spans, resample_bounds, to_device
+from shardio.augment.resample import Resampling, affine_on, axes_of, make_spans, resample_by_torch, to_device
 from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, triton
 
 if triton is not None:
     import triton.language as tl
 
+    # Weights are whole numbers of 2^-_BITS. Sums with pixels are less than 2^31: the magnitudes of an output's weights add
+    # up to less than 2, also with bicubic filters.
+    _BITS = tl.constexpr(22)
+    _ONE = tl.constexpr(1 << 22)
+
+# Arguments that compile no kernel of their own.
+_SIZES = ["height", "width", "out_height", "out_width", "most_rows", "most_columns"]
 # Grey levels of each channel, side by side, that one program makes of a line.
 _LANES = 256
 # Lines of the output that are made at once, and how many times over: the weights along the lines are made once for all.
 _ROWS = 4
 _PASSES = 4
-# The most weights along a line that are kept in registers. More are computed for every stored line: taps are 0 then.
+# The most weights along a line that are kept in registers. More are loaded for every stored line: taps are 0 then.
 _MOST_KEPT = 8
+# Outputs weighed at once by a program of `weigh`.
+_WEIGHED = 128
 
 
 if triton is not None:
@@ -40,115 +50,107 @@ if triton is not None:
     def _filter(x, A: tl.constexpr, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
         x = tl.abs(x)
         near = ((A + 2) * x - (A + 3)) * x * x + 1
-        far = (((x - 5) * x + 8) * x - 4) * A
+        far = ((A * x - 5 * A) * x + 8 * A) * x - 4 * A
         return tl.where(x < 1, near, tl.where(x < 2, far, 0.0)) if CUBIC else tl.maximum(1 - x, 0.0)
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _weight(at, centre, shrink, low, high, A: tl.constexpr, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Returns the weight of a pixel: 0 if the filter does not reach it."""
-        weight = _filter((at + 0.5 - centre) * shrink, A, CUBIC)
-        return tl.where((at >= low) & (at < high), weight, 0.0) if ANTIALIAS else weight
+    def _weight(  # type: ignore[no-untyped-def]
+        at, begin, centre, inverse, low, high, A: tl.constexpr, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr
+    ):
+        """Returns the weight of pixel `at`, of a filter that reaches from `begin` on. 0 if it does not reach there."""
+        if ANTIALIAS:
+            weight = tl.where((at >= low) & (at < high), _filter((at - centre + 0.5) * inverse, A, CUBIC), 0.0)
+        else:  # the pixel at the edge is repeated outside
+            weight = at * 0
+            for tap in tl.static_range(4 if CUBIC else 2):
+                there = begin + tap
+                is_here = tl.minimum(tl.maximum(there, low), high - 1) == at
+                weight += tl.where(is_here, _filter(there - centre + 0.5, A, CUBIC), 0.0)
+        return weight
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _total(  # type: ignore[no-untyped-def]
-        first,
-        centre,
-        shrink,
-        low,
-        high,
-        most_taps,
-        A: tl.constexpr,
-        TAPS: tl.constexpr,
+    @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
+    def weigh(  # type: ignore[no-untyped-def]
+        parameters,  # of each image: start, scale, low and high of both axes, and whether it is mirrored
+        table,
+        height,
+        width,
+        out_height,
+        out_width,
+        most_rows,
+        most_columns,
         CUBIC: tl.constexpr,
         ANTIALIAS: tl.constexpr,
         LANES: tl.constexpr,
     ):
-        """Returns the sum of the weights along a line."""
-        total = tl.zeros([LANES], tl.float32)
-        if TAPS:
-            for t in tl.static_range(TAPS):
-                total += _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
-        else:
-            for t in range(most_taps):
-                total += _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
-        return total
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _shifted(grey, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Returns rounded grey levels plus 1.5 * 2^23, where all floats are whole numbers.
-
-        Callers add 2^-13 before, so that halves are rounded up.
-        """
-        if CUBIC:  # a mean of pixels is between them
-            grey = tl.minimum(tl.maximum(grey, 0.0), 255.0)
-        return grey + 12582912.0
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _filtered(  # type: ignore[no-untyped-def]
-        line,
-        first,
-        centre,
-        shrink,
-        share,
-        low,
-        high,
-        channel,
-        most_taps,
-        A: tl.constexpr,
-        CHANNELS: tl.constexpr,
-        TAPS: tl.constexpr,
-        CUBIC: tl.constexpr,
-        ANTIALIAS: tl.constexpr,
-        LANES: tl.constexpr,
-    ):
-        """Returns a stored line filtered along it, in grey levels. What depends only on TAPS leaves the loops."""
-        begin = first.to(tl.int32) * CHANNELS + channel
-        grey = tl.zeros([LANES], tl.float32) + 0.0001220703125
-        if TAPS:
-            for t in tl.static_range(TAPS):
-                weight = _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
-                place = line + begin + t * CHANNELS  # with `t` as a constant of the load
-                if not ANTIALIAS:  # the pixel at the edge is repeated outside
-                    column = tl.minimum(tl.maximum(first + t, low), high - 1).to(tl.int32)
-                    place = line + column * CHANNELS + channel
-                grey = tl.fma(tl.load(place).to(tl.float32), weight * share, grey)
-        else:
-            for t in range(most_taps):
-                weight = _weight(first + t, centre, shrink, low, high, A, CUBIC, ANTIALIAS)
-                pixel = tl.load(line + begin + t * CHANNELS).to(tl.float32)
-                grey = tl.fma(pixel, weight * share, grey)
-        return _shifted(grey, CUBIC) - 12582912.0
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _columns(  # type: ignore[no-untyped-def]
-        x, left, wide, width, out_width, most_taps, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr
-    ):
-        """Returns, for output columns, the filter's center, 1 / its stretch, and the first pixel that it reads."""
+        """Writes the entries of one axis of an image to the table, by the operations of _resample.c in their order."""
+        A: tl.constexpr = -0.5 if ANTIALIAS else -0.75
         RADIUS: tl.constexpr = 2 if CUBIC else 1
-        scale = wide / out_width
-        stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
-        centre = left + (x + 0.5) * scale
-        first = tl.floor(centre - RADIUS * stretch + 0.5)
-        if ANTIALIAS:  # All taps are read, also those without a weight: none may lie outside of the line.
-            first = tl.minimum(tl.maximum(first, 0.0), (width - most_taps).to(tl.float32))
-        return centre, 1 / stretch, first
+        picture = (tl.program_id(0) // 2).to(tl.int64)
+        axis = tl.program_id(0) % 2
+        mine = parameters + picture * 9 + axis * 4
+        start, scale, low, high = tl.load(mine), tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
+        is_mirrored = tl.load(parameters + picture * 9 + 8) * axis > 0
+        side = height + axis * (width - height)
+        size = out_height + axis * (out_width - out_height)
+        most = most_rows + axis * (most_columns - most_rows)
+        rows = out_height * (2 + most_rows)
+        entries = table + picture * (rows + out_width * (2 + most_columns)) + axis * rows
+        shrink = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
+        inverse = 1 / shrink
+        unit = scale * 0 + 1
+        # The first pass finds the largest weight, which decides how the second pass rounds.
+        for _pass in range(2):
+            largest = tl.zeros([LANES], tl.float64)
+            for block in range(0, size, LANES):
+                number = block + tl.arange(0, LANES)
+                i = tl.minimum(number, size - 1)
+                centre = start + scale * (i.to(tl.float64) + 0.5)
+                begin = tl.floor(centre - RADIUS * shrink + 0.5)
+                first = tl.minimum(tl.maximum(begin, low), high - 1)
+                end = tl.minimum(tl.maximum(tl.floor(centre + RADIUS * shrink + 0.5), first + 1), high)
+                entry = entries + tl.where(is_mirrored, size - 1 - i, i) * (2 + most)
+                tl.store(entry, first.to(tl.int32), mask=number < size)
+                tl.store(entry + 1, end.to(tl.int32), mask=number < size)
+                # All taps are read, also those without a weight: none may lie outside of the line.
+                first = tl.minimum(first, (side - most).to(tl.float64))
+                total = centre * 0
+                if ANTIALIAS:
+                    for t in range(most):
+                        total += _weight(first + t, begin, centre, inverse, low, high, A, CUBIC, ANTIALIAS)
+                else:
+                    for t in tl.static_range(2 * RADIUS):
+                        total += _filter(begin + t - centre + 0.5, A, CUBIC)
+                for t in range(most):
+                    share = _weight(first + t, begin, centre, inverse, low, high, A, CUBIC, ANTIALIAS) / total
+                    largest = tl.maximum(largest, tl.abs(share))
+                    whole = (share * unit + tl.where(share < 0, -0.5, 0.5)).to(tl.int32)
+                    tl.store(entry + 2 + t, whole * (1 / unit * _ONE).to(tl.int32), mask=number < size)
+            limit = tl.max(largest, 0)
+            unit = scale * 0 + 1
+            for _bit in range(_BITS):
+                unit = tl.where(limit * (2 * unit) + 0.5 < 32768.0, 2 * unit, unit)
 
-    @triton.jit(do_not_specialize=["height", "width", "out_height", "out_width", "most_taps"])  # type: ignore[untyped-decorator]
-    def _resample(  # type: ignore[no-untyped-def]
+    @triton.jit
+    def _levels(sums):  # type: ignore[no-untyped-def]
+        """Returns the grey levels of sums that began with a half."""
+        return tl.minimum(tl.maximum(sums >> _BITS, 0), 255)
+
+    @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
+    def resample(  # type: ignore[no-untyped-def]
         images,
         out,
-        parameters,  # of each image: both spans, and whether it is mirrored
+        table,
         places,  # of each image, where it is PACKED: its first byte, which need not be there, and the bytes of a line
         affine,  # of each channel: what to multiply by, and what to add
         height,
         width,
         out_height,
         out_width,
-        most_taps,
+        most_rows,
+        most_columns,
         CHANNELS: tl.constexpr,
-        TAPS: tl.constexpr,  # `most_taps`, or 0 where they are too many to keep their weights
-        CUBIC: tl.constexpr,
-        ANTIALIAS: tl.constexpr,
+        TAPS: tl.constexpr,  # `most_columns`, or 0 where they are too many to keep their weights
+        PADDED: tl.constexpr,  # a power of two from TAPS on
         NORMALIZE: tl.constexpr,
         PACKED: tl.constexpr,
         ROWS: tl.constexpr,
@@ -156,100 +158,73 @@ if triton is not None:
         LANES: tl.constexpr,
     ):
         """Makes ROWS * PASSES lines of a tile."""
-        A: tl.constexpr = -0.5 if ANTIALIAS else -0.75
-        RADIUS: tl.constexpr = 2 if CUBIC else 1
         tiles = tl.cdiv(out_width * CHANNELS, LANES)
         blocks = tl.cdiv(out_height, ROWS * PASSES)
         number = tl.program_id(0)
         lane = number % tiles * LANES + tl.arange(0, LANES)
         block = number // tiles % blocks
         picture = (number // tiles // blocks).to(tl.int64)
-        mine = parameters + picture * 9
-        top, tall, low_y, high_y = tl.load(mine), tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
-        left, wide, low_x, high_x = tl.load(mine + 4), tl.load(mine + 5), tl.load(mine + 6), tl.load(mine + 7)
-
-        # Along the lines: where each lane begins to read, and by what its sum is multiplied.
-        channel = lane % CHANNELS
-        x = lane // CHANNELS
-        x = tl.where(tl.load(mine + 8) > 0, out_width - 1 - x, x)
-        centre, shrink, first = _columns(x, left, wide, width, out_width, most_taps, CUBIC, ANTIALIAS)
-        total = _total(first, centre, shrink, low_x, high_x, most_taps, A, TAPS, CUBIC, ANTIALIAS, LANES)
-        share = 1 / tl.where(total == 0, 1.0, total)
         if PACKED:
             image = images + tl.load(places + 2 * picture)
             stride = tl.load(places + 2 * picture + 1).to(tl.int32)
         else:
             image = images + picture * (height * width * CHANNELS)
             stride = width * CHANNELS
-        if NORMALIZE:
-            factor, offset = tl.load(affine + channel), tl.load(affine + CHANNELS + channel)
+        rows = table + picture * (out_height * (2 + most_rows) + out_width * (2 + most_columns))
 
-        scale_y = tall / out_height
-        stretch_y = tl.maximum(scale_y, 1.0) if ANTIALIAS else scale_y * 0 + 1
-        shrink_y = 1 / stretch_y
-        reach = RADIUS * stretch_y
+        # Along the lines: where each lane begins to read, and its weights.
+        x = tl.minimum(lane // CHANNELS, out_width - 1)
+        column = rows + out_height * (2 + most_rows) + x * (2 + most_columns)
+        begin = tl.minimum(tl.load(column), width - most_columns) * CHANNELS + lane % CHANNELS
+        column += 2
+        if TAPS:
+            tap = tl.arange(0, PADDED)[:, None]
+            kept = tl.load(column[None, :] + tap, mask=tap < TAPS, other=0)
+
         for y in range(block * (ROWS * PASSES), tl.minimum((block + 1) * (ROWS * PASSES), out_height), ROWS):
             ys = y + tl.arange(0, ROWS)
-            centres = top + (ys + 0.5) * scale_y
-            low = tl.floor(top + (y + 0.5) * scale_y - reach + 0.5)
-            high = tl.floor(top + (tl.minimum(y + ROWS, out_height) - 0.5) * scale_y + reach + 0.5)
-            if ANTIALIAS:
-                low, high = tl.maximum(low, low_y), tl.minimum(high, high_y)
-            sums = tl.zeros([ROWS, LANES], tl.float32)
-            totals = tl.zeros([ROWS], tl.float32)
-            for row in range(low.to(tl.int32), high.to(tl.int32)):
-                at = row + 0.0
-                line = image + tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32) * stride
-                grey = _filtered(
-                    line,
-                    first,
-                    centre,
-                    shrink,
-                    share,
-                    low_x,
-                    high_x,
-                    channel,
-                    most_taps,
-                    A,
-                    CHANNELS,
-                    TAPS,
-                    CUBIC,
-                    ANTIALIAS,
-                    LANES,
-                )
-                weights = _filter((at + 0.5 - centres) * shrink_y, A, CUBIC)
-                sums = tl.fma(weights[:, None], grey[None, :], sums)
-                totals += weights
-            shares = 1 / tl.where(totals == 0, 1.0, totals)
-            grey = _shifted(tl.fma(sums, shares[:, None], 0.0001220703125), CUBIC)
+            entries = rows + tl.minimum(ys, out_height - 1) * (2 + most_rows)
+            firsts = tl.minimum(tl.load(entries), height - most_rows)
+            low = tl.load(rows + y * (2 + most_rows))
+            high = tl.load(rows + (tl.minimum(y + ROWS, out_height) - 1) * (2 + most_rows) + 1)
+            sums = tl.full([ROWS, LANES], _ONE // 2, tl.int32)
+            for row in range(low, high):
+                place = image + row * stride + begin
+                if TAPS:
+                    pixels = tl.load(place[None, :] + tap * CHANNELS, mask=tap < TAPS, other=0)
+                    line = tl.sum(pixels.to(tl.int32) * kept, 0) + _ONE // 2
+                else:
+                    line = tl.full([LANES], _ONE // 2, tl.int32)
+                    for t in range(most_columns):
+                        line += tl.load(place + t * CHANNELS).to(tl.int32) * tl.load(column + t)
+                reached = (row >= firsts) & (row < firsts + most_rows)
+                weights = tl.load(entries + 2 + row - firsts, mask=reached, other=0)
+                sums += weights[:, None] * _levels(line)[None, :]
+            grey = _levels(sums).to(tl.float32)
+            if NORMALIZE:
+                factor, offset = tl.load(affine + lane % CHANNELS), tl.load(affine + CHANNELS + lane % CHANNELS)
+                grey = grey * factor[None, :] + offset[None, :]
             there = ((picture * out_height + ys) * (out_width * CHANNELS))[:, None] + lane[None, :]
             inside = (ys < out_height)[:, None] & (lane < out_width * CHANNELS)[None, :]
-            # A comparison of types is a plain bool before Triton 3.4, and the `and` of a kernel does not take it.
-            if NORMALIZE:
-                grey = (grey - 12582912.0) * factor[None, :] + offset[None, :]
-                tl.store(out + there, grey.to(out.dtype.element_ty), mask=inside)
-            elif out.dtype.element_ty == tl.uint8:
-                tl.store(out + there, grey.to(tl.int32, bitcast=True).to(tl.uint8), mask=inside)
-            else:
-                tl.store(out + there, (grey - 12582912.0).to(out.dtype.element_ty), mask=inside)
+            tl.store(out + there, grey.to(out.dtype.element_ty), mask=inside)
 
 
 def resample_if_trusted(
     images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor | None:
-    """Returns the result of `resample_fused`; None if the kernel cannot make it, or is not trusted."""
+    """Returns the result of `resample_fused`; None if the kernels cannot make it, or are not trusted."""
     spans = make_spans(boxes, within, *images.shape[2:])
 
     def compare() -> list[Compared]:
         some = images[:MOST_COMPARED], spans[:, :MOST_COMPARED], flips[:MOST_COMPARED], how
-        return [(*resample_bounds(*some), partial(resample_fused, *some))]
+        return [(resample_by_torch(*some), partial(resample_fused, *some))]
 
-    if not is_kernel_trusted(images.device, images, how, compare):
+    if not are_kernels_trusted(images.device, images, how, compare):
         return None
     return resample_fused(images, spans, flips, how)
 
 
-def is_kernel_trusted(
+def are_kernels_trusted(
     device: torch.device,
     images: torch.Tensor,
     how: Resampling,
@@ -257,12 +232,12 @@ def is_kernel_trusted(
     *,
     packed: bool = False,
 ) -> bool:
-    """Returns whether the kernel can resample such images, and does it as torch's operations do: see `is_trusted`.
+    """Returns whether the kernels can resample such images, and do it as torch's operations do: see `is_trusted`.
 
-    With `packed`, for the kernel of `resample_packed`. `images` need not be on the device.
+    With `packed`, for the kernels of `resample_packed`. `images` need not be on the device.
     """
     count, channels, _, width = images.shape
-    taps, normalizes = _kept_taps(_most_taps(width, how)), how.statistics is not None
+    taps, normalizes = _kept_taps(_most_taps(width, how.size[1], how)), how.statistics is not None
     variant = (channels, taps, how.interpolation, how.antialias, normalizes, how.made, packed)
     does_fit = fits(images, how.size, count * _programs_of_an_image(how.size, channels))
     return does_fit and is_trusted(("resample", device, variant), compare, how.statistics)
@@ -276,28 +251,27 @@ def resample_fused(
     `spans` come from `make_spans`. The host does not wait for the device.
     """
     pixels = images.permute(0, 2, 3, 1).contiguous()
-    parameters = to_device(torch.from_numpy(parameters_of(spans, flips)), images.device)
+    parameters = to_device(torch.from_numpy(parameters_of(spans, flips, how.size)), images.device)
     _, height, width, channels = pixels.shape
     return resample_packed(pixels, parameters, None, (height, width, channels), how)
 
 
-def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Returns the kernel's parameters for each image, (B, 9), from the spans of `make_spans`."""
-    return np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
+def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.float64]:
+    """Returns the kernels' parameters for each image, (B, 9), from the spans of `make_spans`."""
+    return np.concatenate([axes_of(spans, size).reshape(len(flips), 8), flips[:, None]], axis=1)
 
 
 def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
     return -(-size[0] // (_ROWS * _PASSES)) * -(-size[1] * channels // _LANES)
 
 
-def _most_taps(width: int, how: Resampling) -> int:
-    """Returns an upper bound of the number of stored pixels of a line that an output pixel depends on.
+def _most_taps(side: int, size: int, how: Resampling) -> int:
+    """Returns an upper bound of the number of pixels along an axis that an output pixel depends on.
 
     It depends on sizes, not on boxes, so a training on images of one size compiles one kernel.
     """
-    if not how.antialias:
-        return int(2 * how.radius)
-    return min(math.ceil(2 * how.radius * max(width / how.size[1], 1.0)), width)
+    shrink = max(side / size, 1.0) if how.antialias else 1.0
+    return min(math.ceil(2 * how.radius * shrink), side)
 
 
 def _kept_taps(most: int) -> int:
@@ -319,37 +293,42 @@ def resample_packed(
     byte where its pixel (0, 0) would lie, even if outside of `pixels`, and the bytes of a line of its window.
     """
     count, (height, width, channels) = len(parameters), shape
-    most_taps = _most_taps(width, how)
-    taps = _kept_taps(most_taps)
+    most = [_most_taps(side, size, how) for side, size in zip(shape, how.size, strict=False)]
+    sizes = (height, width, *how.size, *most)
+    taps = _kept_taps(most[1])
     # Without statistics, the kernel does not read the affine, and may get any float32 memory.
-    affine = parameters if how.statistics is None else affine_on(pixels.device, how.statistics)
-    out = torch.empty((count, *how.size, channels), dtype=how.made, device=pixels.device)
-    with torch.cuda.device(pixels.device if pixels.is_cuda else -1):  # -1: where it is interpreted
-        _resample[(count * _programs_of_an_image(how.size, channels),)](
+    device = pixels.device
+    affine = torch.empty(0, device=device) if how.statistics is None else affine_on(device, how.statistics)
+    # An entry of each output row and column: the first pixel and the end of the pixels it depends on, and the weights.
+    nbytes = sum(size * (2 + taps) for size, taps in zip(how.size, most, strict=True))
+    table = torch.empty((count, nbytes), dtype=torch.int32, device=device)
+    out = torch.empty((count, *how.size, channels), dtype=how.made, device=device)
+    # Products are rounded before they are added, as torch's operations and the C kernel do it.
+    options = {"enable_fp_fusion": False}
+    with torch.cuda.device(device if pixels.is_cuda else -1):  # -1: where it is interpreted
+        weigh[(2 * count,)](
+            parameters, table, *sizes, how.interpolation == "bicubic", how.antialias, _WEIGHED, **options
+        )
+        resample[(count * _programs_of_an_image(how.size, channels),)](
             pixels,
             out,
-            parameters,
-            parameters if places is None else places,  # the kernel does not read the former
+            table,
+            table if places is None else places,  # the kernel does not read the former
             affine,
-            height,
-            width,
-            *how.size,
-            most_taps,
+            *sizes,
             channels,
             taps,
-            how.interpolation == "bicubic",
-            how.antialias,
+            1 << max(taps - 1, 0).bit_length(),
             how.statistics is not None,
             places is not None,
             _ROWS,
             _PASSES,
             _LANES,
-            # One warp has eight lanes a thread: as few programs compute the weights along the columns.
+            # One warp has eight lanes a thread: as few programs load the weights along the lines.
             num_warps=1 if 0 < taps <= 4 else 2,
-            # Normalized pixels are rounded after the product, as torch's operations do it; the sums say where not.
-            enable_fp_fusion=False,
             # Sixteen programs on a multiprocessor: some releases of Triton take 163 registers without need. Four taps
             # would not fit, and AMD's Triton does not know the option.
             **({"maxnreg": 128} if 0 < taps < 4 and torch.version.hip is None else {}),
+            **options,
         )
     return out.permute(0, 3, 1, 2)

@@ -40,8 +40,8 @@ KINDS = ("resample", "pixels")
 Signature = tuple[str, torch.device, tuple[object, ...]]
 """What a compiled kernel is for: a kind of work, a device, and a variant (channels, flags, dtypes)."""
 
-Compared = tuple[Tensor, Tensor, Callable[[], Tensor]]
-"""Images (n, C, H, W), the darkest and the brightest that are right, and a function that makes them with the kernel."""
+Compared = tuple[Tensor, Callable[[], Tensor]]
+"""Images (n, C, H, W) made by torch's operations, and a function that makes them with the kernel."""
 
 _chosen: dict[Signature, str] = {}
 
@@ -88,27 +88,27 @@ def chosen_on(device: torch.device) -> dict[str, str | None]:
 
 def _difference(device: torch.device, compared: Sequence[Compared], statistics: Statistics | None) -> str | None:
     """Returns how far the kernel's images are from what is right; None if they are right."""
-    for low, high, by_kernel in compared:
+    for expected, by_kernel in compared:
         try:
             found = by_kernel()
         except OSError:  # other processes compile into the same folder; by now the files may be there
             found = by_kernel()
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # an access out of bounds is reported here, under the kernel's name
-        largest, count = _apart(found, low, high, statistics)
+        largest, count = _apart(found, expected, statistics)
         # `largest` may be NaN.
-        if not largest <= 1 + _ROUNDING or count > max(_MOST_APART * low.numel(), _MOST_VALUES_APART):
-            share = count / low.numel()
+        if not largest <= 1 + _ROUNDING or count > max(_MOST_APART * expected.numel(), _MOST_VALUES_APART):
+            share = count / expected.numel()
             return f"differs from torch's operations by up to {largest:.3g} grey levels, in {share:.1%} of values"
     return None
 
 
-def _apart(found: Tensor, low: Tensor, high: Tensor, statistics: Statistics | None) -> tuple[float, int]:
+def _apart(found: Tensor, expected: Tensor, statistics: Statistics | None) -> tuple[float, int]:
     """Returns the largest difference, in grey levels, and how many values differ by more than the dtype's rounding."""
-    if found.shape != low.shape or found.dtype != low.dtype:
-        return float("inf"), low.numel()
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return float("inf"), expected.numel()
     values = found.double()
-    apart = torch.maximum(low.double() - values, values - high.double())
+    apart = (values - expected.double()).abs()
     if found.dtype.is_floating_point:
         apart -= torch.finfo(found.dtype).eps * values.abs()
         if statistics is not None:  # a grey level is the factor of its channel

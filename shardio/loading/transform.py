@@ -26,7 +26,7 @@ from shardio.reading.shardset import ShardSet
 
 # What the kernel for CUDA is told of each picture, which comes with the batch: a copy of its own would wait for larger
 # ones. No array has such names.
-CUT_ROWS = {"/parameters": RowType("<f4", (9,)), "/places": RowType("<i8", (2,))}
+CUT_ROWS = {"/parameters": RowType("<f8", (9,)), "/places": RowType("<i8", (2,))}
 
 # Pictures on which the kernel for windows is compared.
 _NUM_DRAWN = 3

@@ -56,7 +56,7 @@ class Asked:
 
     def __call__(self) -> list[Compared]:
         self.compared += 1
-        return [(self.expected, self.expected, self._run)]
+        return [(self.expected, self._run)]
 
     def _run(self) -> torch.Tensor:
         made = self.kernels.pop(0)
@@ -239,7 +239,7 @@ assert cut.works_on(cpu)
 
 # The same kernel, wrong: it makes one picture from another's box.
 right = resample_cuda.parameters_of
-resample_cuda.parameters_of = lambda spans, flips: np.roll(right(spans, flips), 1, axis=0)
+resample_cuda.parameters_of = lambda *how: np.roll(right(*how), 1, axis=0)
 moved = Boxes(np.arange(3.0), box.lefts, box.heights, box.widths)
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as seen:

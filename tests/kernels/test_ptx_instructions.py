@@ -237,6 +237,14 @@ def test_bfloat16_has_the_high_half_of_a_rounded_float32() -> None:
     np.testing.assert_array_equal(halves.view(np.float16).reshape(-1, 2), np.stack([b * 2, b], 1).astype(np.float16))
 
 
+def test_integers_become_the_nearest_bfloat16() -> None:
+    # The last but one would be another number if it were rounded to float32 first.
+    given = [0, 1, 255, 257, 259, 2**24 + 2**16, 2**24 + 2**16 + 1, 2**32 - 1]
+    nearest = [0, 1, 255, 256, 260, 2**24, 2**24 + 2**17, 2**32]
+    found = executed("cvt.rn.bf16.u32 d, a;", [np.array(given, np.uint32)], ["u32"], "b16")
+    np.testing.assert_array_equal((found.astype(np.uint32) << 16).view(F32), nearest)
+
+
 ORDERED: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,

@@ -312,6 +312,11 @@ def _to_bfloat16(a: Any) -> Any:
     return np.where(np.isnan(a), np.uint16(0x7FFF), rounded.astype(_U16))
 
 
+def _integers_to_bfloat16(a: Any) -> Any:
+    mantissas, exponents = np.frexp(a.astype(_F64))  # exact for 32 bits
+    return _to_bfloat16(np.ldexp(np.rint(mantissas * 256), exponents - 8).astype(_F32))
+
+
 def _of_bfloat16(a: Any) -> Any:
     return (np.asarray(a).astype(_U32) << np.uint32(16)).view(_F32)
 
@@ -330,6 +335,8 @@ def _conversion(instruction: Instruction) -> Operation | None:
     if made in ("bf16x2", "f16x2") and given == "f32" and how == ["rn"]:
         half = _to_bfloat16 if made == "bf16x2" else (lambda a: a.astype(np.float16).view(_U16))
         return Operation(lambda high, low: (half(high).astype(_U32) << np.uint32(16)) | half(low), (_F32, _F32), result)
+    if made == "bf16" and source.kind in "iu" and source.itemsize <= 4 and how == ["rn"]:
+        return Operation(_integers_to_bfloat16, (source,), result)
     if made == "bf16":
         return Operation(_to_bfloat16, (source,), result) if given == "f32" and how == ["rn"] else None
     if given == "bf16":

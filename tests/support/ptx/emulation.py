@@ -20,7 +20,7 @@ from ptx.memory import GlobalMemory
 from ptx.program import Program, parse
 from shardio.augment import resample_cuda, steps_cuda
 
-KERNELS = (resample_cuda._resample, steps_cuda.measure, steps_cuda.blur_lines, steps_cuda.step)
+KERNELS = (resample_cuda.weigh, resample_cuda.resample, steps_cuda.measure, steps_cuda.blur_lines, steps_cuda.step)
 
 
 @dataclass
