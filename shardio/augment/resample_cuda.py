@@ -26,8 +26,8 @@ from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, t
 if triton is not None:
     import triton.language as tl
 
-    # Weights are whole numbers of 2^-_BITS. Sums with pixels are less than 2^31: the magnitudes of an output's weights add
-    # up to less than 2, also with bicubic filters.
+    # Weights are whole numbers of 2^-_BITS. Sums with pixels are less than 2^31: the magnitudes of an output's weights
+    # add up to less than 2, also with bicubic filters.
     _BITS = tl.constexpr(22)
     _ONE = tl.constexpr(1 << 22)
 

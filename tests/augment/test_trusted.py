@@ -220,12 +220,13 @@ from shardio.augment.trusted import chosen_on
 
 warnings.simplefilter("error")
 rng = np.random.default_rng(0)
-cpu, size, count = torch.device("cpu"), (11, 9), 36
+cpu, size, count = torch.device("cpu"), (11, 9), 8  # as many as are compared
 statistics = ((0.4, 0.5, 0.45), (0.2, 0.25, 0.3))
 images = as_batch(pictures(rng, count, *size, 3))
 
 # Each operation is compared by itself, in programs where a difference of one grey level would grow.
-steps = tuple(drawn_step(rng, rng.permutation(np.arange(count) % len(Op)).astype(np.uint8), size, 3) for _ in range(3))
+codes = rng.permutation(np.arange(3 * count) % len(Op)).astype(np.uint8).reshape(3, count)
+steps = tuple(drawn_step(rng, some, size, 3) for some in codes)
 assert run_steps_if_trusted(images, steps, statistics, torch.float16) is not None
 images, flips = images[:3], np.arange(3) == 1
 box = Boxes(*(np.full(3, number) for number in (1.5, 0.25, 7.3, 8.5)))

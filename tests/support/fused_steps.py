@@ -1,4 +1,4 @@
-"""Compares the Triton kernels of steps with torch's operations, where launches are interpreted or emulated."""
+"""Compares the Triton kernels of steps with torch's operations, where launches are emulated."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def check() -> None:
             assert size != (12, 13) or len(changed) > len(codes) // 3, changed
     # The first pictures are made by two programs of a kernel each. One may not see what the other has written.
     check_program(rng, EXACT, (11, 19), 3)
-    check_program(rng, EXACT, (9, 7), 1)
-    check_program(rng, TABLED, (16, 17), 3)
-    check_program(rng, TABLED, (5, 7), 4)
+    check_program(rng, TABLED, (5, 7), 1)
+    check_program(rng, TABLED, (4, 33), 5)
     check_counts(rng)
     # Several blurs of other sizes in one batch, and again in a later step.
     some = [[Op.BLUR, Op.BLUR, Op.SHARPNESS, Op.NOTHING], [Op.SHARPNESS, Op.BLUR, Op.BLUR, Op.BLUR]]
@@ -106,12 +105,14 @@ def check_counts(rng: np.random.Generator) -> None:
 def check_casts(images: torch.Tensor) -> None:
     """Checks results that are normalized and cast, with steps and without, of memory that is not channels_last."""
     statistics = ([0.4, 0.5, 0.45], [0.2, 0.25, 0.3])
-    for steps in ((), (Step.of(2, 3, Op.EQUALIZE), Step.of(2, 3, Op.MIRROR))):
-        expected = pixels.run_steps_by_torch(images, steps)
-        for dtype in (None, torch.float32, torch.float16, torch.float64):
+    two = (Step.of(2, 3, Op.EQUALIZE), Step.of(2, 3, Op.MIRROR))
+    for dtype in (None, torch.float32, torch.float16, torch.float64):
+        # A kernel with steps takes five times as long to compile.
+        for steps in ((), two) if dtype == torch.float16 else ((),):
+            expected = pixels.run_steps_by_torch(images, steps)
             found = run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
             assert found.dtype == (dtype or torch.float32)
             assert found.is_contiguous(memory_format=torch.channels_last)
             exact = normalized(expected, statistics).to(found.dtype)
             torch.testing.assert_close(found, exact, rtol=0, atol=0)
-            assert torch.equal(run_steps_fused(images, steps, dtype=dtype), expected.to(dtype or torch.uint8))
+        assert torch.equal(run_steps_fused(images, (), dtype=dtype), images.to(dtype or torch.uint8))

@@ -48,19 +48,10 @@ interpreter.InterpretedFunction.__call__ = call
 """
 
 
-def assert_interprets(module: str) -> None:
-    """Runs `check` of a module in Triton's interpreter."""
-    assert_prints(f"{PATCH_ONCE}\n{_check_of(module)}", "checked", TRITON_INTERPRET="1")
-
-
 def assert_emulates(module: str, cache: Path) -> None:
     """Runs `check` of a module on the PTX of kernels compiled for sm_90."""
-    script = f"from ptx.emulation import emulate\nemulate(90)\n{_check_of(module)}"
+    script = f"from ptx.emulation import emulate\nemulate(90)\nfrom {module} import check\ncheck()\nprint('checked')"
     assert_prints(script, "checked", TRITON_CACHE_DIR=str(cache))
-
-
-def _check_of(module: str) -> str:
-    return f"from {module} import check\ncheck()\nprint('checked')"
 
 
 # After only_compile(kernel), launches of the kernel compile it for a GPU of `driver.capability`, and no more. The list
