@@ -52,7 +52,7 @@ from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCro
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.resample import resample
+from shardio.augment.resample import Resampling, resample
 from shardio.augment.trusted import chosen_on
 from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
@@ -276,10 +276,8 @@ def called_seconds(call: Callable[[], object], device: torch.device) -> float:
 def by_torch(batch: Batch, size: int) -> torch.Tensor:
     assert batch.boxes is not None
     assert batch.flips is not None
-    images = resample(
-        batch.images, batch.boxes, batch.flips, (size, size), within=batch.within, statistics=batch.statistics
-    )
-    return images if batch.dtype is None else images.to(batch.dtype)
+    how = Resampling((size, size), statistics=batch.statistics, dtype=batch.dtype)
+    return resample(batch.images, batch.boxes, batch.flips, how, within=batch.within)
 
 
 def batches_on(device: torch.device, shards: ShardSet, transform: Transform, batch_size: int) -> list[Batch]:

@@ -200,17 +200,7 @@ class Batch:
 
             if (made := resample_if_trusted(images, boxes, self.within or boxes, flips, how)) is not None:
                 return made
-        return resample(
-            images,
-            boxes,
-            flips,
-            how.size,
-            self.interpolation,
-            antialias=self.antialias,
-            within=self.within,
-            statistics=self.statistics,
-            dtype=self.dtype,
-        )
+        return resample(images, boxes, flips, how, within=self.within)
 
     @property
     def resampling(self) -> Resampling:

@@ -97,14 +97,14 @@ def run_steps_fused(
     """
     count, channels, height, width = images.shape
     codes, values, levels = _tables_of(steps, count, channels)
-    rows, taps = _rows_of(codes, values, levels, height, width)
+    rows, taps = _rows_of(codes, values, height, width)
     device = images.device
     last = _last(statistics, dtype)
 
     pixels = images.permute(0, 2, 3, 1).contiguous()
     # What a launch does not read may be empty, but has its dtype: Triton compiles other code for another dtype.
     numbers, weights, tables = _sent([rows, taps, levels], device)
-    affine = weights if statistics is None else affine_on(device, statistics)
+    affine = weights if statistics is None else affine_on(device, *map(tuple, statistics))
     most_blurred = int((codes == Op.BLUR).sum(axis=1).max(initial=0))
     room = torch.empty((most_blurred, *pixels.shape[1:]), device=device)
 
@@ -212,7 +212,7 @@ def _to_the_front(codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None
 
 
 def _rows_of(
-    codes: NDArray[np.uint8], values: NDArray[np.float64], levels: NDArray[np.uint8], height: int, width: int
+    codes: NDArray[np.uint8], values: NDArray[np.float64], height: int, width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Returns the kernel's parameters for each step and image, and the weights of n blurs, (n, 2, taps)."""
     width_of_a_row = 1 + values.shape[2]

@@ -70,24 +70,19 @@ def resample(
     images: torch.Tensor,
     boxes: Boxes,
     flips: NDArray[np.bool_],
-    size: tuple[int, int],
-    interpolation: Interpolation = "bilinear",
+    how: Resampling,
     *,
-    antialias: bool = True,
     within: Boxes | None = None,
-    statistics: Statistics | None = None,
-    dtype: torch.dtype | None = None,
     native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
-    """Returns the boxes of `images` resampled to `size`, uint8 (B, C, *size) in channels_last memory.
+    """Returns the boxes of `images` resampled, (B, C, *how.size) of dtype `how.made`, in channels_last memory.
 
-    `images` are uint8 (B, C, H, W), on any device. Where `flips`, bool (B,), is true, the result is mirrored. With
-    `statistics`, the result is normalized, float32; with `dtype`, it is cast. The filter reads no pixel outside of
-    `within`, boxes around `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside
-    `within`. With `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
+    `images` are uint8 (B, C, H, W), on any device. Where `flips`, bool (B,), is true, the result is mirrored. The
+    filter reads no pixel outside of `within`, boxes around `boxes` (default: `boxes`). Raises IndexError if a box is
+    not inside its image, or not inside `within`. With `native`, the kernel in C does the work on the CPU, in as many
+    threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
-    how = Resampling(size, interpolation, antialias, statistics, dtype)
     # torch.export records operations of torch, and no kernel of ours.
     if native and images.device.type == "cpu" and not is_recorded(images):
         return _resample_natively(images, spans, flips, how)
@@ -95,10 +90,7 @@ def resample(
 
 
 def resample_by_torch(
-    images: torch.Tensor,
-    spans: NDArray[np.float64],
-    flips: NDArray[np.bool_],
-    how: Resampling,
+    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
     """Does what `resample` does, by operations of torch; `spans` come from `make_spans`."""
     nbytes = _nbytes_of_a_picture(images, how.size)
@@ -123,10 +115,7 @@ def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
 
 
 def _resample_at_once(
-    images: torch.Tensor,
-    spans: NDArray[np.float64],
-    flips: NDArray[np.bool_],
-    how: Resampling,
+    images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
     # Sums of pixels times weights of 16 bits are exact in float64, and not in float32. MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
@@ -156,14 +145,9 @@ def affine_of(statistics: Statistics) -> torch.Tensor:
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
 
-def affine_on(device: torch.device, statistics: Statistics) -> torch.Tensor:
-    """Returns the result of `affine_of`, copied to the device once: a copy per batch would wait for larger copies."""
-    mean, std = statistics
-    return _affine_on(device, tuple(mean), tuple(std))
-
-
 @cache
-def _affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+def affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    """Returns the result of `affine_of`, copied to the device once: a copy per batch would wait for larger copies."""
     with torch.inference_mode(False):
         # This waits, so that any stream may use it.
         return affine_of((mean, std)).to(device)

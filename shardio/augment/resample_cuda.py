@@ -35,7 +35,7 @@ if triton is not None:
 _SIZES = ["height", "width", "out_height", "out_width", "most_rows", "most_columns"]
 # Grey levels of each channel, side by side, that one program makes of a line.
 _LANES = 256
-# Lines of the output that are made at once, and how many times over: the weights along the lines are made once for all.
+# Lines of the output that are made at once, and how many times over: the weights along the lines are loaded once.
 _ROWS = 4
 _PASSES = 4
 # The most weights along a line that are kept in registers. More are loaded for every stored line: taps are 0 then.
@@ -237,8 +237,8 @@ def are_kernels_trusted(
     With `packed`, for the kernels of `resample_packed`. `images` need not be on the device.
     """
     count, channels, _, width = images.shape
-    taps, normalizes = _kept_taps(_most_taps(width, how.size[1], how)), how.statistics is not None
-    variant = (channels, taps, how.interpolation, how.antialias, normalizes, how.made, packed)
+    taps = min(_most_taps(width, how.size[1], how), _MOST_KEPT + 1)
+    variant = (channels, taps, how.interpolation, how.antialias, how.statistics is not None, how.made, packed)
     does_fit = fits(images, how.size, count * _programs_of_an_image(how.size, channels))
     return does_fit and is_trusted(("resample", device, variant), compare, how.statistics)
 
@@ -274,11 +274,6 @@ def _most_taps(side: int, size: int, how: Resampling) -> int:
     return min(math.ceil(2 * how.radius * shrink), side)
 
 
-def _kept_taps(most: int) -> int:
-    """Returns the number of taps whose weights are kept in registers: all, or none."""
-    return most if most <= _MOST_KEPT else 0
-
-
 def resample_packed(
     pixels: torch.Tensor,
     parameters: torch.Tensor,
@@ -295,10 +290,10 @@ def resample_packed(
     count, (height, width, channels) = len(parameters), shape
     most = [_most_taps(side, size, how) for side, size in zip(shape, how.size, strict=False)]
     sizes = (height, width, *how.size, *most)
-    taps = _kept_taps(most[1])
+    taps = most[1] if most[1] <= _MOST_KEPT else 0
     # Without statistics, the kernel does not read the affine, and may get any float32 memory.
     device = pixels.device
-    affine = torch.empty(0, device=device) if how.statistics is None else affine_on(device, how.statistics)
+    affine = torch.empty(0, device=device) if how.statistics is None else affine_on(device, *map(tuple, how.statistics))
     # An entry of each output row and column: the first pixel and the end of the pixels it depends on, and the weights.
     nbytes = sum(size * (2 + taps) for size, taps in zip(how.size, most, strict=True))
     table = torch.empty((count, nbytes), dtype=torch.int32, device=device)

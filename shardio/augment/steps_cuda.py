@@ -100,12 +100,20 @@ if triton is not None:
             table = tl.load(row + 1).to(tl.int64) * CHANNELS + channel
             tl.store(tables + table * 256 + level, y.to(tl.uint8))
 
-    @triton.jit
-    def _mirrored_place(place, limit):  # type: ignore[no-untyped-def]
-        """Returns the pixel that mirrors a place outside of the image, at most one image size beyond the edge."""
-        place = tl.abs(place)
-        place = tl.where(place >= limit, 2 * limit - 2 - place, place)
-        return tl.minimum(tl.maximum(place, 0), limit - 1)
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _blurred(  # type: ignore[no-untyped-def]
+        source, weights, size, line, place, limit, stride, channel, inside, CHANNELS: tl.constexpr
+    ):
+        """Returns pixels blurred along one axis: `place` on it is below `limit`, and pixels are `stride` apart."""
+        result = tl.zeros(inside.shape, tl.float32)
+        for tap in range(size):
+            # Outside, the image is mirrored, at most one image size beyond the edge.
+            beside = tl.abs(place + tap - size // 2)
+            beside = tl.where(beside >= limit, 2 * limit - 2 - beside, beside)
+            at = line + tl.minimum(tl.maximum(beside, 0), limit - 1) * stride
+            seen = tl.load(source + at[:, None] * CHANNELS + channel[None, :], mask=inside, other=0)
+            result += seen.to(tl.float32) * tl.load(weights + tap)
+        return result
 
     @triton.jit(do_not_specialize=["height", "width", "most_taps"])  # type: ignore[untyped-decorator]
     def blur_lines(  # type: ignore[no-untyped-def]
@@ -133,29 +141,10 @@ if triton is not None:
             values = row + _VALUES
             size = tl.load(values).to(tl.int32)
             weights = taps + tl.load(values + _TAPS).to(tl.int64) * 2 * most_taps
-            x, start = place % width, place // width * width
-            y = tl.zeros([BLOCK, PADDED], tl.float32)
-            for tap in range(size):
-                at = start + _mirrored_place(x + tap - size // 2, width)
-                seen = tl.load(image + at[:, None] * CHANNELS + channel[None, :], mask=inside, other=0)
-                y += seen.to(tl.float32) * tl.load(weights + tap)
+            x, line = place % width, place // width * width
+            y = _blurred(image, weights, size, line, x, width, 1, channel, inside, CHANNELS)
             to = room + tl.load(values + _ROOM).to(tl.int64) * (height * width * CHANNELS)
             tl.store(to + place[:, None] * CHANNELS + channel[None, :], y, mask=inside)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _blurred(  # type: ignore[no-untyped-def]
-        room, values, taps, place, channel, inside, height, width, most_taps, CHANNELS: tl.constexpr
-    ):
-        size = tl.load(values + 1).to(tl.int32)
-        weights = taps + (tl.load(values + _TAPS).to(tl.int64) * 2 + 1) * most_taps
-        lines = room + tl.load(values + _ROOM).to(tl.int64) * (height * width * CHANNELS)
-        x, y = place % width, place // width
-        result = tl.zeros(inside.shape, tl.float32)
-        for tap in range(size):
-            at = _mirrored_place(y + tap - size // 2, height) * width + x
-            seen = tl.load(lines + at[:, None] * CHANNELS + channel[None, :], mask=inside, other=0.0)
-            result += seen * tl.load(weights + tap)
-        return _rounded(result)
 
     @triton.jit
     def _turned(red, green, blue, shift, channel):  # type: ignore[no-untyped-def]
@@ -201,12 +190,12 @@ if triton is not None:
         whole = (place + 6755399441055744.0) - 6755399441055744.0
         return tl.where(tl.abs(place) < 2251799813685248.0, whole, place).to(tl.int64)
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _places(values, x, y, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    @triton.jit
+    def _places(values, x, y, code):  # type: ignore[no-untyped-def]
         """Returns the column and the row that each pixel is read from, int64."""
         a, b, c = tl.load(values), tl.load(values + 1), tl.load(values + 2)
         d, e, f = tl.load(values + 3), tl.load(values + 4), tl.load(values + 5)
-        if CODE == _AFFINE:
+        if code == _AFFINE:
             column = a.to(tl.int64) * x + b.to(tl.int64) * y + c.to(tl.int64)
             row = d.to(tl.int64) * x + e.to(tl.int64) * y + f.to(tl.int64)
         else:
@@ -324,15 +313,15 @@ if triton is not None:
                 found = tl.load(levels + channel[None, :] * 256 + level.to(tl.int32), mask=inside, other=0)
                 grey = found.to(tl.float32)
             elif code == _BLUR:
-                grey = _blurred(room, values, taps, place, channel, inside, height, width, most_taps, CHANNELS)
+                size = tl.load(values + 1).to(tl.int32)
+                weights = taps + (tl.load(values + _TAPS).to(tl.int64) * 2 + 1) * most_taps
+                lines = room + tl.load(values + _ROOM).to(tl.int64) * (height * width * CHANNELS)
+                x, y = place % width, place // width
+                grey = _rounded(_blurred(lines, weights, size, x, y, height, width, channel, inside, CHANNELS))
             elif code == _SHARPNESS:
                 grey = _sharpened(image, grey, tl.load(values), place, channel, inside, height, width, CHANNELS)
             elif (code == _AFFINE) | (code == _PERSPECTIVE):
-                column, line = (place % width).to(tl.int64), (place // width).to(tl.int64)
-                if code == _AFFINE:
-                    column, line = _places(values, column, line, _AFFINE)
-                else:
-                    column, line = _places(values, column, line, _PERSPECTIVE)
+                column, line = _places(values, (place % width).to(tl.int64), (place // width).to(tl.int64), code)
                 grey = _sampled(image, values, column, line, channel, inside, height, width, CHANNELS)
             elif (code == _MIRROR) | (code == _FLIP):
                 x, y = place % width, place // width

@@ -95,22 +95,17 @@ def _difference(device: torch.device, compared: Sequence[Compared], statistics: 
             found = by_kernel()
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # an access out of bounds is reported here, under the kernel's name
-        largest, count = _apart(found, expected, statistics)
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            made, right = (f"{images.dtype} of {tuple(images.shape)}" for images in (found, expected))
+            return f"differs from torch's operations: {made}, not {right}"
+        apart = (found.double() - expected.double()).abs()
+        if found.dtype.is_floating_point:
+            apart -= torch.finfo(found.dtype).eps * found.double().abs()
+            if statistics is not None:  # a grey level is the factor of its channel
+                apart /= affine_of(statistics)[0].to(found.device)[:, None, None]
+        largest, count = float(apart.max()), int((apart > _ROUNDING).sum())
         # `largest` may be NaN.
         if not largest <= 1 + _ROUNDING or count > max(_MOST_APART * expected.numel(), _MOST_VALUES_APART):
             share = count / expected.numel()
             return f"differs from torch's operations by up to {largest:.3g} grey levels, in {share:.1%} of values"
     return None
-
-
-def _apart(found: Tensor, expected: Tensor, statistics: Statistics | None) -> tuple[float, int]:
-    """Returns the largest difference, in grey levels, and how many values differ by more than the dtype's rounding."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return float("inf"), expected.numel()
-    values = found.double()
-    apart = (values - expected.double()).abs()
-    if found.dtype.is_floating_point:
-        apart -= torch.finfo(found.dtype).eps * values.abs()
-        if statistics is not None:  # a grey level is the factor of its channel
-            apart /= affine_of(statistics)[0].to(found.device)[:, None, None]
-    return float(apart.max()), int((apart > _ROUNDING).sum())

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardio.augment import resample as module
 from shardio.augment.boxes import Boxes
-from shardio.augment.resample import Interpolation, resample
+from shardio.augment.resample import Interpolation, Resampling, resample
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 WAYS = [False] if not module.kernel.AVAILABLE else [False, True]
@@ -35,7 +35,7 @@ def test_whole_boxes_are_what_pillow_crops_and_resizes(
     rng = np.random.default_rng(shape[0])
     images, boxes = random_pictures(rng, 24, *shape), drawn_boxes(rng, 24, *shape)
     flips = rng.random(24) < 0.5
-    found = resample(as_batch(images), boxes, flips, size, interpolation, native=native)
+    found = resample(as_batch(images), boxes, flips, Resampling(size, interpolation), native=native)
     assert found.shape == (24, 3, *size)
     assert found.is_contiguous(memory_format=torch.channels_last)
     for i, pixels in enumerate(found.permute(0, 2, 3, 1).numpy()):
@@ -59,7 +59,8 @@ def test_whole_boxes_are_what_torch_interpolates_to_the_bit(
         (height, width), size = rng.integers(1, 120, 2).tolist(), tuple(rng.integers(1, 120, 2).tolist())
         images = torch.from_numpy(rng.integers(0, 256, (4, height, width, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
         boxes = drawn_boxes(rng, 4, height, width)
-        found = resample(images, boxes, np.zeros(4, bool), size, interpolation, antialias=antialias, native=native)
+        how = Resampling(size, interpolation, antialias)
+        found = resample(images, boxes, np.zeros(4, bool), how, native=native)
         for i in range(4):
             top, left, tall, wide = (int(values[i]) for values in vars(boxes).values())
             cut = images[i : i + 1, :, top : top + tall, left : left + wide].contiguous(
@@ -81,10 +82,8 @@ def test_both_ways_agree_to_the_bit_about_boxes_that_are_no_whole_pixels(
     heights, widths = rng.uniform(0.3, 50, 40), rng.uniform(0.3, 61, 40)
     boxes = Boxes(rng.uniform(0, 50 - heights), rng.uniform(0, 61 - widths), heights, widths)
     flips = rng.random(40) < 0.5
-    one, other = (
-        resample(torch.from_numpy(images), boxes, flips, (33, 20), interpolation, antialias=antialias, native=native)
-        for native in (True, False)
-    )
+    how = Resampling((33, 20), interpolation, antialias)
+    one, other = (resample(torch.from_numpy(images), boxes, flips, how, native=native) for native in (True, False))
     assert torch.equal(one, other)
 
 
@@ -95,17 +94,17 @@ def test_normalised_pixels_are_those_of_whole_grey_levels(native: bool, channels
     images = torch.from_numpy(rng.integers(0, 256, (9, channels, 50, 61), dtype=np.uint8))
     boxes, flips = drawn_boxes(rng, 9, 50, 61), rng.random(9) < 0.5
     mean, std = [0.4, 0.5, 0.6][:channels], [0.2, 0.3, 0.25][:channels]
-    grey = resample(images, boxes, flips, (20, 33), native=native)
-    found = resample(images, boxes, flips, (20, 33), statistics=(mean, std), native=native)
+    grey = resample(images, boxes, flips, Resampling((20, 33)), native=native)
+    found = resample(images, boxes, flips, Resampling((20, 33), statistics=(mean, std)), native=native)
     assert found.dtype == torch.float32
     assert found.is_contiguous(memory_format=torch.channels_last)
     expected = (grey / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        cast = resample(images, boxes, flips, (20, 33), statistics=(mean, std), dtype=dtype, native=native)
+        cast = resample(images, boxes, flips, Resampling((20, 33), statistics=(mean, std), dtype=dtype), native=native)
         assert cast.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(cast, found.to(dtype)), dtype
-        levels = resample(images, boxes, flips, (20, 33), dtype=dtype, native=native)
+        levels = resample(images, boxes, flips, Resampling((20, 33), dtype=dtype), native=native)
         assert torch.equal(levels, grey.to(dtype)), dtype
 
 
@@ -114,8 +113,8 @@ def test_the_whole_picture_at_its_own_size_is_the_picture(native: bool) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (3, 3, 17, 23), dtype=np.uint8)
     whole = Boxes(*(np.full(3, value, float) for value in (0, 0, 17, 23)))
-    for interpolation in ("bilinear", "bicubic"):
-        found = resample(torch.from_numpy(images), whole, np.zeros(3, bool), (17, 23), interpolation, native=native)
+    for how in (Resampling((17, 23)), Resampling((17, 23), "bicubic")):
+        found = resample(torch.from_numpy(images), whole, np.zeros(3, bool), how, native=native)
         assert np.array_equal(found.numpy(), images)
 
 
@@ -126,7 +125,9 @@ def test_the_whole_picture_at_its_own_size_is_the_picture(native: bool) -> None:
 def test_a_box_that_is_not_inside_its_picture_is_refused(native: bool, box: tuple[float, ...]) -> None:
     boxes = Boxes(*np.array(box, float)[:, None])
     with pytest.raises(IndexError, match="not inside its image"):
-        resample(torch.zeros(1, 3, 10, 10, dtype=torch.uint8), boxes, np.zeros(1, bool), (4, 4), native=native)
+        resample(
+            torch.zeros(1, 3, 10, 10, dtype=torch.uint8), boxes, np.zeros(1, bool), Resampling((4, 4)), native=native
+        )
 
 
 class Largest(TorchDispatchMode):
@@ -149,20 +150,22 @@ def test_torch_resamples_a_large_batch_in_parts_of_bounded_size(monkeypatch: pyt
         rng.random(21) < 0.5,
     )
     statistics = ([0.5] * 3, [0.25] * 3)
-    whole = [resample(images, boxes, flips, (20, 30), native=False, statistics=how) for how in (None, statistics)]
+    ways = [Resampling((20, 30), statistics=some) for some in (None, statistics)]
+    whole = [resample(images, boxes, flips, how, native=False) for how in ways]
     bound = 4 * module._nbytes_of_a_picture(images, (20, 30))
     assert len(images) * 40 * 50 * 3 * 8 > bound  # or one part would do
     monkeypatch.setattr(module, "_MOST_NBYTES", bound)
-    for how, expected in zip((None, statistics), whole, strict=True):
+    for how, expected in zip(ways, whole, strict=True):
         with Largest() as largest:
-            found = resample(images, boxes, flips, (20, 30), native=False, statistics=how)
+            found = resample(images, boxes, flips, how, native=False)
         assert torch.equal(found, expected)
         assert found.is_contiguous(memory_format=torch.channels_last)
-        result = found.numel() * 4 if how else 0
+        result = found.numel() * 4 if how.statistics else 0
         assert 0 < largest.nbytes <= max(bound // 2, result)
 
 
 def test_a_picture_that_is_larger_than_the_bound_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).reshape(2, 3, 5, 7)
     monkeypatch.setattr(module, "_MOST_NBYTES", 1)
-    assert torch.equal(resample(images, Boxes.whole(2, 5, 7), np.zeros(2, bool), (5, 7), native=False), images)
+    whole, how = Boxes.whole(2, 5, 7), Resampling((5, 7))
+    assert torch.equal(resample(images, whole, np.zeros(2, bool), how, native=False), images)

@@ -52,6 +52,7 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes
 from shardio.augment.chain import Transform
 from shardio.augment.pixels import run_steps
+from shardio.augment.resample import Resampling
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Step, Steps
 from shardio.augment.targets import MOVES, boxes_through, step_matrices
 
@@ -83,16 +84,14 @@ def box_of(*rows: list[float], count: int = 1) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32).reshape(1, -1, 5).repeat(count, 1, 1)
 
 
-def by_parts(
-    images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int], *args: Any, **options: Any
-) -> Tensor:
+def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], how: Resampling, **options: Any) -> Tensor:
     """Does what `resample` does, by nearest neighbour: with fractions, one line and column after the other."""
-    result = torch.zeros(len(images), images.shape[1], *size, dtype=torch.uint8)
+    result = torch.zeros(len(images), images.shape[1], *how.size, dtype=torch.uint8)
     for number, picture in enumerate(images):
         lines = []
         for start, length, side, limit in (
-            (boxes.tops[number], boxes.heights[number], size[0], images.shape[2]),
-            (boxes.lefts[number], boxes.widths[number], size[1], images.shape[3]),
+            (boxes.tops[number], boxes.heights[number], how.size[0], images.shape[2]),
+            (boxes.lefts[number], boxes.widths[number], how.size[1], images.shape[3]),
         ):
             part = Fraction(length).limit_denominator(10**6)
             middles = [

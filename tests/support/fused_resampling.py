@@ -74,18 +74,7 @@ def assert_right(
     found: torch.Tensor, images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
 ) -> None:
     for native in {False, AVAILABLE}:
-        expected = resample(
-            images,
-            boxes,
-            flips,
-            how.size,
-            how.interpolation,
-            antialias=how.antialias,
-            within=within,
-            statistics=how.statistics,
-            dtype=how.dtype,
-            native=native,
-        )
+        expected = resample(images, boxes, flips, how, within=within, native=native)
         assert found.dtype == expected.dtype == how.made, how
         assert torch.equal(found, expected), (how, native, images.shape, (found.float() - expected.float()).abs().max())
 
