@@ -112,11 +112,9 @@ def run_steps_fused(
     programs = count * _programs_of_an_image(height, width, channels)
     # Products are rounded before they are added, as torch's operations do it one by one.
     options = {"enable_fp_fusion": False}
-    free: Tensor | None = None  # what the step before the last has read
     with torch.cuda.device(device if images.is_cuda else -1):  # -1: where it is interpreted
-        for number in range(max(len(codes), 1)):
+        for number, found in enumerate(codes if len(codes) else [codes]):
             each = numbers[number] if len(codes) else numbers
-            found = codes[number] if len(codes) else np.zeros(0, np.uint8)
             if np.isin(found, MEASURED).any():
                 measure[(count * channels,)](
                     pixels, each, tables, height * width, rows.shape[2], channels, _COUNTED, **options
@@ -124,10 +122,7 @@ def run_steps_fused(
             if (found == Op.BLUR).any():
                 blur_lines[(programs,)](pixels, each, room, weights, height, width, taps.shape[2], *shape, **options)
             is_last = number >= len(codes) - 1
-            if is_last or free is None:
-                out = torch.empty(pixels.shape, dtype=last if is_last else torch.uint8, device=device)
-            else:
-                out = free
+            out = torch.empty(pixels.shape, dtype=last if is_last else torch.uint8, device=device)
             step[(programs,)](
                 pixels,
                 out,
@@ -144,7 +139,7 @@ def run_steps_fused(
                 is_last and statistics is not None,
                 **options,
             )
-            free, pixels = (pixels if number else None), out  # the first was not ours
+            pixels = out  # the memory of the pixels before is free for the next step
     result = pixels.permute(0, 3, 1, 2)
     return result if dtype is None else result.to(dtype)
 

@@ -23,6 +23,18 @@ from shardio.augment.boxes import Boxes
 from shardio.augment.resample import Resampling, affine_on, axes_of, make_spans, resample_by_torch, to_device
 from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, triton
 
+# Arguments that compile no kernel of their own.
+_SIZES = ["height", "width", "out_height", "out_width", "most_rows", "most_columns"]
+# Grey levels of each channel, side by side, that one program makes of a line.
+LANES = 256
+# Lines of the output that are made at once, and how many times over: the weights along the lines are loaded once.
+ROWS = 4
+PASSES = 4
+# The most weights along a line that are kept in registers. More are loaded for every stored line: taps are 0 then.
+_MOST_KEPT = 8
+# Outputs weighed at once by a program of `weigh`.
+WEIGHED = 128
+
 if triton is not None:
     import triton.language as tl
 
@@ -30,21 +42,7 @@ if triton is not None:
     # add up to less than 2, also with bicubic filters.
     _BITS = tl.constexpr(22)
     _ONE = tl.constexpr(1 << 22)
-
-# Arguments that compile no kernel of their own.
-_SIZES = ["height", "width", "out_height", "out_width", "most_rows", "most_columns"]
-# Grey levels of each channel, side by side, that one program makes of a line.
-_LANES = 256
-# Lines of the output that are made at once, and how many times over: the weights along the lines are loaded once.
-_ROWS = 4
-_PASSES = 4
-# The most weights along a line that are kept in registers. More are loaded for every stored line: taps are 0 then.
-_MOST_KEPT = 8
-# Outputs weighed at once by a program of `weigh`.
-_WEIGHED = 128
-
-
-if triton is not None:
+    _LANES, _ROWS, _PASSES, _WEIGHED = (tl.constexpr(number) for number in (LANES, ROWS, PASSES, WEIGHED))
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _filter(x, A: tl.constexpr, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -80,7 +78,6 @@ if triton is not None:
         most_columns,
         CUBIC: tl.constexpr,
         ANTIALIAS: tl.constexpr,
-        LANES: tl.constexpr,
     ):
         """Writes the entries of one axis of an image to the table, by the operations of _resample.c in their order."""
         A: tl.constexpr = -0.5 if ANTIALIAS else -0.75
@@ -100,9 +97,9 @@ if triton is not None:
         unit = scale * 0 + 1
         # The first pass finds the largest weight, which decides how the second pass rounds.
         for _pass in range(2):
-            largest = tl.zeros([LANES], tl.float64)
-            for block in range(0, size, LANES):
-                number = block + tl.arange(0, LANES)
+            largest = tl.zeros([_WEIGHED], tl.float64)
+            for block in range(0, size, _WEIGHED):
+                number = block + tl.arange(0, _WEIGHED)
                 i = tl.minimum(number, size - 1)
                 centre = start + scale * (i.to(tl.float64) + 0.5)
                 begin = tl.floor(centre - RADIUS * shrink + 0.5)
@@ -153,15 +150,12 @@ if triton is not None:
         PADDED: tl.constexpr,  # a power of two from TAPS on
         NORMALIZE: tl.constexpr,
         PACKED: tl.constexpr,
-        ROWS: tl.constexpr,
-        PASSES: tl.constexpr,
-        LANES: tl.constexpr,
     ):
-        """Makes ROWS * PASSES lines of a tile."""
-        tiles = tl.cdiv(out_width * CHANNELS, LANES)
-        blocks = tl.cdiv(out_height, ROWS * PASSES)
+        """Makes _ROWS * _PASSES lines of a tile."""
+        tiles = tl.cdiv(out_width * CHANNELS, _LANES)
+        blocks = tl.cdiv(out_height, _ROWS * _PASSES)
         number = tl.program_id(0)
-        lane = number % tiles * LANES + tl.arange(0, LANES)
+        lane = number % tiles * _LANES + tl.arange(0, _LANES)
         block = number // tiles % blocks
         picture = (number // tiles // blocks).to(tl.int64)
         if PACKED:
@@ -181,20 +175,20 @@ if triton is not None:
             tap = tl.arange(0, PADDED)[:, None]
             kept = tl.load(column[None, :] + tap, mask=tap < TAPS, other=0)
 
-        for y in range(block * (ROWS * PASSES), tl.minimum((block + 1) * (ROWS * PASSES), out_height), ROWS):
-            ys = y + tl.arange(0, ROWS)
+        for y in range(block * (_ROWS * _PASSES), tl.minimum((block + 1) * (_ROWS * _PASSES), out_height), _ROWS):
+            ys = y + tl.arange(0, _ROWS)
             entries = rows + tl.minimum(ys, out_height - 1) * (2 + most_rows)
             firsts = tl.minimum(tl.load(entries), height - most_rows)
             low = tl.load(rows + y * (2 + most_rows))
-            high = tl.load(rows + (tl.minimum(y + ROWS, out_height) - 1) * (2 + most_rows) + 1)
-            sums = tl.full([ROWS, LANES], _ONE // 2, tl.int32)
+            high = tl.load(rows + (tl.minimum(y + _ROWS, out_height) - 1) * (2 + most_rows) + 1)
+            sums = tl.full([_ROWS, _LANES], _ONE // 2, tl.int32)
             for row in range(low, high):
                 place = image + row * stride + begin
                 if TAPS:
                     pixels = tl.load(place[None, :] + tap * CHANNELS, mask=tap < TAPS, other=0)
                     line = tl.sum(pixels.to(tl.int32) * kept, 0) + _ONE // 2
                 else:
-                    line = tl.full([LANES], _ONE // 2, tl.int32)
+                    line = tl.full([_LANES], _ONE // 2, tl.int32)
                     for t in range(most_columns):
                         line += tl.load(place + t * CHANNELS).to(tl.int32) * tl.load(column + t)
                 reached = (row >= firsts) & (row < firsts + most_rows)
@@ -262,7 +256,7 @@ def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_], size: tu
 
 
 def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
-    return -(-size[0] // (_ROWS * _PASSES)) * -(-size[1] * channels // _LANES)
+    return -(-size[0] // (ROWS * PASSES)) * -(-size[1] * channels // LANES)
 
 
 def _most_taps(side: int, size: int, how: Resampling) -> int:
@@ -301,9 +295,7 @@ def resample_packed(
     # Products are rounded before they are added, as torch's operations and the C kernel do it.
     options = {"enable_fp_fusion": False}
     with torch.cuda.device(device if pixels.is_cuda else -1):  # -1: where it is interpreted
-        weigh[(2 * count,)](
-            parameters, table, *sizes, how.interpolation == "bicubic", how.antialias, _WEIGHED, **options
-        )
+        weigh[(2 * count,)](parameters, table, *sizes, how.interpolation == "bicubic", how.antialias, **options)
         resample[(count * _programs_of_an_image(how.size, channels),)](
             pixels,
             out,
@@ -316,9 +308,6 @@ def resample_packed(
             1 << max(taps - 1, 0).bit_length(),
             how.statistics is not None,
             places is not None,
-            _ROWS,
-            _PASSES,
-            _LANES,
             # One warp has eight lanes a thread: as few programs load the weights along the lines.
             num_warps=1 if 0 < taps <= 4 else 2,
             # Sixteen programs on a multiprocessor: some releases of Triton take 163 registers without need. Four taps
