@@ -289,8 +289,8 @@ def resample_packed(
     device = pixels.device
     affine = torch.empty(0, device=device) if how.statistics is None else affine_on(device, *map(tuple, how.statistics))
     # An entry of each output row and column: the first pixel and the end of the pixels it depends on, and the weights.
-    nbytes = sum(size * (2 + taps) for size, taps in zip(how.size, most, strict=True))
-    table = torch.empty((count, nbytes), dtype=torch.int32, device=device)
+    length = sum(size * (2 + taps) for size, taps in zip(how.size, most, strict=True))
+    table = torch.empty((count, length), dtype=torch.int32, device=device)
     out = torch.empty((count, *how.size, channels), dtype=how.made, device=device)
     # Products are rounded before they are added, as torch's operations and the C kernel do it.
     options = {"enable_fp_fusion": False}
