@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -21,6 +20,7 @@ import environment  # noqa: F401 - before NumPy and torch
 import numpy as np
 import pytest
 from environment import why_gpus_are_not_tested
+from garbage import freeze_imported
 from leaks import descriptors, shared_names, shared_names_left
 from pictures import random_picture, write_jpeg
 from places import SHARED, SUPPORT
@@ -104,11 +104,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> None:
-    """Imported modules outlive all tests: a garbage collection that looks at them takes a tenth of a second longer."""
-    # Once for each module of tests: even asking takes half of that time.
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    freeze_imported()
 
 
 @pytest.fixture(scope="session", autouse=True)

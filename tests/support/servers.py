@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from garbage import freeze_imported
 from leaks import num_descriptors
 
 from shardio.sets import remote
@@ -204,6 +205,7 @@ def running_store() -> Iterator[ObjectStore]:
         def log(self, *_: Any, **__: Any) -> None:
             pass
 
+    freeze_imported()
     get_loop()  # its thread and descriptors stay for as long as the process
     store = ObjectStore(moto.DomainDispatcherApplication(moto.create_backend_app))
     server = make_server("127.0.0.1", 0, store, threaded=True, request_handler=Quiet)
