@@ -40,9 +40,9 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    result = run_python(CHAOS / "damage_set.py", "--damages", "500", "--seed", "5", TMPDIR=str(tmp_path))
+    result = run_python(CHAOS / "damage_set.py", "--damages", "250", "--seed", "5", TMPDIR=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.splitlines()[-1] == "500 damages, 0 not found or not named, 0 deaths, 0 hangs"
+    assert result.stdout.splitlines()[-1] == "250 damages, 0 not found or not named, 0 deaths, 0 hangs"
     assert os.listdir(tmp_path) == []
 
 
