@@ -549,7 +549,7 @@ def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
 
 @pytest.mark.parametrize("path", [path for path in paths(document()) if path], ids=name_of)
 def test_messages_stay_short_whatever_was_found(path: JsonPath) -> None:
-    for value in ("x" * 100_000, ["x" * 100_000] * 2, [1] * 100_000, {"x" * 100_000: 0}, int("1" * 4000)):
+    for value in ("x" * 10_000, ["x" * 10_000] * 2, [1] * 10_000, {"x" * 10_000: 0}, int("1" * 4000)):
         changed = document()
         put(changed, path, value)
         try:  # some values are any text
