@@ -1,4 +1,7 @@
-"""Fixtures for many tests: small sets, images made on the spot, and checks that nothing is left behind."""
+"""Fixtures for many tests: small sets, images made on the spot, and checks that nothing is left behind.
+
+What imports torch is imported by the fixtures: the process that starts the workers of pytest-xdist does without.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,7 @@ import pytest
 from environment import why_gpus_are_not_tested
 from garbage import freeze_imported
 from leaks import descriptors, shared_names, shared_names_left
-from pictures import random_picture, write_jpeg
 from places import SHARED, SUPPORT
-from plain_sets import make_plain_set
 
 pytest.register_assert_rewrite(*{path.stem for path in SUPPORT.glob("*.py")}.difference(sys.modules))
 pytest_plugins = ["servers"]
@@ -68,6 +69,8 @@ def open_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 @pytest.fixture
 def image_tree(tmp_path: Path) -> Path:
     """train/ and val/ with three classes, 12 and 6 JPEGs of different sizes."""
+    from pictures import random_picture, write_jpeg
+
     rng = np.random.default_rng(1)
     root = tmp_path / "images"
     for split, count in (("train", 4), ("val", 2)):
@@ -81,6 +84,8 @@ def image_tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_set(tmp_path: Path) -> Callable[..., Path]:
     """make_set(num_samples, shape=(6, 5, 3), samples_per_shard=10), as make_plain_set makes it, in `tmp_path`."""
+    from plain_sets import make_plain_set
+
     return partial(make_plain_set, tmp_path)
 
 

@@ -12,7 +12,6 @@ import torch
 from drawn import assert_distributed, assert_independent, assert_share, assert_shares
 from numpy.typing import NDArray
 from plain_arithmetic import plain_random_bits
-from scipy import stats
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomErasing, RandomInvert, ToDtype, erasing
 from shardio.augment.boxes import Draws
@@ -57,6 +56,8 @@ def by_definition(size: tuple[int, int], scale: tuple[float, float], ratio: tupl
     ("size", "scale"), [((224, 224), (0.02, 0.33)), ((60, 300), (0.02, 0.5)), ((7, 5), (0.1, 0.9))]
 )
 def test_rectangles_are_distributed_as_torchvisions(size: tuple[int, int], scale: tuple[float, float]) -> None:
+    from scipy import stats
+
     ratio = (0.3, 3.3)
     found = boxes_of(RandomErasing(scale=scale, ratio=ratio), size, 300_000)
     expected = by_definition(size, scale, ratio)
@@ -75,6 +76,8 @@ def test_rectangles_are_distributed_as_torchvisions(size: tuple[int, int], scale
 
 
 def test_area_ratio_and_place_are_uniform() -> None:
+    from scipy import stats
+
     side = 100_000  # so large that whole pixels do not show
     transform = RandomErasing(scale=(0.02, 0.2), ratio=(0.5, 3.0))
     rows, columns, heights, widths = boxes_of(transform, (side, side), MILLION // 4)
@@ -157,6 +160,8 @@ def everything(value: str, count: int, channels: int = 3, size: int = 30, **opti
 
 
 def test_noise_is_normal_and_independent() -> None:
+    from scipy import stats
+
     found = everything("random", 400, 5).numpy().astype(float)
     assert_distributed(found.ravel(), stats.norm.cdf)
     assert abs(found.mean()) < 5.5 / math.sqrt(found.size)
@@ -171,6 +176,8 @@ def test_noise_is_normal_and_independent() -> None:
 
 
 def test_colours_are_normal_and_one_for_each_channel() -> None:
+    from scipy import stats
+
     found = everything("color", 20_000, size=20)
     assert torch.equal(found, found[:, :, :1, :1].expand_as(found))
     colours = found[:, :, 0, 0].numpy().astype(float).T

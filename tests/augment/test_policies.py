@@ -12,7 +12,6 @@ import torch
 from drawn import assert_distributed, assert_independent, assert_share, assert_shares, noted
 from numpy.typing import NDArray
 from pictures import as_batch, random_picture
-from scipy import stats
 
 from shardio.augment import (
     AutoAugment,
@@ -221,6 +220,8 @@ def test_magnitudes_of_timm_at_level_9(config: str, expected: dict[str, float]) 
 
 
 def test_levels_of_timm_are_normal_and_cut_off() -> None:
+    from scipy import stats
+
     names, magnitudes = drawn_by("rand-m7-mstd1.5-inc1-p1-n1")[0]
     levels = np.abs(magnitudes[names == "ShearX"]) / 0.03
     inside = levels < 10

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
@@ -33,6 +32,8 @@ def noted(
 
 
 def assert_uniform(values: ArrayLike, low: float = 0.0, high: float = 1.0) -> None:
+    from scipy import stats
+
     values = np.asarray(values)
     assert values.min() >= low
     assert values.max() <= high
@@ -40,6 +41,8 @@ def assert_uniform(values: ArrayLike, low: float = 0.0, high: float = 1.0) -> No
 
 
 def assert_distributed(values: ArrayLike, law: Any) -> None:
+    from scipy import stats
+
     assert stats.kstest(np.asarray(values), law).pvalue > LEAST_PVALUE
 
 
@@ -52,6 +55,8 @@ def assert_share(chosen: ArrayLike, p: float) -> None:
 
 def assert_shares(numbers: ArrayLike, shares: Sequence[float]) -> None:
     """Asserts that whole numbers from 0 are as frequent as `shares`, whose sum is 1; some of these may be 0."""
+    from scipy import stats
+
     counts = np.bincount(np.asarray(numbers), minlength=len(shares))
     assert len(counts) == len(shares)
     possible = np.array(shares) > 0
