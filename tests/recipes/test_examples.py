@@ -7,11 +7,9 @@ import importlib.util
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +32,6 @@ SIZES = ["--batch-size", "8", "--size", "64", "--first-size", "32", "--eval-size
 RECIPE = [*SIZES, *f"--model small --epochs {EPOCHS} --warmup-epochs 1 --lr 0.2 --ema 0.5 --min-area 0.35".split()]
 MIXED = [*RECIPE, "--mixup", "0.2", "--cutmix", "1"]
 WITH_TENSORBOARD = importlib.util.find_spec("tensorboard") is not None
-SECONDS = 120
 
 # A thread of gloo in torch 2.13 may still let go of a Python object when the interpreter is at its end, also after
 # destroy_process_group, and torch then aborts the process: so that here the interpreter has no end.
@@ -65,53 +62,22 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def start(*arguments: str | Path, ranks: int = 1) -> subprocess.Popen[str]:
-    # Sums depend on the number of threads, and the processes of a test must not share a GPU.
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, str(IMAGENET / "train.py")]
-    if ranks > 1:
-        folder = Path(arguments[1]).parent
-        environ["TMPDIR"] = str(folder)  # torchrun leaves a folder of logs there
-        script = folder / "endless.py"
-        script.write_text(ENDLESS, encoding="utf-8")
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [sys.executable, *torchrun, str(script)]
-    return subprocess.Popen(
-        [*command, *map(str, arguments)],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def end(process: subprocess.Popen[str]) -> str:
-    """The output of the process, when it has ended by itself."""
-    with process:
-        try:
-            out, err = process.communicate(timeout=SECONDS)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # the ranks too: they hold the pipes open
-            raise
-    return f"{out}\n{err}"
-
-
 def succeed(starts: Starts, shards: Path, run: Path, *options: str, ranks: int = 0) -> None:
-    """Runs the recipe in processes that need not import torch, by a launcher of our own if there are ranks."""
+    """Runs the recipe, by a launcher of our own if there are ranks."""
     codes = starts.run(IMAGENET / "train.py", shards, run, *options, folder=run.parent, ranks=ranks)
     assert not any(codes), starts.said()
 
 
-def interrupt(shards: Path, run: Path, *options: str, ranks: int = 1) -> tuple[int, str]:
+def interrupt(starts: Starts, shards: Path, run: Path, *options: str, ranks: int = 0) -> tuple[int, str]:
     """Runs, and sends SIGTERM when the folder is made, as all ranks handle it by then. Returns exit code and output."""
-    process = start(shards, run, *options, "--log-steps", "1", ranks=ranks)
-    while not run.exists() and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    said = end(process)
-    return process.returncode, said
+    words = [shards, run, *options, "--log-steps", "1"]
+    if ranks:
+        script = run.with_name("endless.py")
+        script.write_text(ENDLESS, encoding="utf-8")
+        code = starts.run_by_torchrun(script, *words, folder=run.parent, ranks=ranks, term=run)
+    else:
+        (code,) = starts.run(IMAGENET / "train.py", *words, folder=run.parent, term=run)
+    return code, starts.said()
 
 
 def log_of(run: Path) -> list[dict[str, Any]]:
@@ -192,7 +158,7 @@ def test_stopped_by_a_signal_and_by_a_limit_it_ends_in_the_same_bits(
     shards: Path, undisturbed: Path, starts: Starts, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    code, said = interrupt(shards, run, *MIXED)
+    code, said = interrupt(starts, shards, run, *MIXED)
     assert code == os.EX_TEMPFAIL, said
     steps = len(log_of(run))
     assert checkpoint_of(run)["loader"]["consumed"] == steps * 8, said
@@ -209,7 +175,7 @@ def test_two_ranks_stopped_through_torchrun_end_in_the_same_bits(
     shards: Path, undisturbed_pair: Path, starts: Starts, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    code, said = interrupt(shards, run, *RECIPE, ranks=2)
+    code, said = interrupt(starts, shards, run, *RECIPE, ranks=2)
     assert code != 0, said  # torchrun's own
     place = checkpoint_of(run)["loader"]
     assert (place["epoch"], place["consumed"]) == (0, len(log_of(run)) * 16), said

@@ -71,12 +71,10 @@ def undisturbed(epochs: int = EPOCHS, **options: Any) -> list[list[int]]:
 
 
 def run_by_torchrun(starts: Starts, script: str, ranks: int) -> subprocess.CompletedProcess[str]:
-    """Runs a script in the current folder on `ranks` processes of torchrun, whose own process imports nothing."""
+    """Runs a script in the current folder on `ranks` processes of torchrun."""
     Path("train.py").write_text(script, encoding="utf-8")
-    Path("torchrun.py").write_text("from torch.distributed.run import main\n\nmain()\n", encoding="utf-8")
-    words = ["--standalone", "--nproc-per-node", str(ranks), "train.py"]
-    (code,) = starts.run(Path("torchrun.py").absolute(), *words, folder=Path.cwd())
-    return subprocess.CompletedProcess(words, code, starts.said(), "")
+    code = starts.run_by_torchrun(Path("train.py"), folder=Path.cwd(), ranks=ranks)
+    return subprocess.CompletedProcess(script, code, starts.said(), "")
 
 
 def succeed(result: subprocess.CompletedProcess[str]) -> None:

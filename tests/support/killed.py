@@ -3,10 +3,10 @@
     python killed.py [MODULE ...]
 
 Each line of stdin is a start, as JSON: {"script": path, "words": [...], "folder": path, "ranks": 2, "environ": {...},
-"kill": [rank, call], "kept": path}. If there is a "kill", each rank writes down in calls-RANK.txt what it does to files
-in its folder; `rank`, unless it is null, is killed before its call number `call`, or after half of it where it writes a
-file. If there is a folder "kept", its folder NUMBER becomes a copy of what a kill at each call would have left.
-Each line of stdout has the ranks' exit codes of a start.
+"kill": [rank, call], "kept": path, "term": path}. If there is a "kill", each rank writes down in calls-RANK.txt what it
+does to files in its folder; `rank`, unless it is null, is killed before its call number `call`, or after half of it
+where it writes a file. If there is a folder "kept", its folder NUMBER becomes a copy of what a kill at each call would
+have left. The ranks get SIGTERM as soon as "term" exists. Each line of stdout has the ranks' exit codes of a start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_SECONDS = 120
 # What the scripts import, as far as it is installed, unless the command line names modules. torch imports the first of
 # these when the first optimizer is made, and takes a second for it.
 PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader", "shardio.augment"]
-PRELOADED += ["lightning.pytorch", "accelerate"]
+PRELOADED += ["lightning.pytorch", "accelerate", "transformers.trainer", "transformers.models.resnet.modeling_resnet"]
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
@@ -158,7 +158,12 @@ def run(start: dict[str, Any]) -> list[int]:
     left = {fork_rank(start, rank, port): rank for rank in range(max(1, start["ranks"]))}
     codes = [0] * len(left)
     deadline = time.monotonic() + TIMEOUT_SECONDS
+    term = start["term"]
     while left:
+        if term and os.path.exists(term):
+            for other in left:
+                os.kill(other, signal.SIGTERM)
+            term = None
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             codes[left.pop(pid)] = os.waitstatus_to_exitcode(status)

@@ -33,20 +33,31 @@ class Starts:
         ranks: int = 0,
         kill: tuple[int | None, int] | None = None,
         kept: Path | None = None,
+        term: Path | None = None,
         **environ: str,
     ) -> list[int]:
         """Returns the exit codes of `ranks` processes, or of one without the variables of a launcher.
 
-        See killed.py for `kill` and `kept`.
+        See killed.py for `kill`, `kept` and `term`.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._said.write_bytes(b"")  # each process appends
         start = {"script": str(script), "words": list(map(str, words)), "folder": str(folder), "ranks": ranks}
-        start |= {"kill": kill, "kept": kept and str(kept), "environ": environ}
+        start |= {"kill": kill, "kept": kept and str(kept), "term": term and str(term), "environ": environ}
         self._process.stdin.write(json.dumps(start) + "\n")
         codes: list[int] = json.loads(self._process.stdout.readline())
         return codes
+
+    def run_by_torchrun(
+        self, script: Path, *words: str | Path, folder: Path, ranks: int, term: Path | None = None, **environ: str
+    ) -> int:
+        """Returns the exit code of torchrun, whose own process imports nothing. Its ranks do."""
+        launcher = folder / "torchrun.py"
+        launcher.write_text("from torch.distributed.run import main\n\nmain()\n", encoding="utf-8")
+        options = ["--standalone", "--nproc-per-node", str(ranks)]
+        (code,) = self.run(launcher, *options, script, *words, folder=folder, term=term, **environ)
+        return code
 
     def said(self) -> str:
         """Returns what the processes of the last start have printed."""
