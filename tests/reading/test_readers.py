@@ -174,7 +174,7 @@ def test_eight_threads_at_once_get_their_own_samples(
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
         try:
-            for _ in range(40):
+            for _ in range(15):
                 indices = rng.integers(0, 120, rng.integers(0, 40))
                 reader.will_read(Request(indices))
                 if not np.array_equal(read(reader, indices, shape), pictures[indices]):
