@@ -206,7 +206,7 @@ def test_under_a_data_loader_without_workers(path: Path, shuffle: bool) -> None:
 
 # torch and numpy have threads of their own, and Python from 3.12 on warns of forking with any.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_under_a_data_loader_with_workers(path: Path, context: str) -> None:
     loader = DataLoader(
         ShardDataset(path, transform=invert),
