@@ -16,6 +16,8 @@
 /* Lines that are resampled at once, and outputs of each. */
 #define ROWS 4
 #define GROUP 4
+/* Outputs whose weights are found at once. */
+#define BLOCK 32
 /* What a load may reach beyond the bytes that are wanted, and a store beyond a line. */
 #define SLACK 32
 #define CACHE_LINE 64
@@ -63,22 +65,23 @@ struct taps {
     int precision; /* weights are in units of 2^-precision */
     int same;      /* outputs are inputs */
     int16_t *weights;
-    double *exact; /* the weights before they are rounded */
+    double *exact; /* the weights before they are rounded, of BLOCK outputs after those of BLOCK others */
 };
 
 INLINE double filter(int cubic, double a, double x)
 {
     x = fabs(x);
     if (!cubic)
-        return x < 1 ? 1 - x : 0;
+        return 1 - x > 0 ? 1 - x : 0;
     /* Keys, "Cubic convolution interpolation for digital image processing", 1981; the operations in torch's order. */
     double near = ((a + 2) * x - (a + 3)) * x * x + 1, far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a;
     return x < 1 ? near : x < 2 ? far : 0;
 }
 
-INLINE int64_t clamp(int64_t x, int64_t least, int64_t most)
+INLINE double clamp(double x, double least, double most)
 {
-    return x < least ? least : x > most ? most : x;
+    x = x > least ? x : least;
+    return x < most ? x : most;
 }
 
 INLINE double radius_of(const struct job *job, double scale)
@@ -86,91 +89,113 @@ INLINE double radius_of(const struct job *job, double scale)
     return (job->cubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
 }
 
-INLINE int64_t floor_of(double x)
+/* Of numbers below 2^51, by operations that every processor has for several numbers at once. */
+INLINE double floor_of(double x)
 {
-    int64_t whole = (int64_t)x;
-    return whole - (x < (double)whole);
+    double big = 0x1.8p52, whole = (x + big) - big;
+    return whole - (whole > x ? 1 : 0);
 }
 
-/* The weights of output number i, and the first input and the number of inputs that they belong to. Returns the largest
-   weight.
+/* The weights of BLOCK outputs, number `number` and every `step` from there. Numbers that do not exist are taken for the
+   nearest that do. Of output j, input number from[j] + t has the weight weights[t * BLOCK + j]. Returns how many inputs an
+   output has, at most, and raises `largest` to the largest weights.
 
    As Pillow and torch have it: the filter is as wide as what it shrinks, and what it may not see is left out. Without
    antialias, the filter is as wide as when nothing shrinks, and the pixels at the edge go on. */
-INLINE double weigh(double *weights, size_t most, size_t *first, size_t *count, const struct axis *axis, int64_t i,
-                    int cubic, int antialias)
+INLINE size_t weigh(double *weights, size_t most, double *from, double *to, double *largest, const struct axis *axis,
+                    double number, double step, double last, int cubic, int antialias)
 {
     double shrink = antialias && axis->scale > 1 ? axis->scale : 1, radius = (cubic ? 2 : 1) * shrink;
-    double centre = axis->start + axis->scale * ((double)i + 0.5), a = antialias ? -0.5 : -0.75, inverse = 1 / shrink;
-    int64_t low = (int64_t)axis->low, high = (int64_t)axis->high;
-    int64_t begin = floor_of(centre - radius + 0.5), stop = floor_of(centre + radius + 0.5);
-    int64_t from = clamp(begin, low, high - 1), to = clamp(stop, from + 1, high);
-    double total = 0, largest = 0;
-    to = to > from + (int64_t)most ? from + (int64_t)most : to;
-    *first = (size_t)from;
-    *count = (size_t)(to - from);
-    if (antialias) {
-        for (int64_t at = from; at < to; at++)
-            total += weights[at - from] = filter(cubic, a, ((double)at - centre + 0.5) * inverse);
-    } else {
-        memset(weights, 0, *count * sizeof(double));
-        for (int64_t at = begin; at < stop; at++) {
-            double weight = filter(cubic, a, (double)at - centre + 0.5);
-            weights[clamp(at, from, to - 1) - from] += weight;
-            total += weight;
+    double start = axis->start, scale = axis->scale, low = axis->low, high = axis->high;
+    double a = antialias ? -0.5 : -0.75, inverse = 1 / shrink;
+    double centre[BLOCK], begin[BLOCK], stop[BLOCK], total[BLOCK] = {0};
+    int32_t width[BLOCK], widest = 0;
+    for (int j = 0; j < BLOCK; j++) {
+        centre[j] = start + scale * (clamp(number + step * j, 0, last) + 0.5);
+        begin[j] = floor_of(centre[j] - radius + 0.5);
+        stop[j] = floor_of(centre[j] + radius + 0.5);
+        from[j] = clamp(begin[j], low, high - 1);
+        to[j] = clamp(clamp(stop[j], from[j] + 1, high), 0, from[j] + (double)most);
+        width[j] = (int32_t)(to[j] - from[j]);
+    }
+    for (int j = 0; j < BLOCK; j++)
+        widest = width[j] > widest ? width[j] : widest;
+    memset(weights, 0, most * BLOCK * sizeof(double));
+    double *some = weights;
+    for (int t = 0; antialias && t < widest; t++, some += BLOCK)
+        for (int j = 0; j < BLOCK; j++) {
+            double at = from[j] + t, weight = filter(cubic, a, (at - centre[j] + 0.5) * inverse);
+            some[j] = at < to[j] ? weight : 0;
+            total[j] += some[j];
         }
+    for (int j = 0; !antialias && j < BLOCK; j++)
+        for (double at = begin[j]; at < stop[j]; at++) {
+            double weight = filter(cubic, a, at - centre[j] + 0.5);
+            weights[(int)(clamp(at, from[j], to[j] - 1) - from[j]) * BLOCK + j] += weight;
+            total[j] += weight;
+        }
+    for (int j = 0; j < BLOCK; j++) {
+        weights[j] = total[j] == 0 ? 1 : weights[j]; /* a box of less than a pixel */
+        total[j] = total[j] == 0 ? 1 : total[j];
     }
-    if (total == 0) /* a box of less than a pixel */
-        weights[0] = total = 1;
-    for (size_t k = 0; k < *count; k++) {
-        weights[k] /= total;
-        largest = fmax(largest, fabs(weights[k]));
-    }
-    for (size_t k = *count; k < most; k++)
-        weights[k] = 0;
-    return largest;
+    for (int t = 0; t < widest; t++, weights += BLOCK)
+        for (int j = 0; j < BLOCK; j++) {
+            weights[j] /= total[j];
+            largest[j] = fabs(weights[j]) > largest[j] ? fabs(weights[j]) : largest[j];
+        }
+    return (size_t)widest;
 }
 
 /* All outputs decide together how many bits a weight has, so all are weighed, those that are not written, too. */
-INLINE void find_weights(struct taps *taps, const struct axis *axis, size_t origin, int64_t resized, int64_t first, int flip,
-                         int cubic, int antialias)
+INLINE void find_weights(struct taps *taps, const struct axis *axis, int64_t origin, int64_t resized, int64_t first,
+                         int flip, int cubic, int antialias)
 {
-    size_t most = taps->most, place, count;
-    double largest = 0;
+    const int64_t kept = (int64_t)taps->kept, before = flip ? resized - first - kept : first;
+    const double start = (double)(flip ? first + kept - 1 : first), step = flip ? -1 : 1;
+    double largest[BLOCK] = {0}, highest = 0, from[BLOCK], to[BLOCK];
     taps->count = taps->end = 0;
-    for (int64_t i = 0; i < resized; i++) {
-        int64_t at = i - first;
-        int kept = at >= 0 && at < (int64_t)taps->kept;
-        /* There is room for one more. */
-        size_t k = !kept ? taps->kept : flip ? taps->kept - 1 - (size_t)at : (size_t)at;
-        double found = weigh(taps->exact + k * most, most, &place, &count, axis, i, cubic, antialias);
-        largest = found > largest ? found : largest;
-        if (kept) {
-            taps->firsts[k] = place - origin;
-            taps->count = count > taps->count ? count : taps->count;
-            taps->end = place + count - origin > taps->end ? place + count - origin : taps->end;
-        }
+    /* Blocks begin where the outputs that are kept do. Behind these, there is room for one block. */
+    for (int64_t at = -((before + BLOCK - 1) / BLOCK * BLOCK); at < resized - before; at += BLOCK) {
+        int is_kept = at >= 0 && at < kept;
+        size_t k = (size_t)(is_kept ? at : (kept + BLOCK - 1) / BLOCK * BLOCK);
+        size_t count = weigh(taps->exact + k * taps->most, taps->most, from, to, largest, axis, start + step * (double)at,
+                             step, (double)(resized - 1), cubic, antialias);
+        for (size_t j = 0; is_kept && j < BLOCK; j++)
+            taps->firsts[k + j] = (size_t)((int64_t)from[j] - origin);
+        size_t end = (size_t)((int64_t)to[flip ? 0 : BLOCK - 1] - origin);
+        taps->count = is_kept && count > taps->count ? count : taps->count;
+        taps->end = is_kept && end > taps->end ? end : taps->end;
     }
+    for (int j = 0; j < BLOCK; j++)
+        highest = largest[j] > highest ? largest[j] : highest;
     taps->precision = 0;
-    while (taps->precision < 22 && 0.5 + largest * (double)(1 << (taps->precision + 1)) < 1 << 15)
+    while (taps->precision < 22 && 0.5 + highest * (double)(1 << (taps->precision + 1)) < 1 << 15)
         taps->precision++;
-    double unit = (double)(1 << taps->precision);
-    for (size_t k = 0; k < taps->kept * most; k++)
-        taps->weights[k] = (int16_t)(taps->exact[k] < 0 ? taps->exact[k] * unit - 0.5 : taps->exact[k] * unit + 0.5);
     taps->count = (taps->count + 1) / 2 * 2;
+    double unit = (double)(1 << taps->precision);
+    for (size_t k = 0; k < taps->kept; k += BLOCK)
+        for (size_t t = 0; t < taps->count; t++) {
+            int16_t rounded[BLOCK];
+            for (size_t j = 0; j < BLOCK; j++) {
+                double weight = taps->exact[k * taps->most + t * BLOCK + j] * unit;
+                rounded[j] = (int16_t)(weight + (weight < 0 ? -0.5 : 0.5));
+            }
+            for (size_t j = 0; j < BLOCK; j++)
+                taps->weights[(k + j) * taps->count + t] = rounded[j];
+        }
 }
 
-static void find_taps(struct taps *taps, const struct job *job, size_t image, int number, int flip)
+INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int number, int flip)
 {
     const struct axis *axis = job->axes + NUM_AXES * image + number;
-    size_t origin = (size_t)job->windows[NUM_SIDES * image + (size_t)(TOP + number)];
+    int64_t origin = job->windows[NUM_SIDES * image + (size_t)(TOP + number)];
     int64_t resized = job->resized[number], first = job->first[number] > 0 ? job->first[number] : 0;
     int64_t end = job->first[number] + job->size[number];
     taps->before = (size_t)(first - job->first[number]);
     taps->kept = (size_t)((end < resized ? end : resized) - first);
     taps->same = axis->scale == 1 && axis->start == floor(axis->start);
     if (taps->same) {
-        size_t start = (size_t)((int64_t)axis->start + first) - origin;
+        size_t start = (size_t)((int64_t)axis->start + first - origin);
         taps->count = 1;
         taps->end = start + taps->kept;
         for (size_t k = 0; k < taps->kept; k++)
@@ -185,8 +210,13 @@ static void find_taps(struct taps *taps, const struct job *job, size_t image, in
     /* Outputs are made in groups. */
     for (size_t k = taps->kept; k < taps->kept + GROUP; k++) {
         taps->firsts[k] = taps->firsts[taps->kept - 1];
-        memset(taps->weights + k * taps->most, 0, taps->most * sizeof(int16_t));
+        memset(taps->weights + k * taps->count, 0, taps->count * sizeof(int16_t));
     }
+}
+
+static void find_taps(struct taps *taps, const struct job *job, size_t image, int number, int flip)
+{
+    find_any(taps, job, image, number, flip);
 }
 
 /* How a line of bytes is normalized: a factor and an offset for each of its values. `has_ties` is 1 if one of the results
@@ -198,6 +228,7 @@ struct affine {
 
 /* The forms of the kernel. All give the same bytes. */
 
+typedef void taps_of(struct taps *taps, const struct job *job, size_t image, int number, int flip);
 typedef void lines_of(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t channels);
 typedef void line_of(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int precision,
                      size_t nbytes);
@@ -205,7 +236,9 @@ typedef void cast_of(void *to, const uint8_t *from, const struct affine *affine,
 
 struct form {
     const char *name;
-    lines_of *resample_lines; /* ROWS lines of an image, along themselves. They may be read beyond the last tap. */
+    taps_of *find_taps;
+    lines_of *resample_lines; /* ROWS lines of an image, along themselves. They may be read beyond the last tap. Then come
+                                 those that are next. */
     line_of *join_lines;      /* an output line, from an even number of lines. Nothing is written beyond nbytes. */
     cast_of *cast;            /* a line of bytes, times a factor plus an offset */
 };
@@ -221,7 +254,7 @@ static void resample_lines(uint8_t *const *to, const uint8_t *const *from, const
     for (size_t row = 0; row < ROWS; row++)
         for (size_t x = 0; x < columns->kept; x++) {
             const uint8_t *pixels = from[row] + columns->firsts[x] * channels;
-            const int16_t *weights = columns->weights + x * columns->most;
+            const int16_t *weights = columns->weights + x * columns->count;
             for (size_t c = 0; c < channels; c++) {
                 int32_t sum = 1 << columns->precision >> 1;
                 for (size_t k = 0; k < columns->count; k++)
@@ -318,12 +351,12 @@ AVX2 INLINE __m256i sum_pixels(const uint8_t *one, const uint8_t *other, const i
 }
 
 /* Four outputs of each of two lines, in twelve bytes each. Four more bytes are written. */
-AVX2 INLINE void store_pixels(uint8_t *one, uint8_t *other, const __m256i *sums, __m128i precision)
+AVX2 INLINE void store_pixels(uint8_t *one, uint8_t *other, const __m256i *sums, __m256i precision)
 {
     const __m256i packed = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
-    __m256i first = _mm256_packs_epi32(_mm256_sra_epi32(sums[0], precision), _mm256_sra_epi32(sums[1], precision));
-    __m256i last = _mm256_packs_epi32(_mm256_sra_epi32(sums[2], precision), _mm256_sra_epi32(sums[3], precision));
+    __m256i first = _mm256_packs_epi32(_mm256_srav_epi32(sums[0], precision), _mm256_srav_epi32(sums[1], precision));
+    __m256i last = _mm256_packs_epi32(_mm256_srav_epi32(sums[2], precision), _mm256_srav_epi32(sums[3], precision));
     __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(first, last), packed);
     _mm_storeu_si128((__m128i *)one, _mm256_castsi256_si128(bytes));
     _mm_storeu_si128((__m128i *)other, _mm256_extracti128_si256(bytes, 1));
@@ -332,20 +365,22 @@ AVX2 INLINE void store_pixels(uint8_t *one, uint8_t *other, const __m256i *sums,
 AVX2 INLINE void resample_rgb(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t count)
 {
     const __m256i half = _mm256_set1_epi32(1 << columns->precision >> 1);
-    const __m128i precision = _mm_cvtsi32_si128(columns->precision);
-    const size_t most = columns->most, *firsts = columns->firsts;
+    const __m256i precision = _mm256_set1_epi32(columns->precision);
+    const size_t *firsts = columns->firsts;
     const int16_t *weights = columns->weights;
     /* In registers: what is stored might be anything, to the compiler. */
     const uint8_t *from0 = from[0], *from1 = from[1], *from2 = from[2], *from3 = from[3];
     uint8_t *to0 = to[0], *to1 = to[1], *to2 = to[2], *to3 = to[3];
-    for (size_t x = 0; x < columns->kept; x += GROUP, weights += GROUP * most) {
+    for (size_t x = 0; x < columns->kept; x += GROUP, weights += GROUP * count) {
         __m256i first[GROUP], last[GROUP];
 #pragma GCC unroll 4
         for (size_t i = 0; i < GROUP; i++) {
             size_t at = 3 * firsts[x + i];
-            first[i] = sum_pixels(from0 + at, from1 + at, weights + i * most, count, half);
-            last[i] = sum_pixels(from2 + at, from3 + at, weights + i * most, count, half);
+            first[i] = sum_pixels(from0 + at, from1 + at, weights + i * count, count, half);
+            last[i] = sum_pixels(from2 + at, from3 + at, weights + i * count, count, half);
         }
+        /* What the next call needs, one line after the other. */
+        __builtin_prefetch(from[ROWS + x / GROUP % ROWS] + 3 * firsts[x]);
         store_pixels(to0 + 3 * x, to1 + 3 * x, first, precision);
         store_pixels(to2 + 3 * x, to3 + 3 * x, last, precision);
     }
@@ -368,11 +403,16 @@ AVX2 static void resample_lines_avx2(uint8_t *const *to, const uint8_t *const *f
         resample_rgb(to, from, columns, columns->count);
 }
 
+AVX2 static void find_taps_avx2(struct taps *taps, const struct job *job, size_t image, int number, int flip)
+{
+    find_any(taps, job, image, number, flip);
+}
+
 AVX2 INLINE void join_some(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int bits,
                            size_t nbytes)
 {
     const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << bits >> 1);
-    const __m128i precision = _mm_cvtsi32_si128(bits);
+    const __m256i precision = _mm256_set1_epi32(bits);
     for (size_t at = 0; at < nbytes; at += sizeof(__m256i)) {
         __m256i sums[4] = {half, half, half, half};
 #pragma GCC unroll 4
@@ -391,7 +431,7 @@ AVX2 INLINE void join_some(uint8_t *to, const uint8_t *const *lines, const int16
 #undef ADD
         }
         for (int i = 0; i < 4; i++)
-            sums[i] = _mm256_sra_epi32(sums[i], precision);
+            sums[i] = _mm256_srav_epi32(sums[i], precision);
         __m256i found = _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]), _mm256_packs_epi32(sums[2], sums[3]));
         if (at + sizeof found <= nbytes) {
             _mm256_storeu_si256((__m256i *)(to + at), found);
@@ -493,7 +533,7 @@ static void resample_lines_neon(uint8_t *const *to, const uint8_t *const *from, 
     for (size_t row = 0; row < ROWS; row++)
         for (size_t x = 0; x < columns->kept; x++) {
             const uint8_t *pixels = from[row] + 3 * columns->firsts[x];
-            const int16_t *weights = columns->weights + x * columns->most;
+            const int16_t *weights = columns->weights + x * columns->count;
             int32x4_t sum = half;
             for (size_t k = 0; k < columns->count; k++)
                 sum = vmlal_n_s16(sum, vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vld1_u8(pixels + 3 * k)))), weights[k]);
@@ -536,12 +576,12 @@ static void find_forms(void)
     num_forms = 0;
 #ifdef AVX2
     if (has_avx2())
-        forms[num_forms++] = (struct form){"avx2", resample_lines_avx2, join_lines_avx2, cast_avx2};
+        forms[num_forms++] = (struct form){"avx2", find_taps_avx2, resample_lines_avx2, join_lines_avx2, cast_avx2};
 #endif
 #if defined(__aarch64__) && defined(__ARM_NEON)
-    forms[num_forms++] = (struct form){"neon", resample_lines_neon, join_lines_neon, cast};
+    forms[num_forms++] = (struct form){"neon", find_taps, resample_lines_neon, join_lines_neon, cast};
 #endif
-    forms[num_forms++] = (struct form){"portable", resample_lines, join_lines, cast};
+    forms[num_forms++] = (struct form){"portable", find_taps, resample_lines, join_lines, cast};
 }
 
 /* Memory of one thread. `lines` are resampled lines: that of row number n is in place n modulo `places`. */
@@ -570,12 +610,13 @@ static void make_lines(const struct job *job, const struct form *form, struct ro
     const struct taps *columns = &room->columns;
     size_t channels = job->channels, stride = (size_t)window[WIDTH] * channels;
     size_t nbytes = (size_t)window[HEIGHT] * stride + behind, reach = columns->count * channels + SLACK;
-    const uint8_t *from[ROWS];
+    const uint8_t *from[2 * ROWS];
     uint8_t *to[ROWS];
-    for (size_t i = 0; i < ROWS; i++) {
-        size_t number = row + i < end ? row + i : end - 1, at = number * stride;
-        to[i] = room->lines + (row + i) % room->places * room->line_nbytes;
-        from[i] = shown + at;
+    for (size_t i = 0; i < 2 * ROWS; i++)
+        from[i] = shown + (row + i < end ? row + i : end - 1) * stride;
+    for (size_t i = 0, place = row % room->places; i < ROWS; i++, place = place + 1 < room->places ? place + 1 : 0) {
+        size_t at = (size_t)(from[i] - shown);
+        to[i] = room->lines + place * room->line_nbytes;
         if (columns->same) {
             copy_line(to[i], from[i], columns, channels);
         } else if (nbytes - at - stride < reach) {
@@ -594,8 +635,8 @@ static void resample_one(const struct job *job, const struct form *form, struct 
     const int64_t *window = job->windows + NUM_SIDES * number;
     struct taps *rows = &room->rows, *columns = &room->columns;
     size_t n = (size_t)job->size[ALONG_COLUMNS] * job->channels, at = number * (size_t)job->size[ALONG_ROWS] * n;
-    find_taps(rows, job, number, ALONG_ROWS, 0);
-    find_taps(columns, job, number, ALONG_COLUMNS, job->flips[number]);
+    form->find_taps(rows, job, number, ALONG_ROWS, 0);
+    form->find_taps(columns, job, number, ALONG_COLUMNS, job->flips[number]);
     size_t before = columns->before * job->channels, nbytes = columns->kept * job->channels, made = rows->firsts[0];
     for (size_t y = 0; y < (size_t)job->size[ALONG_ROWS]; y++, at += n) {
         size_t row = y - rows->before;
@@ -608,9 +649,10 @@ static void resample_one(const struct job *job, const struct form *form, struct 
             made = made < first ? first : made; /* without antialias, lines between those that are wanted are not */
             for (; made < end; made += ROWS)
                 make_lines(job, form, room, shown, window, behind, made, rows->end);
-            for (size_t k = 0; k < rows->count; k++) {
-                size_t line = first + k < end ? first + k : end - 1;
-                room->sources[k] = room->lines + line % room->places * room->line_nbytes;
+            for (size_t k = 0, place = first % room->places; k < rows->count; k++) {
+                room->sources[k] = room->lines + place * room->line_nbytes;
+                if (first + k + 1 < end)
+                    place = place + 1 < room->places ? place + 1 : 0;
             }
             if (nbytes < n) {
                 memset(to, 0, before);
@@ -619,7 +661,7 @@ static void resample_one(const struct job *job, const struct form *form, struct 
             if (rows->same)
                 memcpy(to + before, room->sources[0], nbytes);
             else
-                form->join_lines(to + before, room->sources, rows->weights + row * rows->most, rows->count,
+                form->join_lines(to + before, room->sources, rows->weights + row * rows->count, rows->count,
                                  rows->precision, nbytes);
         }
         if (job->depth != UINT8)
@@ -635,9 +677,9 @@ static int make_taps(struct taps *taps, const struct job *job, int number)
     size_t kept = (size_t)job->size[number], limit = (size_t)job->most[number];
     size_t most = 2 * (size_t)ceil(radius_of(job, largest)) + 2;
     taps->most = ((most < limit ? most : limit) + 1) / 2 * 2;
-    taps->firsts = malloc((kept + GROUP) * sizeof(size_t));
-    taps->weights = malloc((kept + GROUP) * taps->most * sizeof(int16_t));
-    taps->exact = malloc((kept + 1) * taps->most * sizeof(double));
+    taps->firsts = malloc((kept + BLOCK) * sizeof(size_t));
+    taps->weights = malloc((kept + BLOCK) * taps->most * sizeof(int16_t));
+    taps->exact = malloc((kept + 2 * BLOCK) * taps->most * sizeof(double));
     return taps->firsts && taps->weights && taps->exact;
 }
 
