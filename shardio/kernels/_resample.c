@@ -65,7 +65,9 @@ struct taps {
     int precision; /* weights are in units of 2^-precision */
     int same;      /* outputs are inputs */
     int16_t *weights;
-    double *exact; /* the weights before they are rounded, of BLOCK outputs after those of BLOCK others */
+    double *exact;    /* weights before they are rounded, of BLOCK outputs after those of BLOCK others */
+    uint32_t *groups; /* all of this as the form "avx2" has it, */
+    int are_near;     /* which depends on whether neighbours begin near each other */
 };
 
 INLINE double filter(int cubic, double a, double x)
@@ -324,65 +326,82 @@ static void cast(void *to, const uint8_t *from, const struct affine *affine, siz
 
 #define AVX2 __attribute__((target("avx2,f16c")))
 
-/* Output x of two lines, the first in the lower half: a sum for each channel, and one that is not used. */
-AVX2 INLINE __m256i sum_pixels(const uint8_t *one, const uint8_t *other, const int16_t *weights, size_t count,
-                               __m256i half)
+/* A group of outputs has sums of three channels each. If neighbours are near each other, `registers` is 3, and each register
+   has four of the twelve sums; if not, it is 4, and each register has an output. A group is an offset for each register,
+   from where pixels are loaded; then for each sum a mask that takes two values of a channel; and its weights, a pair for
+   each two inputs. */
+AVX2 INLINE void make_groups(const struct taps *columns, size_t registers)
 {
-    /* Of four pixels the first two and the last two, as numbers of 16 bits, each channel's beside each other. */
-    const __m256i low = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
-    const __m256i high = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    __m256i sum = half;
-#pragma GCC unroll 4
-    for (size_t k = 0; k < count; k += 4) {
-        __m256i pixels = _mm256_inserti128_si256(
-            _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(one + 3 * k))),
-            _mm_loadu_si128((const __m128i *)(other + 3 * k)), 1);
-        int32_t pair;
-        memcpy(&pair, weights + k, sizeof pair);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, low), _mm256_set1_epi32(pair)));
-        if (k + 2 < count) {
-            memcpy(&pair, weights + k + 2, sizeof pair);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, high), _mm256_set1_epi32(pair)));
+    const size_t count = columns->count, sums = 4 * registers;
+    uint32_t *group = columns->groups;
+    for (size_t x = 0; x < columns->kept; x += GROUP, group += 4 + sums * (1 + count / 2)) {
+        const size_t *firsts = columns->firsts + x;
+#pragma GCC unroll 16
+        for (size_t i = 0; i < sums; i++) {
+            size_t one = firsts[i / 4 * 4 / registers], other = firsts[(i / 4 * 4 + 3) / registers];
+            size_t base = one < other ? one : other, value = 3 * (firsts[i / registers] - base) + i % registers;
+            group[i / 4] = (uint32_t)(3 * base);
+            group[4 + i] = 0x80038000 + 0x10001 * (uint32_t)value; /* it, none, that of the next pixel, none */
         }
+        for (size_t k = 0; k < count / 2; k++)
+#pragma GCC unroll 16
+            for (size_t i = 0; i < sums; i++)
+                memcpy(group + 4 + sums * (1 + k) + i, columns->weights + (x + i / registers) * count + 2 * k, 4);
     }
-    return sum;
 }
 
-/* Four outputs of each of two lines, in twelve bytes each. Four more bytes are written. */
-AVX2 INLINE void store_pixels(uint8_t *one, uint8_t *other, const __m256i *sums, __m256i precision)
+/* A group of each of two lines, in twelve bytes each. Four more bytes are written. */
+AVX2 INLINE void store_group(uint8_t *one, uint8_t *other, const __m256i *sums, size_t registers, __m256i precision)
 {
     const __m256i packed = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
     __m256i first = _mm256_packs_epi32(_mm256_srav_epi32(sums[0], precision), _mm256_srav_epi32(sums[1], precision));
-    __m256i last = _mm256_packs_epi32(_mm256_srav_epi32(sums[2], precision), _mm256_srav_epi32(sums[3], precision));
-    __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(first, last), packed);
+    __m256i last = _mm256_packs_epi32(_mm256_srav_epi32(sums[2], precision),
+                                      _mm256_srav_epi32(sums[registers - 1], precision));
+    __m256i bytes = _mm256_packus_epi16(first, last);
+    if (registers == GROUP)
+        bytes = _mm256_shuffle_epi8(bytes, packed);
     _mm_storeu_si128((__m128i *)one, _mm256_castsi256_si128(bytes));
     _mm_storeu_si128((__m128i *)other, _mm256_extracti128_si256(bytes, 1));
 }
 
-AVX2 INLINE void resample_rgb(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t count)
+#define FOUR(VALUES) _mm_loadu_si128((const __m128i *)(VALUES))
+#define EACH(ONE, OTHER) _mm256_inserti128_si256(_mm256_castsi128_si256(ONE), OTHER, 1)
+#define ADD(SUM, PIXELS, WEIGHTS) SUM = _mm256_add_epi32(SUM, _mm256_madd_epi16(PIXELS, WEIGHTS))
+
+AVX2 INLINE void resample_rgb(uint8_t *const *to, const uint8_t *const *from, const struct taps *columns, size_t count,
+                              size_t registers)
 {
     const __m256i half = _mm256_set1_epi32(1 << columns->precision >> 1);
     const __m256i precision = _mm256_set1_epi32(columns->precision);
-    const size_t *firsts = columns->firsts;
-    const int16_t *weights = columns->weights;
+    const size_t sums = 4 * registers;
+    const uint32_t *group = columns->groups;
     /* In registers: what is stored might be anything, to the compiler. */
     const uint8_t *from0 = from[0], *from1 = from[1], *from2 = from[2], *from3 = from[3];
     uint8_t *to0 = to[0], *to1 = to[1], *to2 = to[2], *to3 = to[3];
-    for (size_t x = 0; x < columns->kept; x += GROUP, weights += GROUP * count) {
-        __m256i first[GROUP], last[GROUP];
+    for (size_t x = 0; x < columns->kept; x += GROUP, group += 4 + sums * (1 + count / 2)) {
+        __m256i first[GROUP] = {half, half, half, half}, last[GROUP] = {half, half, half, half};
 #pragma GCC unroll 4
-        for (size_t i = 0; i < GROUP; i++) {
-            size_t at = 3 * firsts[x + i];
-            first[i] = sum_pixels(from0 + at, from1 + at, weights + i * count, count, half);
-            last[i] = sum_pixels(from2 + at, from3 + at, weights + i * count, count, half);
+        for (size_t i = 0; i < registers; i++) {
+            __m256i mask = _mm256_broadcastsi128_si256(FOUR(group + 4 + 4 * i)), one = half, other = half;
+#pragma GCC unroll 4
+            for (size_t k = 0; k < count / 2; k++) {
+                size_t at = group[i] + 6 * k;
+                int again = registers == GROUP && k % 2; /* there are two more pixels in the registers */
+                if (!again) {
+                    one = EACH(FOUR(from0 + at), FOUR(from1 + at));
+                    other = EACH(FOUR(from2 + at), FOUR(from3 + at));
+                }
+                __m256i taken = again ? _mm256_add_epi8(mask, _mm256_set1_epi8(6)) : mask;
+                __m256i weights = _mm256_broadcastsi128_si256(FOUR(group + 4 + sums * (1 + k) + 4 * i));
+                ADD(first[i], _mm256_shuffle_epi8(one, taken), weights);
+                ADD(last[i], _mm256_shuffle_epi8(other, taken), weights);
+            }
         }
         /* What the next call needs, one line after the other. */
-        __builtin_prefetch(from[ROWS + x / GROUP % ROWS] + 3 * firsts[x]);
-        store_pixels(to0 + 3 * x, to1 + 3 * x, first, precision);
-        store_pixels(to2 + 3 * x, to3 + 3 * x, last, precision);
+        __builtin_prefetch(from[ROWS + x / GROUP % ROWS] + group[0]);
+        store_group(to0 + 3 * x, to1 + 3 * x, first, registers, precision);
+        store_group(to2 + 3 * x, to3 + 3 * x, last, registers, precision);
     }
 }
 
@@ -391,21 +410,32 @@ AVX2 static void resample_lines_avx2(uint8_t *const *to, const uint8_t *const *f
 {
     if (channels != 3)
         resample_lines(to, from, columns, channels);
+    else if (!columns->are_near)
+        resample_rgb(to, from, columns, columns->count, 4);
     else if (columns->count == 2)
-        resample_rgb(to, from, columns, 2);
+        resample_rgb(to, from, columns, 2, 3);
     else if (columns->count == 4)
-        resample_rgb(to, from, columns, 4);
+        resample_rgb(to, from, columns, 4, 3);
     else if (columns->count == 6)
-        resample_rgb(to, from, columns, 6);
-    else if (columns->count == 8)
-        resample_rgb(to, from, columns, 8);
+        resample_rgb(to, from, columns, 6, 3);
     else
-        resample_rgb(to, from, columns, columns->count);
+        resample_rgb(to, from, columns, columns->count, 3);
 }
 
 AVX2 static void find_taps_avx2(struct taps *taps, const struct job *job, size_t image, int number, int flip)
 {
     find_any(taps, job, image, number, flip);
+    if (number != ALONG_COLUMNS || job->channels != 3 || taps->same)
+        return;
+    taps->are_near = 1;
+    for (size_t x = 0; x < taps->kept; x++) {
+        size_t one = taps->firsts[x], other = taps->firsts[x + 1];
+        taps->are_near &= one + 3 >= other && other + 3 >= one; /* two pixels of each in 16 bytes */
+    }
+    if (taps->are_near)
+        make_groups(taps, 3);
+    else
+        make_groups(taps, 4);
 }
 
 AVX2 INLINE void join_some(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int bits,
@@ -423,12 +453,10 @@ AVX2 INLINE void join_some(uint8_t *to, const uint8_t *const *lines, const int16
             __m256i one = _mm256_loadu_si256((const __m256i *)(lines[k] + at));
             __m256i other = _mm256_loadu_si256((const __m256i *)(lines[k + 1] + at));
             __m256i low = _mm256_unpacklo_epi8(one, other), high = _mm256_unpackhi_epi8(one, other);
-#define ADD(SUM, HALVES) SUM = _mm256_add_epi32(SUM, _mm256_madd_epi16(HALVES, weight))
-            ADD(sums[0], _mm256_unpacklo_epi8(low, zero));
-            ADD(sums[1], _mm256_unpackhi_epi8(low, zero));
-            ADD(sums[2], _mm256_unpacklo_epi8(high, zero));
-            ADD(sums[3], _mm256_unpackhi_epi8(high, zero));
-#undef ADD
+            ADD(sums[0], _mm256_unpacklo_epi8(low, zero), weight);
+            ADD(sums[1], _mm256_unpackhi_epi8(low, zero), weight);
+            ADD(sums[2], _mm256_unpacklo_epi8(high, zero), weight);
+            ADD(sums[3], _mm256_unpackhi_epi8(high, zero), weight);
         }
         for (int i = 0; i < 4; i++)
             sums[i] = _mm256_srav_epi32(sums[i], precision);
@@ -680,7 +708,8 @@ static int make_taps(struct taps *taps, const struct job *job, int number)
     taps->firsts = malloc((kept + BLOCK) * sizeof(size_t));
     taps->weights = malloc((kept + BLOCK) * taps->most * sizeof(int16_t));
     taps->exact = malloc((kept + 2 * BLOCK) * taps->most * sizeof(double));
-    return taps->firsts && taps->weights && taps->exact;
+    taps->groups = malloc((kept + GROUP) / GROUP * (20 + 8 * taps->most) * sizeof(uint32_t));
+    return taps->firsts && taps->weights && taps->exact && taps->groups;
 }
 
 static void free_taps(struct taps *taps)
@@ -688,6 +717,7 @@ static void free_taps(struct taps *taps)
     free(taps->firsts);
     free(taps->weights);
     free(taps->exact);
+    free(taps->groups);
 }
 
 static void find_affine(struct affine *affine, const struct job *job, size_t n)
