@@ -438,6 +438,35 @@ AVX2 static void find_taps_avx2(struct taps *taps, const struct job *job, size_t
         make_groups(taps, 4);
 }
 
+/* At most 32 bytes. */
+AVX2 INLINE void store_some(uint8_t *to, __m256i bytes, size_t nbytes)
+{
+    uint8_t rest[sizeof bytes];
+    if (nbytes >= sizeof bytes) {
+        _mm256_storeu_si256((__m256i *)to, bytes);
+    } else {
+        _mm256_storeu_si256((__m256i *)rest, bytes);
+        memcpy(to, rest, nbytes);
+    }
+}
+
+/* Two lines whose weights have a sum of 1: near + (far - near) * weight, in 16 bits. Of the two, far has the lesser weight,
+   which has a place even in units of 2^-15. */
+AVX2 INLINE void join_two(uint8_t *to, const uint8_t *near, const uint8_t *far, int weight, size_t nbytes)
+{
+    const __m256i zero = _mm256_setzero_si256(), share = _mm256_set1_epi16((int16_t)weight);
+    for (size_t at = 0; at < nbytes; at += sizeof(__m256i)) {
+        __m256i one = _mm256_loadu_si256((const __m256i *)(near + at));
+        __m256i other = _mm256_loadu_si256((const __m256i *)(far + at));
+        __m256i low = _mm256_unpacklo_epi8(one, zero), high = _mm256_unpackhi_epi8(one, zero);
+        __m256i step = _mm256_sub_epi16(_mm256_unpacklo_epi8(other, zero), low);
+        __m256i next = _mm256_sub_epi16(_mm256_unpackhi_epi8(other, zero), high);
+        low = _mm256_add_epi16(low, _mm256_mulhrs_epi16(step, share)); /* which rounds as everything here does */
+        high = _mm256_add_epi16(high, _mm256_mulhrs_epi16(next, share));
+        store_some(to + at, _mm256_packus_epi16(low, high), nbytes - at);
+    }
+}
+
 AVX2 INLINE void join_some(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count, int bits,
                            size_t nbytes)
 {
@@ -461,21 +490,16 @@ AVX2 INLINE void join_some(uint8_t *to, const uint8_t *const *lines, const int16
         for (int i = 0; i < 4; i++)
             sums[i] = _mm256_srav_epi32(sums[i], precision);
         __m256i found = _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]), _mm256_packs_epi32(sums[2], sums[3]));
-        if (at + sizeof found <= nbytes) {
-            _mm256_storeu_si256((__m256i *)(to + at), found);
-        } else {
-            uint8_t rest[sizeof found];
-            _mm256_storeu_si256((__m256i *)rest, found);
-            memcpy(to + at, rest, nbytes - at);
-        }
+        store_some(to + at, found, nbytes - at);
     }
 }
 
 AVX2 static void join_lines_avx2(uint8_t *to, const uint8_t *const *lines, const int16_t *weights, size_t count,
                                  int precision, size_t nbytes)
 {
-    if (count == 2)
-        join_some(to, lines, weights, 2, precision, nbytes);
+    int one = weights[0], other = weights[1];
+    if (count == 2 && one >= 0 && other >= 0 && one + other == 1 << precision)
+        join_two(to, lines[one < other], lines[one >= other], (one < other ? one : other) << (15 - precision), nbytes);
     else if (count == 4)
         join_some(to, lines, weights, 4, precision, nbytes);
     else
