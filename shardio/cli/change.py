@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from shardio.cli.options import (
-    accept_layout_option,
     columns_option,
     conditions,
     cores_option,
@@ -18,6 +17,7 @@ from shardio.cli.options import (
     folder,
     indices_option,
     json_option,
+    labels_option,
     max_bad_option,
     parse_share,
     parsed,
@@ -236,7 +236,7 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
 @click.argument("src", type=folder)
 @new_argument
 @source_option
-@accept_layout_option
+@labels_option
 @empty_classes_option
 @columns_option
 @cores_option

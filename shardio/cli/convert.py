@@ -96,8 +96,8 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.
 
-    SRC is a folder of class folders (SRC/CLASS/IMAGE), or of train, val and test folders of class folders; the folder
-    of ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder
+    SRC is a folder of class folders (SRC/CLASS/IMAGE) or of images without labels, or of train, val and test folders of
+    these; the folder of ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder
     or a quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content.
     Damaged images are left out and listed in OUT/rejects.jsonl.
 
@@ -160,7 +160,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
         yield f"nothing to do: {'this part is finished' if report.unfinished else 'the set is published'}"
     yield f"  source  {report.source}, {src}"
     for name, count in report.num_samples.items():
-        yield f"  {name:<8}{counted(count, 'sample'):>20}"
+        yield f"  {name:<8}{counted(count, 'sample'):>20}{', without labels' if name in report.unlabelled else ''}"
     digest = f", digest {report.digest[:16]}" if report.digest else ""
     yield f"  {counted(report.num_shards, 'shard')}, {bytes_text(report.nbytes)} in {out}{digest}"
     for what, counts, where in (
@@ -218,6 +218,9 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
     yield f"{src}: {report.source}, {counted(report.num_sources, 'image')} of {counted(report.num_classes, 'class')}"
     for name, split in report.splits.items():
         least, most = split.smallest, split.largest
+        if least is None or most is None:
+            yield f"  {name:<8}{counted(split.num_sources, 'image'):>19}, without labels"
+            continue
         sizes = f"{least.num_sources:,} ({least.name}) to {most.num_sources:,} ({most.name}) of a class"
         if least.num_sources == most.num_sources:
             sizes = f"{most.num_sources:,} of each class"

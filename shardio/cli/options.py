@@ -155,8 +155,11 @@ max_bad_option = click.option(
 )
 
 
-accept_layout_option = click.option(
-    "--accept-layout", is_flag=True, help="Accept a layout of SRC that looks like a mistake."
+labels_option = click.option(
+    "--labels",
+    type=click.Choice(["folders", "none"]),
+    help="folders: the first folders in SRC, or in a split, are classes. none: take all images without labels.  "
+    "[default: folders with images are classes, a flat folder has no labels]",
 )
 empty_classes_option = click.option(
     "--empty-classes",
@@ -223,7 +226,7 @@ indices_option = click.option(
 
 image_options = together(
     source_option,
-    accept_layout_option,
+    labels_option,
     empty_classes_option,
     size_option,
     click.option(

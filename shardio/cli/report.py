@@ -90,7 +90,7 @@ def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[ND
     from shardio.conversion.images.decode import decode_leniently
     from shardio.conversion.sources.detect import scan
 
-    collection = scan(src, accept_layout=True, empty_classes="keep")
+    collection = scan(src, labels="none")
     wanted = {(reject.split, reject.key) for reject in rejects if reject.reason not in ("too large", "empty")}
     pictures = {}
     for split, sources in collection.splits.items():

@@ -164,7 +164,7 @@ def _beside_sources(
     from shardio.conversion.sources.detect import scan
     from shardio.errors import DecodeError
 
-    collection = scan(src, accept_layout=True, empty_classes="keep")
+    collection = scan(src, labels="none")
     sources = {source.key: source for source in collection.splits.get(shards.split, ())}
     pictures: Pictures = []
     texts: list[str] = []

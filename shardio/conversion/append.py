@@ -15,6 +15,7 @@ from shardio.conversion.convert import convert
 from shardio.conversion.options import DEFAULT_MAX_BAD, ConvertOptions, Src, read_options
 from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, ShardioError
 from shardio.sets.history import conversions_of
 from shardio.sets.names import looks_like_a_set
@@ -27,7 +28,7 @@ def append(
     new: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
-    accept_layout: bool = False,
+    labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
     columns: str | os.PathLike[str] | None = None,
     workers: int | None = None,
@@ -65,7 +66,7 @@ def append(
             src,
             added,
             source=source,
-            accept_layout=accept_layout,
+            labels=labels,
             empty_classes=empty_classes,
             workers=workers,
             max_bad=max_bad,

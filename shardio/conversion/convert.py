@@ -56,10 +56,11 @@ from shardio.conversion.report import (
 )
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
+from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME, has_label
 from shardio.format.manifest import Manifest
 from shardio.sets.fill import Filler
 from shardio.sets.levels import LEVELS, first_split, levels_of
@@ -76,7 +77,7 @@ def convert(
     out: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
-    accept_layout: bool = False,
+    labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
     size: Size = 256,
     fit: FitMode = "crop",
@@ -116,7 +117,7 @@ def convert(
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
-    sources = SourceOptions(source, accept_layout, empty_classes, columns, masks, arrays or {})
+    sources = SourceOptions(source, labels, empty_classes, columns, masks, arrays or {})
     check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*part)
@@ -139,7 +140,7 @@ def _plan(
     sources.check(src, out, options)
     if not (out / MANIFEST_NAME).exists():
         engine.check()
-    collection, arrays = sources.collect(src, out, options)
+    collection, arrays = sources.collect(src, options)
     if engine.sends:
         collection.origin.check_sendable()
     columns = sources.read_columns(collection)
@@ -352,4 +353,5 @@ class Conversion:
 
 def _numbers(splits: Iterable[SplitContent]) -> tuple[str, ...]:
     """Returns numbers as the classes of a collection without class names, up to the largest label in `splits`."""
-    return tuple(map(str, range(1 + max(int(content.rows["label"].max()) for content in splits))))
+    labels = [content.rows["label"] for content in splits if has_label(content.rows.dtype)]
+    return tuple(map(str, range(1 + max(int(found.max()) for found in labels)))) if labels else ()

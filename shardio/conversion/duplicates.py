@@ -31,7 +31,7 @@ class Duplicate:
 
     split: str
     key: bytes
-    label: int
+    label: int | None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Given, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.masks import MaskedOrigin
+from shardio.conversion.sources.tree import Labels
 from shardio.conversion.task import needs_torch, one_torch_thread, prepare
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
 from shardio.errors import ConvertError, DecodeError
@@ -53,8 +54,9 @@ class ClassSize(NamedTuple):
 class SplitEstimate:
     num_sources: int
     num_shards: int
-    smallest: ClassSize
-    largest: ClassSize
+    smallest: ClassSize | None
+    largest: ClassSize | None
+    """None if the images of the split have no labels."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def estimate(
     out: str | os.PathLike[str] | None = None,
     *,
     source: SourceKind = "auto",
-    accept_layout: bool = False,
+    labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
     columns: str | os.PathLike[str] | None = None,
     size: Size = 256,
@@ -137,9 +139,9 @@ def estimate(
     if out is not None:
         check_local(out, ConvertError, "a conversion needs a folder here")
         out = Path(os.path.abspath(out))
-    sources = SourceOptions(source, accept_layout, empty_classes, columns, masks)
+    sources = SourceOptions(source, labels, empty_classes, columns, masks)
     sources.check(src, out)
-    collection, arrays = sources.collect(src, out, options)
+    collection, arrays = sources.collect(src, options)
     plan = make_plan(Path(os.devnull), collection, options, sources.read_columns(collection), arrays=arrays)
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
@@ -167,7 +169,10 @@ def estimate(
 
 def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstimate:
     sources, classes = collection.splits[split], collection.classes
-    counts = np.bincount([source.label for source in sources], minlength=len(classes))
+    labels = [source.label for source in sources if source.label is not None]
+    if not labels:
+        return SplitEstimate(len(sources), num_shards, None, None)
+    counts = np.bincount(labels, minlength=len(classes))
     smallest, largest = (ClassSize(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
     return SplitEstimate(len(sources), num_shards, smallest, largest)
 

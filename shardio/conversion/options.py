@@ -22,11 +22,12 @@ from shardio.conversion.sources.columns import ColumnTable, check_columns_file, 
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
 from shardio.conversion.sources.masks import with_masks
+from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, show
-from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, RowType, SampleShape, pixels_row
+from shardio.format.layout import RowType, SampleShape, pixels_row
 from shardio.format.parse import first_repeated
-from shardio.sets.names import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
+from shardio.sets.names import check_apart, check_local, check_usable, looks_like_a_set
 from shardio.system.machine import usable_cores
 
 StoredOrder = Literal["shuffled", "source"]
@@ -49,9 +50,9 @@ class SourceOptions:
     """The kind of the path: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list"
     file, "webdataset" tars (a file, a folder or a pattern), or "parquet" files (a file or a folder). "auto" detects the
     kind, and the report names it."""
-    accept_layout: bool = False
-    """Accept a layout that looks like a mistake, such as a single class. Such a layout is accepted anyway if an earlier
-    call with the same arguments has made or begun the set in OUT."""
+    labels: Labels | None = None
+    """Whether folders are classes, where that is not clear: "folders" or "none". "none" takes the images of any kind of
+    source without labels."""
     empty_classes: EmptyClasses = "refuse"
     """Class folders without images: "refuse" raises an error, "omit" leaves the class out and numbers the others,
     "keep" gives the class a label that no sample has."""
@@ -76,10 +77,8 @@ class SourceOptions:
             )
         elif self.masks is not None:
             raise ValueError("masks is for images in files, and `src` is a dataset: put the masks into its items")
-        elif self.accept_layout or self.empty_classes != "refuse":
-            raise ValueError(
-                "accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out"
-            )
+        elif self.labels or self.empty_classes != "refuse":
+            raise ValueError("labels and empty_classes are about files, and `src` is a dataset: leave them out")
         if out is not None:
             check_usable(out)
         if self.columns is not None:
@@ -99,12 +98,12 @@ class SourceOptions:
         """Returns the arrays declared for a dataset's items."""
         return declare(self.arrays, sample_shape, ("image", "label"))
 
-    def collect(self, src: Src, out: Path | None, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
+    def collect(self, src: Src, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
         """Scans SRC. Returns its sources and the arrays of its samples."""
         if not isinstance(src, (str, os.PathLike)):
             specs = self.declared(options.sample_shape)
             return collect_datasets(src, specs), specs
-        return self.add_masks(self._collect(src, out), options)
+        return self.add_masks(self._collect(src), options)
 
     def add_masks(self, collection: Collection, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
         """Returns the collection with its masks and the array of masks. Without `masks`, there is no array."""
@@ -113,19 +112,9 @@ class SourceOptions:
         collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
         return collection, (ArraySpec(MASK, "mask", RowType(dtype.str, options.sample_shape[:2]), "file"),)
 
-    def _collect(self, src: str | os.PathLike[str], out: Path | None) -> Collection:
-        """Returns the sources in SRC.
-
-        If a conversion into `out` has begun, the layout of SRC was accepted then, and the plan in `out` is compared
-        with the sources.
-        """
-        accept_layout, empty_classes = self.accept_layout, self.empty_classes
-        begun = (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")
-        if out is not None and any(os.path.lexists(out / name) for name in begun):
-            accept_layout = True
-            empty_classes = "keep" if empty_classes == "refuse" else empty_classes
+    def _collect(self, src: str | os.PathLike[str]) -> Collection:
         try:
-            return scan(Path(src), self.source, accept_layout=accept_layout, empty_classes=empty_classes)
+            return scan(Path(src), self.source, labels=self.labels, empty_classes=self.empty_classes)
         except SourceError as error:
             if looks_like_a_set(Path(src)):
                 raise SourceError(f"{error}. SRC is a shard set: SRC, the images, comes first; OUT second") from None

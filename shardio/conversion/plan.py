@@ -61,6 +61,11 @@ class ShardTask:
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes no other file."""
 
     @property
+    def has_label(self) -> bool:
+        """Whether the samples of the split have labels."""
+        return self.sources[0].label is not None
+
+    @property
     def name(self) -> str:
         return shard_name(self.split, self.number)
 
@@ -122,13 +127,14 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Size of all shards, arrays and indexes if no source is refused."""
-        indexes = {task.split: task.key_nbytes for task in self.tasks}
         columns = self.columns.columns if self.columns else ()
-        return sum(task.nbytes for task in self.tasks) + sum(
-            index_nbytes(len(self.collection.splits[split]), key_nbytes, columns)
-            + len(self.arrays) * CRC32_ROW.file_nbytes(len(self.collection.splits[split]))
-            for split, key_nbytes in indexes.items()
-        )
+        counts = {split: len(sources) for split, sources in self.collection.splits.items()}
+        indexes = {
+            task.split: index_nbytes(counts[task.split], task.key_nbytes, columns, has_label=task.has_label)
+            for task in self.tasks
+        }
+        crc32s = len(self.arrays) * sum(map(CRC32_ROW.file_nbytes, counts.values()))
+        return sum(task.nbytes for task in self.tasks) + sum(indexes.values()) + crc32s
 
     def describe(self) -> dict[str, Any]:
         """Returns the options and sources as JSON values. Equal descriptions give equal plans."""
@@ -222,7 +228,7 @@ def _hash_sources(collection: Collection) -> str:
     for split, sources in collection.splits.items():
         sha256.update(f"\0{split}\0{len(sources)}\0".encode())
         for source in sources:
-            sha256.update(b"%d %s\0" % (source.label, source.key))
+            sha256.update(b"%s %s\0" % (str(source.label).encode(), source.key))
     return sha256.hexdigest()
 
 

@@ -175,7 +175,7 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             arrays[spec.name] = ArrayPart(part, np.frombuffer(base64.b64decode(crc32s), "<u4"))
         record = ShardRecord(
             entry,
-            np.frombuffer(base64.b64decode(fields["rows"]), index_dtype(task.key_nbytes)),
+            np.frombuffer(base64.b64decode(fields["rows"]), index_dtype(task.key_nbytes, has_label=task.has_label)),
             tuple(Reject(split, os.fsencode(key), *rest) for split, key, *rest in fields["rejects"]),
             tuple(MendedSource(split, os.fsencode(key), warning) for split, key, warning in fields["mended"]),
             fields["sources_sha256"],

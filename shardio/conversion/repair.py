@@ -25,6 +25,7 @@ from shardio.conversion.plan import Plan, ShardTask, difference, library_version
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
+from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, SourceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
@@ -145,6 +146,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
+    changes = []
     for collection in _readings(Path(src), sources.source):
         table = sources.read_columns(collection)
         collection, arrays = sources.add_masks(collection, options)
@@ -154,19 +156,26 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         ignored |= set() if table else {"columns_sha256"}
         ignored |= {"masks"} if sources.masks is None else set()
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
-        changed = difference(then, now)
-        if not changed:
+        changes.append(difference(then, now))
+        if not changes[-1]:
             return plan
-    raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other images than then ({changed})")
+    closest = min(changes, key=len)
+    raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other images than then ({closest})")
 
 
 def _readings(src: Path, source: SourceKind) -> Iterator[Collection]:
-    """Yields the collections that SRC may have been converted as: with empty classes, then without empty classes."""
-    collection = scan(src, source, accept_layout=True, empty_classes="keep")
-    yield collection
-    if empty := find_empty(collection):
+    """Yields the collections that SRC may have been converted as: with empty classes, without them, without labels.
+
+    Raises SourceError if SRC cannot be converted in any way.
+    """
+    ways: tuple[Labels | None, ...] = ("folders", None)
+    for labels in ways:
         with contextlib.suppress(SourceError):
-            yield without_classes(collection, empty)
+            collection = scan(src, source, labels=labels, empty_classes="keep")
+            yield collection
+            if empty := find_empty(collection):
+                yield without_classes(collection, empty)
+    yield scan(src, source, labels="none")
 
 
 class _Repair:

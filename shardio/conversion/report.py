@@ -73,6 +73,8 @@ class ConvertReport:
     """Groups of sources with the same bytes; None without `report_duplicates`."""
     warned: tuple[MendedSource, ...] = ()
     """Sources that a library warned about while reading or decoding them, with the warning."""
+    unlabelled: tuple[str, ...] = ()
+    """The splits whose samples have no labels."""
     unfinished: UnfinishedParts | None = None
     """What other parts still have to do; None if the set is published."""
 
@@ -161,6 +163,7 @@ def report_work(
         ignored={**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})},
         seconds=seconds,
         num_converted=progress.done - progress.kept,
+        unlabelled=tuple({task.split: 0 for task in plan.tasks if not task.has_label}),
     )
 
 

@@ -67,7 +67,7 @@ class Control:
 class PreparedSample(NamedTuple):
     """A decoded sample's data other than its pixels, which are in a row of a block."""
 
-    label: int
+    label: int | None
     source_size: tuple[int, int]
     crc32: int
     warning: str

@@ -464,7 +464,7 @@ def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Pa
         os.link(folder / "0.JPEG", folder / f"{number}.JPEG")
     out = tmp_path / "out"
     words = ["convert", tmp_path / "images", out, "--size", "64", "--shard-size", "200kB", "--workers", workers]
-    words += ["--accept-layout"]
+    words += ["--labels", "folders"]
     command = [sys.executable, "-m", "shardio", *map(str, words)]
     begun = time.monotonic()
     # A group of its own, signalled as a terminal does it: parent and workers alike.

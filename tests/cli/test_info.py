@@ -140,10 +140,10 @@ def test_a_large_index_is_not_fetched_from_a_server(
 def test_counts_of_one_are_singular_and_equal_counts_are_one(num_each: int, said: str, tmp_path: Path) -> None:
     for number in range(num_each):
         write_jpeg(tmp_path / "src" / "cat" / f"{number}.jpg", random_picture(np.random.default_rng(number), 8, 8))
-    source = (tmp_path / "src", "--size", "8", "--accept-layout")
+    source = (tmp_path / "src", "--size", "8", "--labels", "folders")
     plan = called("plan", *source)
     assert said in plan
-    convert(source[0], tmp_path / "out", size=8, accept_layout=True)
+    convert(source[0], tmp_path / "out", size=8, labels="folders")
     info = called("info", tmp_path / "out")
     for text in (plan, info):
         assert re.search(r"\b1 class\b", text)

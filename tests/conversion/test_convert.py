@@ -282,7 +282,7 @@ def test_every_kind_of_image_is_converted_whatever_its_name(tmp_path: Path, out:
     for number, (kind, mode) in enumerate(kinds):
         options = {"subsampling": 0} if mode == "CMYK" else {}
         picture.convert(mode).save(tmp_path / "src" / "a" / f"{number}.JPEG", kind, **options)
-    convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0}, accept_layout=True)
+    convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0}, labels="folders")
     assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE))) == 6
 
 
@@ -297,7 +297,7 @@ def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(
     rgba = np.dstack([random_picture(rng, 20, 20), np.zeros((20, 20), np.uint8)])
     Image.fromarray(rgba).save(folder / "0.png")
     chosen = DecodeOptions(exif_rotate=True, background=(0, 128, 0))
-    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green", accept_layout=True)
+    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green", labels="folders")
     assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE)), options=chosen) == 9
     shards = open_shards(out)
     sizes = {row["key"]: (int(row["source_height"]), int(row["source_width"])) for row in shards.index}
@@ -314,14 +314,14 @@ def test_names_that_are_no_utf8_or_need_quoting_are_kept(tmp_path: Path, out: Pa
     names = [b"\xff\xfe", b"new\nline", b'quo"te', b"sp ace", "é☃".encode()]
     for name in names:
         write_jpeg(tmp_path / "src" / os.fsdecode(b"class " + name) / os.fsdecode(name + b".jpg"), picture)
-        (tmp_path / "src" / os.fsdecode(b"class " + name) / os.fsdecode(b"bad " + name)).write_bytes(b"")
+        (tmp_path / "src" / os.fsdecode(b"class " + name) / os.fsdecode(b"bad " + name)).write_bytes(b"\xff\xd8\xff")
     report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 5})
     assert verify(out).ok
     shards = open_shards(out)
     assert sorted(shards.index["key"].tolist()) == sorted(b"class %s/%s.jpg" % (n, n) for n in names)
     assert sorted(os.fsencode(name) for name in shards.classes) == sorted(b"class " + n for n in names)
     assert {os.fsencode(line["key"]) for line in rejects(out)} == {b"class %s/bad %s" % (n, n) for n in names}
-    assert report.refused == {"empty": 5}
+    assert report.refused == {"damaged": 5}
 
 
 # --- refused images ---------------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def test_what_is_ignored_is_counted(image_tree: Path, out: Path, finished: dict[
     (image_tree / "README").write_bytes(b"x")
     os.mkfifo(image_tree / "val" / "n01" / "fifo")
     report = convert(image_tree, out, **OPTIONS)
-    assert report.ignored == {"hidden": 1, "outside of class folders": 1, "not a regular file": 1}
+    assert report.ignored == {"hidden": 1, "not an image": 1, "not a regular file": 1}
     assert hashes(out) == finished
 
 
@@ -421,7 +421,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
             (folder / f"{number}.jpg").write_bytes(b"")
         else:
             os.link(picture, folder / f"{number}.jpg")
-    options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100, "accept_layout": True}
+    options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100, "labels": "folders"}
     assert sum(convert(tmp_path / "src", tmp_path / "pass", **options).refused.values()) == min(percent, 99)
     if percent < 99:
         (folder / "99.jpg").unlink()

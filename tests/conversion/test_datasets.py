@@ -153,7 +153,7 @@ def test_png_files_that_pillow_opens_lazily_give_the_set_of_the_tree(tmp_path: P
     deep = np.random.default_rng(0).integers(0, 1 << 16, (20, 30), dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "src" / "a" / "07.png")
     convert(Opened(8, classes=["a"]), tmp_path / "out", **OPTIONS)
-    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS, accept_layout=True)
+    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS, labels="folders")
     shards = {name for name in hashes(tmp_path / "reference") if "-0" in name}
     assert len(shards) == 2
     for name in shards:
@@ -662,7 +662,7 @@ def test_encoded_items_are_turned_and_reduced_as_files_are_and_decoded_ones_left
     (folder / "1.jpg").write_bytes(data)
     made: dict[str, NDArray[np.uint8]] = {}
     for name, options in {"plain": {}, "turned": {"exif_rotate": True}, "fast": {"quality": "fast"}}.items():
-        convert(tmp_path / "tree", tmp_path / f"{name}-tree", **OPTIONS, **options, accept_layout=True)
+        convert(tmp_path / "tree", tmp_path / f"{name}-tree", **OPTIONS, **options, labels="folders")
         convert([(data, 0)], tmp_path / name, **OPTIONS, **options)
         made[name] = open_shards(tmp_path / name)[0].image
         np.testing.assert_array_equal(made[name], open_shards(tmp_path / f"{name}-tree")[0].image)

@@ -156,7 +156,7 @@ def test_an_ordinary_tree_stays_a_tree_whatever_lies_in_it(tmp_path: Path) -> No
     assert find_kind(tmp_path) == "tree"
     put(tmp_path, "a/extra.tar", "b/notes.csv", "Data/1.jpg")
     assert find_kind(tmp_path) == "tree"
-    assert scan(tmp_path).ignored == {"hidden": 1, "outside of class folders": 4}
+    assert scan(tmp_path).ignored == {"hidden": 1, "not an image": 6}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_archives_beside_a_tree_could_be_either_and_are_refused(tmp_path: Path) 
         scan(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}: ")
     shutil.rmtree(tmp_path / "ILSVRC2012_devkit_t12")
-    assert scan(tmp_path, "tree").ignored == {"outside of class folders": 1}
+    assert scan(tmp_path, "tree").ignored == {"not an image": 1}
 
 
 def test_files_are_told_by_what_they_begin_with(imagenet: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def sets(tmp_path: Path) -> tuple[Path, Path]:
     for number in range(8):
         write_jpeg(tmp_path / "src" / "a" / f"{number}.jpg", random_picture(rng, 20, 20))
     for name in ("one", "two"):
-        convert(tmp_path / "src", tmp_path / name, size=8, shard_size=4096 + 4 * 192, workers=1, accept_layout=True)
+        convert(tmp_path / "src", tmp_path / name, size=8, shard_size=4096 + 4 * 192, workers=1, labels="folders")
     return tmp_path / "one", tmp_path / "two"
 
 

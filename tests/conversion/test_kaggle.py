@@ -52,7 +52,7 @@ def test_test_images_and_what_is_no_image_are_counted(src: Path) -> None:
         "unlabelled test image": 3,
         "hidden": 4,
         "not a validation image": 1,
-        "outside of class folders": 1,
+        "not an image": 1,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def put(root: Path, *names: str) -> Path:
     return root
 
 
-def labels(collection: Collection) -> dict[str, int]:
+def labels(collection: Collection) -> dict[str, int | None]:
     return {source.key.decode(): source.label for split in collection.splits.values() for source in split}
 
 
@@ -44,68 +45,38 @@ def refused(src: Path) -> str:
     return str(caught.value)
 
 
-# --- layouts that look like mistakes ----------------------------------------------------------------------------------
-
-DOUBTFUL = {
-    "one class": (("dog/1.jpg", "dog/2.jpg"), "expected at least two classes, found one, 'dog'"),
-    "one level too high": (
-        ("x/train/a/1.jpg", "x/train/b/1.jpg"),
-        "found one, 'x'. Give {src}/x as SRC if its folders",
-    ),
-    "splits of images": (
-        ("Train/1.jpg", "Test/2.jpg"),
-        "found names of splits ('Test', 'Train'), which would become classes",
-    ),
-    "splits and classes": (("train/1.jpg", "val/2.jpg", "dog/3.jpg"), "found names of splits ('train', 'val')"),
-    "unlabelled test": (
-        ("train/a/1.jpg", "train/b/2.jpg", "test/3.jpg"),
-        "in 'test' (test/CLASS/IMAGE), found no image",
-    ),
-    "annotations": (
-        ("train/a/1.jpg", "train/b/2.jpg", "notes/3.jpg"),
-        "expected only split folders next to 'train', fou",
-    ),
-}
+# --- layouts that could be understood in two ways ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", DOUBTFUL)
-def test_a_doubtful_layout_is_refused_with_the_way_out_unless_it_is_accepted(tmp_path: Path, layout: str) -> None:
-    names, message = DOUBTFUL[layout]
-    src = put(tmp_path / "src", *names)
+def test_both_commands_that_a_refusal_names_work_and_their_sets_are_repaired(tmp_path: Path) -> None:
+    src = put(tmp_path / "my src", "train/a/1.jpg", "train/b/2.jpg", "test/3.jpg")
     for call in (
         lambda: convert(src, tmp_path / "out", **OPTIONS),
         lambda: estimate(src, seconds=0.01),
-        lambda: scan(src),
     ):
-        with pytest.raises(SourceError) as caught:
+        with pytest.raises(SourceError, match="expected class folders in 'test'") as caught:
             call()
-        assert message.format(src=src) in str(caught.value)
-        assert "`--accept-layout`, from Python `accept_layout=True`" in str(caught.value)
     assert not (tmp_path / "out").exists()
-    assert estimate(src, seconds=0.01, accept_layout=True).num_sources > 1
-    report = convert(src, tmp_path / "out", **OPTIONS, accept_layout=True)
-    assert sum(report.num_samples.values()) == scan(src, accept_layout=True).num_sources
-    # A set that is there is recognised and repaired, and no question is asked again.
-    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
-    (tmp_path / "out" / "train-00000.npy").unlink()
-    assert repair(tmp_path / "out", src, workers=1).repaired == ("train-00000.npy",)
+    for labels, unlabelled in (("folders", ("test",)), ("none", ("train", "test"))):
+        command = f"`shardio convert '{src}' OUT --labels {labels}`"
+        assert command in str(caught.value)
+        out = tmp_path / labels
+        words = [*shlex.split(command.strip("`"))[1:3], str(out), "--labels", labels, "--size", "8"]
+        done = CliRunner().invoke(cli, words, catch_exceptions=False)
+        assert {line.split()[0] for line in done.output.splitlines() if "without labels" in line} == set(unlabelled)
+        shards = {split: open_shards(out, split) for split in ("train", "test")}
+        assert {split for split, one in shards.items() if one.content.label_row is None} == set(unlabelled)
+        assert shards["train"].classes == (("a", "b") if labels == "folders" else ())
+        assert convert(src, out, **OPTIONS, labels=labels).num_converted == 0
+        (out / "test-00000.npy").unlink()
+        assert repair(out, src, workers=1).repaired == ("test-00000.npy",)
+        assert estimate(src, seconds=0.01, labels=labels).splits["test"].largest is None
 
 
-def test_an_accepted_conversion_that_was_interrupted_is_not_asked_about_again(tmp_path: Path) -> None:
-    src = put(tmp_path / "src", "dog/1.jpg", "dog/2.jpg")
-
-    def stop(progress: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, tmp_path / "out", **OPTIONS, accept_layout=True, on_progress=stop)
-    assert convert(src, tmp_path / "out", **OPTIONS).num_samples == {"train": 2}
-
-
-def test_a_set_of_something_else_in_out_lets_no_doubtful_layout_through(tmp_path: Path) -> None:
+def test_a_flat_folder_is_not_converted_into_the_set_of_another(tmp_path: Path) -> None:
     convert(put(tmp_path / "other", "a/1.jpg", "b/2.jpg"), tmp_path / "out", **OPTIONS)
     with pytest.raises(ConvertError, match="holds a finished set of another conversion"):
-        convert(put(tmp_path / "src", "dog/1.jpg"), tmp_path / "out", **OPTIONS)
+        convert(put(tmp_path / "src", "1.jpg"), tmp_path / "out", **OPTIONS)
 
 
 def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> None:
@@ -115,10 +86,8 @@ def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> Non
     for name in ("list", "x.tar"):
         assert scan(tmp_path / name).classes == ("dog",)
     convert([(PICTURE, 0)], tmp_path / "out", size=8)
-    for options in ({"accept_layout": True}, {"empty_classes": "omit"}):
-        with pytest.raises(
-            ValueError, match="accept_layout and empty_classes are about folders, and `src` is a dataset"
-        ):
+    for options in ({"labels": "none"}, {"empty_classes": "omit"}):
+        with pytest.raises(ValueError, match="labels and empty_classes are about files, and `src` is a dataset"):
             convert([(PICTURE, 0)], tmp_path / "out", size=8, **options)  # type: ignore[arg-type]
     assert open_shards(tmp_path / "out").classes == ("0",)
 
@@ -135,11 +104,11 @@ def test_labels_that_are_names_of_splits_are_doubted_in_a_list_too(tmp_path: Pat
 
 
 def test_an_empty_class_folder_is_refused_left_out_or_kept(tmp_path: Path) -> None:
-    src = put(tmp_path, "a/1.jpg", "b/", "c/2.jpg", "d/.hidden", "d/Thumbs.db", "e/f/3.jpg")
+    src = put(tmp_path, "a/1.jpg", "b/", "c/2.jpg", "d/.hidden", "d/Thumbs.db", "e/3.jpg")
     assert "expected images in every class folder, found none in 2: 'b', 'd'. Complete or remove them" in refused(src)
     omitted, kept = scan(src, empty_classes="omit"), scan(src, empty_classes="keep")
-    assert (omitted.classes, labels(omitted)) == (("a", "c", "e"), {"a/1.jpg": 0, "c/2.jpg": 1, "e/f/3.jpg": 2})
-    assert (kept.classes, labels(kept)) == (("a", "b", "c", "d", "e"), {"a/1.jpg": 0, "c/2.jpg": 2, "e/f/3.jpg": 4})
+    assert (omitted.classes, labels(omitted)) == (("a", "c", "e"), {"a/1.jpg": 0, "c/2.jpg": 1, "e/3.jpg": 2})
+    assert (kept.classes, labels(kept)) == (("a", "b", "c", "d", "e"), {"a/1.jpg": 0, "c/2.jpg": 2, "e/3.jpg": 4})
     put(tmp_path, *(f"x{i}/" for i in range(10)))
     assert "found none in 12: 'b', 'd', 'x0', 'x1', 'x2', .... Complete" in refused(src)
 
@@ -169,11 +138,6 @@ def test_a_set_with_a_class_left_out_or_kept_is_recognised_and_repaired(
     assert open_shards(out).classes == (("a", "b", "c", "d") if kept else ("a", "c", "d"))
     assert sorted(open_shards(out).labels.tolist()) == ([0, 2, 3] if kept else [0, 1, 2])
     assert convert(src, out, **OPTIONS, empty_classes=empty_classes).num_converted == 0
-    if kept:  # sets from before shardio asked are of this kind
-        assert convert(src, out, **OPTIONS).num_converted == 0
-    else:
-        with pytest.raises(ConvertError, match="the list of sources, changed since"):
-            convert(src, out, **OPTIONS)
     for name in ("train-00000.npy", "train-index.npy"):
         before = (out / name).read_bytes()
         (out / name).unlink()
@@ -259,15 +223,15 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
 ) -> None:
     long = "b/" + "/".join(["d" * 200] * 15) + "/1.jpg"
     src = put(tmp_path / "one", *(f"a/{i}.jpg" for i in range(300)), long)
-    assert scan(src).num_sources == 301  # an index of so few rows may be wide
+    assert scan(src, labels="folders").num_sources == 301  # an index of so few rows may be wide
     monkeypatch.setattr("shardio.conversion.sources.detect._MOST_PADDING_NBYTES", 900_000)
     message = refused(src)
     assert f"expected keys of similar length in 'train', found one of {len(long):,} bytes, 'b/ddd" in message
     assert "all 301 rows of the index would be as wide, 909,622 bytes in all" in message
     assert len(message) < 1000
-    assert scan(src, accept_layout=True).num_sources == 301
     # Beside keys that are long by themselves it is not much wider.
-    assert scan(put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)).num_sources == 401
+    many = put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)
+    assert scan(many, labels="folders").num_sources == 401
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -282,9 +246,9 @@ def test_commands_have_the_options_and_say_them_in_their_errors(tmp_path: Path) 
 
     with pytest.raises(SourceError, match="`--empty-classes omit`"):
         CliRunner().invoke(cli, ["plan", str(src)], catch_exceptions=False)
-    with pytest.raises(SourceError, match="`--accept-layout`"):
+    with pytest.raises(SourceError, match="--labels folders`"):
         CliRunner().invoke(cli, ["plan", str(src), "--empty-classes", "omit"], catch_exceptions=False)
-    options = ("--empty-classes", "omit", "--accept-layout", "--size", "8")
+    options = ("--empty-classes", "omit", "--labels", "folders", "--size", "8")
     code, text = run("plan", str(src), "--seconds", "0.01", *options)
     assert (code, json.loads(text)["num_classes"]) == (0, 1)
     assert run("convert", str(src), out, *options)[0] == 0

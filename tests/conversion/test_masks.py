@@ -124,7 +124,7 @@ def test_masks_of_reduced_pictures_are_those_of_whole_ones(tmp_path: Path) -> No
     put(tmp_path / "src" / "a" / "0.jpg", encode(random_picture(np.random.default_rng(0), 301, 403), "JPEG"))
     put(tmp_path / "masks" / "a" / "0.png", encode(mask, "PNG"))
     for quality in ("exact", "fast"):
-        options: dict[str, Any] = {"quality": quality, "accept_layout": True, "workers": 1, "size": 16}
+        options: dict[str, Any] = {"quality": quality, "labels": "folders", "workers": 1, "size": 16}
         convert(tmp_path / "src", tmp_path / quality, masks=tmp_path / "masks", **options)
         assert np.array_equal(open_shards(tmp_path / quality)[0].arrays["mask"], plain_nearest(mask, Fit((16, 16))))
 

@@ -69,9 +69,9 @@ def test_any_name_of_a_class_an_image_and_a_refused_file_is_kept_byte_for_byte(t
     assert len(set(NAMES)) == len(NAMES) > 35
     for number, name in enumerate(NAMES):
         put(tmp_path / "src", name + b"/" + name, picture(number))
-        put(tmp_path / "src", b"plain/" + name, b"")
+        put(tmp_path / "src", b"plain/" + name, b"\xff\xd8\xff")
     report = convert(tmp_path / "src", out, **OPTIONS, max_bad=len(NAMES))
-    assert report.refused == {"empty": len(NAMES)}
+    assert report.refused == {"damaged": len(NAMES)}
     shards = open_shards(out)
     assert sorted(shards.index["key"].tolist()) == sorted(name + b"/" + name for name in NAMES)
     assert {os.fsencode(line["key"]) for line in rejects(out)} == {b"plain/" + name for name in NAMES}
@@ -133,9 +133,9 @@ def test_a_tree_with_everything_in_it_is_converted_as_if_only_the_images_were_th
         report = convert(src, out, **OPTIONS)
     assert report.ignored == {
         "hidden": 5,  # nothing in .thumbs is looked at
-        "outside of class folders": 2,
+        "not an image": 1,
         "symlink loop": 2,
-        "not a regular file": 4,
+        "not a regular file": 5,
     }
     assert hashes(out) == hashes(tmp_path / "plain")
 
@@ -156,7 +156,7 @@ def test_an_image_reached_by_links_is_there_once_for_every_name(src: Path, out: 
     (src / "a" / "file.jpg").symlink_to("../b/4.jpg")
     (src / "a" / "folder").symlink_to("../b")
     os.link(src / "a" / "0.jpg", src / "c" / "hard.jpg")
-    report = convert(src, out, **OPTIONS)
+    report = convert(src, out, **OPTIONS, labels="folders")
     keys = set(open_shards(out).index["key"].tolist())
     assert len(keys) == report.num_sources == 12 + 1 + 4 + 1
     assert {b"a/file.jpg", b"a/folder/4.jpg", b"b/4.jpg", b"a/0.jpg", b"c/hard.jpg"} <= keys
@@ -363,7 +363,7 @@ def test_a_folder_of_very_many_files_costs_a_fixed_amount_of_memory_for_each(cro
 
 
 def test_a_folder_of_very_many_files_is_converted_in_the_order_of_its_names(crowded: Path, tmp_path: Path) -> None:
-    report = convert(crowded, tmp_path / "out", size=2, order="source", shard_size=4096 + 12 * 9000, accept_layout=True)
+    report = convert(crowded, tmp_path / "out", size=2, order="source", shard_size=4096 + 12 * 9000, labels="folders")
     assert (report.num_samples, report.num_shards) == ({"train": 20_000}, 3)
     keys = open_shards(tmp_path / "out").index["key"]
     assert keys.tolist() == [b"n01440764/n01440764_%08d.JPEG" % number for number in range(20_000)]

@@ -258,7 +258,7 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
     picture = random_picture(np.random.default_rng(3), 160, 200)
     for number in range(600):
         write_jpeg(tmp_path / "src" / "a" / f"{number:03}.jpg", picture)
-    options: dict[str, Any] = {"size": 64, "shard_size": 4096 + 200 * 64 * 64 * 3, "accept_layout": True}
+    options: dict[str, Any] = {"size": 64, "shard_size": 4096 + 200 * 64 * 64 * 3, "labels": "folders"}
 
     def stop(progress: Progress) -> None:
         if progress.done:

@@ -80,17 +80,20 @@ def test_an_empty_class_folder_keeps_its_label(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_odd_names_of_classes_and_files_are_kept_byte_for_byte(tmp_path: Path, name: bytes) -> None:
-    put(tmp_path, name + b"/" + name)
+    key = name + b"/" + name[:200] + b".jpg"
+    put(tmp_path, key)
     tree = scan_tree(tmp_path)
-    assert tree.splits["train"] == (Source(name + b"/" + name, 0),)
+    assert tree.splits["train"] == (Source(key, 0),)
     assert [os.fsencode(one) for one in tree.classes] == [name]
     assert read_file(tmp_path / os.fsdecode(tree.splits["train"][0].key)) == b"x"
 
 
-def test_every_file_is_a_source_whatever_its_suffix(tmp_path: Path) -> None:
-    names = [b"a/%s" % name for name in (b"1.JPEG", b"2", b"3.txt", b"4.png", b"5.tar.gz")]
-    put(tmp_path, *names)
-    assert keys(scan_tree(tmp_path)) == names
+def test_a_source_is_named_or_begins_as_an_image_and_other_files_are_counted(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.JPEG", "a/4.png", "a/5.txt", "a/6", "a/README.md", "b/7.Tiff", "8.csv")
+    put(tmp_path, "a/2", "a/3.txt", content=b"\xff\xd8\xff\xe0")
+    tree = scan_tree(tmp_path)
+    assert keys(tree) == [b"a/1.JPEG", b"a/2", b"a/3.txt", b"a/4.png", b"b/7.Tiff"]
+    assert tree.ignored == {"not an image": 4}
 
 
 @pytest.mark.parametrize("given", ["images", "images/", "./images", "x/../images", "images//."])
@@ -99,7 +102,7 @@ def test_keys_are_relative_to_the_root_however_it_is_written(
 ) -> None:
     put(tmp_path, "images/a/b/1.jpg", "x/")
     monkeypatch.chdir(tmp_path)
-    assert keys(scan(Path(given), "tree", accept_layout=True)) == [b"a/b/1.jpg"]
+    assert keys(scan(Path(given), "tree", labels="folders")) == [b"a/b/1.jpg"]
 
 
 def test_a_root_that_is_a_link_or_no_utf8_is_read_as_any_other(tmp_path: Path) -> None:
@@ -113,21 +116,23 @@ def test_a_root_that_is_a_link_or_no_utf8_is_read_as_any_other(tmp_path: Path) -
 
 
 def test_val_and_test_use_the_labels_of_train(tmp_path: Path) -> None:
-    put(tmp_path, "train/a/1", "train/b/2", "train/c/3", "val/c/4", "val/a/5", "test/b/6")
+    put(
+        tmp_path, *(f"{name}.jpg" for name in ("train/a/1", "train/b/2", "train/c/3", "val/c/4", "val/a/5", "test/b/6"))
+    )
     tree = scan_tree(tmp_path)
     assert tree.classes == ("a", "b", "c")
     assert list(tree.splits) == ["train", "val", "test"]
     assert tree.splits == {
-        "train": (Source(b"train/a/1", 0), Source(b"train/b/2", 1), Source(b"train/c/3", 2)),
-        "val": (Source(b"val/a/5", 0), Source(b"val/c/4", 2)),
-        "test": (Source(b"test/b/6", 1),),
+        "train": (Source(b"train/a/1.jpg", 0), Source(b"train/b/2.jpg", 1), Source(b"train/c/3.jpg", 2)),
+        "val": (Source(b"val/a/5.jpg", 0), Source(b"val/c/4.jpg", 2)),
+        "test": (Source(b"test/b/6.jpg", 1),),
     }
     assert tree.num_sources == 6
 
 
 @pytest.mark.parametrize(("first", "second"), [("train", "val"), ("train", "test"), ("val", "test")])
 def test_a_class_unknown_to_the_first_split_is_named(tmp_path: Path, first: str, second: str) -> None:
-    put(tmp_path, f"{first}/a/1", f"{second}/a/2", f"{second}/new/3", f"{second}/other/4")
+    put(tmp_path, f"{first}/a/1.png", f"{second}/a/2.png", f"{second}/new/3.png", f"{second}/other/4.png")
     with pytest.raises(SourceError, match="unknown class 'new'") as caught:
         scan_tree(tmp_path)
     message = str(caught.value)
@@ -176,7 +181,9 @@ def test_known_words_for_splits_in_any_case_are_these_splits_with_their_keys(
     for source in tree.splits[split]:
         assert tree.origin.read(source) == folders.encode()
         assert (source.place is None) == (folders == split)
-    assert not tree.doubts
+    assert tree.doubts == (
+        f"expected images directly in the class folders, found some deeper, in '{tmp_path / folders}/a/deep'",
+    )
 
 
 @pytest.mark.parametrize(("one", "other"), [("val", "validation"), ("Train", "train"), ("dev", "valid")])
@@ -188,77 +195,132 @@ def test_two_folders_for_one_split_are_both_named(tmp_path: Path, one: str, othe
         scan_tree(tmp_path)
 
 
-# --- layouts that look like mistakes ----------------------------------------------------------------------------------
+# --- flat folders, and layouts that could be understood in two ways ---------------------------------------------------
 
 
 def doubts(root: Path) -> str:
     return "; ".join(scan_tree(root).doubts)
 
 
-@pytest.mark.parametrize("stranger", ["extra/1.jpg", "n01/1.jpg", "annotations/x/1.xml", "empty/"])
-def test_other_folders_beside_splits_are_doubted_and_left_out(tmp_path: Path, stranger: str) -> None:
-    put(tmp_path, "Train/a/1.jpg", "Train/b/2.jpg", stranger)
-    tree = scan_tree(tmp_path)
-    name = stranger.partition("/")[0]
-    assert doubts(tmp_path) == (
-        f"expected only split folders next to 'Train', found '{name}' (1 in all), which would be left out. "
-        "If all of them are classes, give a list of images and labels as SRC"
-    )
-    assert keys(tree) == [b"train/a/1.jpg", b"train/b/2.jpg"]
-    assert tree.ignored == {"folder beside the splits": 1}
+def listed(tree: Collection) -> dict[str, dict[str, int | None]]:
+    """The label of each source by its key, for each split."""
+    return {split: {source.key.decode(): source.label for source in sources} for split, sources in tree.splits.items()}
 
 
-@pytest.mark.parametrize("split", ["Test", "val"])
-def test_a_split_of_images_without_class_folders_is_doubted_and_left_out(tmp_path: Path, split: str) -> None:
-    put(tmp_path, "train/a/1.jpg", "train/b/2.jpg", f"{split}/3.jpg", f"{split}/4.jpg")
-    tree = scan_tree(tmp_path)
-    assert doubts(tmp_path).startswith(
-        f"expected class folders with images in '{split}' ({split}/CLASS/IMAGE), found no"
-    )
-    assert list(tree.splits) == ["train"]
-    assert tree.ignored == {"outside of class folders": 2}
+def test_a_flat_folder_and_flat_splits_have_no_labels(tmp_path: Path) -> None:
+    put(tmp_path / "flat", "2.jpg", "1.png", "notes.txt", "empty/", "labels/1.txt")
+    tree = scan_tree(tmp_path / "flat")
+    assert (listed(tree), tree.classes, tree.doubts) == ({"train": {"1.png": None, "2.jpg": None}}, (), ())
+    assert tree.ignored == {"not an image": 2}
+    put(tmp_path / "splits", "Train/1.jpg", "validation/2.jpg")
+    tree = scan_tree(tmp_path / "splits")
+    assert listed(tree) == {"train": {"train/1.jpg": None}, "val": {"val/2.jpg": None}}
+    assert not tree.doubts
+    assert [os.fsdecode(source.place or b"") for (source,) in tree.splits.values()] == [
+        "Train/1.jpg",
+        "validation/2.jpg",
+    ]
 
 
-def test_a_single_class_is_doubted_and_the_folder_is_named_that_may_be_meant(tmp_path: Path) -> None:
-    put(tmp_path, "one/a/1.jpg", "one/a/2.jpg", "high/imagenet/train/n01/1.jpg", "high/imagenet/val/n01/2.jpg")
-    put(tmp_path, "high/README", "high/__MACOSX/x", "classes/images/n01/1.jpg", "classes/images/n02/2.jpg")
-    put(tmp_path, "split/train/data/n01/1.jpg", "split/train/data/n02/1.jpg")
-    assert doubts(tmp_path / "one") == "expected at least two classes, found one, 'a'"
-    for name, class_, inside in (
-        ("high", "imagenet", "'train'"),
-        ("classes", "images", "'n01'"),
-        ("split", "train/data", "'n01'"),
-    ):
-        assert doubts(tmp_path / name) == (
-            f"expected at least two classes, found one, {class_.rpartition('/')[2]!r}. Give {tmp_path / name / class_} "
-            f"as SRC if its folders ({inside}, 2 in all) are classes or splits"
-        )
+TWO_WAYS: dict[str, tuple[tuple[str, ...], str, dict[str, dict[str, int | None]]]] = {
+    "one class": (
+        ("a/1.jpg", "a/2.jpg"),
+        "expected at least two classes, found one, 'a'",
+        {"train": {"a/1.jpg": 0, "a/2.jpg": 0}},
+    ),
+    "one level too high": (
+        ("x/train/a/1.jpg", "x/train/b/2.jpg"),
+        "found one, 'x'. Give {root}/x as SRC if the folders in it are classes or splits",
+        {"train": {"x/train/a/1.jpg": 0, "x/train/b/2.jpg": 0}},
+    ),
+    "both": (
+        ("0.jpg", "a/1.jpg", "b/2.jpg"),
+        "either in '{root}' itself or in folders in it, found 1 in it, and folders with images such as 'a'",
+        {"train": {"a/1.jpg": 0, "b/2.jpg": 1}},
+    ),
+    "deeper": (
+        ("a/x/1.jpg", "a/2.jpg", "b/3.jpg"),
+        "expected images directly in the class folders, found some deeper, in '{root}/a/x'",
+        {"train": {"a/2.jpg": 0, "a/x/1.jpg": 0, "b/3.jpg": 1}},
+    ),
+    "splits in classes": (
+        ("n01/train/1.jpg", "n01/test/2.jpg", "n02/train/3.jpg"),
+        "found some deeper, in '{root}/n01/test'",
+        {"train": {"n01/test/2.jpg": 0, "n01/train/1.jpg": 0, "n02/train/3.jpg": 1}},
+    ),
+    "unlabelled test": (
+        ("train/a/1.jpg", "train/b/2.jpg", "Test/3.jpg"),
+        "expected class folders in 'Test', as in 'train', found 1 images without",
+        {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}, "test": {"test/3.jpg": None}},
+    ),
+    "unlabelled train": (
+        ("train/1.jpg", "val/a/2.jpg", "val/b/3.jpg"),
+        "expected class folders in 'train', as in 'val', found 1 images without",
+        {"train": {"train/1.jpg": None}, "val": {"val/a/2.jpg": 0, "val/b/3.jpg": 1}},
+    ),
+    "empty val": (
+        ("train/a/1.jpg", "train/b/2.jpg", "val/a/", "val/b/notes.txt"),
+        "expected images in '{root}/val', found none: the split would be left out",
+        {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}},
+    ),
+    "others beside splits": (
+        ("Train/a/1.jpg", "Train/b/2.jpg", "annotations/3.jpg", "4.jpg"),
+        "expected only folders of splits next to 'Train', found 'annotations' (2 in all), which would be left out",
+        {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("n01/train/1.jpg", "n01/test/2.jpg", "n02/train/3.jpg"), ("a/1.jpg", "imagenet/Train/n/1", "imagenet/dev/")],
-)
-def test_class_folders_that_hold_folders_of_splits_are_doubted(tmp_path: Path, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("layout", TWO_WAYS)
+def test_what_could_be_understood_in_two_ways_is_said_and_both_ways_are_there(tmp_path: Path, layout: str) -> None:
+    names, message, expected = TWO_WAYS[layout]
     put(tmp_path, *names)
-    assert doubts(tmp_path).startswith("expected class folders, found ")
-    assert "with folders named like splits, " in doubts(tmp_path)
+    assert message.format(root=tmp_path) in doubts(tmp_path)
+    assert listed(scan_tree(tmp_path, "folders")) == expected
+    unlabelled = scan_tree(tmp_path, "none")
+    assert unlabelled.classes == ()
+    images = {name for name in names if name.endswith(".jpg")}
+    left_out = {"annotations/3.jpg", "4.jpg"}  # which belong to no split
+    places = {os.fsdecode(one.place or one.key) for split in unlabelled.splits.values() for one in split}
+    assert places == images - (left_out if layout == "others beside splits" else set())
+    assert {label for split in listed(unlabelled).values() for label in split.values()} == {None}
 
 
-def test_class_folders_with_folders_of_other_names_are_not_doubted(tmp_path: Path) -> None:
-    put(tmp_path, "toys/train/1.jpg", "toys/car/2.jpg", "animals/dog/3.jpg", "train/1.jpg")
-    assert not doubts(tmp_path)
+def test_folders_named_like_splits_without_classes_are_classes_if_that_is_said(tmp_path: Path) -> None:
+    put(tmp_path, "train/1.jpg", "val/2.jpg")
+    assert list(scan_tree(tmp_path).splits) == ["train", "val"]
+    assert scan_tree(tmp_path, "folders").classes == ("train", "val")
+
+
+def test_a_folder_without_class_folders_cannot_have_labels(tmp_path: Path) -> None:
+    put(tmp_path, "1.jpg", "2.jpg")
+    with pytest.raises(
+        SourceError, match=r"expected class folders with images, found images alone: pass `--labels none`"
+    ):
+        scan_tree(tmp_path, "folders")
 
 
 # --- nothing to convert -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "names", [(), ("1.jpg",), ("a/",), ("a/b/",), (".a/1.jpg",), ("a/.1.jpg",), ("train/",), ("train/a/",), ("a/.b/1",)]
+    "names",
+    [
+        (),
+        ("1",),
+        ("a/",),
+        ("a/b/",),
+        (".a/1.jpg",),
+        ("a/.1.jpg",),
+        ("train/",),
+        ("train/a/",),
+        ("a/.b/1.jpg",),
+        ("a/1",),
+    ],
 )
-def test_a_tree_without_images_in_class_folders_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_tree_without_images_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     put(tmp_path, *names)
-    with pytest.raises(SourceError, match=r"expected class folders with images .*, found no image in any") as caught:
+    with pytest.raises(SourceError, match=r"expected images, or class folders with images .*, found none") as caught:
         scan_tree(tmp_path)
     assert str(caught.value).startswith(str(tmp_path))
 
@@ -300,9 +362,9 @@ def test_what_systems_leave_behind_is_neither_a_class_nor_a_source_and_is_counte
 
 def test_files_outside_of_class_folders_are_ignored_and_counted(tmp_path: Path) -> None:
     put(tmp_path / "flat", "README", "labels.csv", "a/1.jpg")
-    assert ignored(tmp_path / "flat") == {"outside of class folders": 2}
+    assert ignored(tmp_path / "flat") == {"not an image": 2}
     put(tmp_path / "split", "README", "train/synsets.txt", "train/a/1.jpg", "val/a/2.jpg", "val/3.jpg", "train/.x")
-    assert ignored(tmp_path / "split") == {"outside of class folders": 3, "hidden": 1}
+    assert ignored(tmp_path / "split") == {"outside of class folders": 1, "not an image": 2, "hidden": 1}
 
 
 def test_fifos_and_sockets_are_ignored_without_being_opened(tmp_path: Path, open_socket: str) -> None:
@@ -314,7 +376,7 @@ def test_fifos_and_sockets_are_ignored_without_being_opened(tmp_path: Path, open
     (tmp_path / "root" / "a" / "null.jpg").symlink_to("/dev/null")
     tree = scan_tree(tmp_path / "root")
     assert keys(tree) == [b"a/1.jpg"]
-    assert tree.ignored == {"not a regular file": 4, "outside of class folders": 1}
+    assert tree.ignored == {"not a regular file": 5}
 
 
 @pytest.mark.parametrize("target", [".", "..", "../..", "sub", "../a", "../../src"])
@@ -355,11 +417,11 @@ def test_links_to_nothing_and_to_themselves_are_sources_that_are_refused(tmp_pat
         read_file(tmp_path / "a" / "1.jpg")
 
 
-def test_a_link_to_itself_beside_the_classes_is_ignored_as_other_files_there(tmp_path: Path) -> None:
+def test_a_link_to_itself_beside_the_classes_is_an_image_there(tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg")
     (tmp_path / "self").symlink_to("self")
     (tmp_path / "dangling").symlink_to("nowhere")
-    tree = scan_tree(tmp_path)
+    tree = scan_tree(tmp_path, "folders")
     assert keys(tree) == [b"a/1.jpg"]
     assert tree.ignored == {"outside of class folders": 2}
 

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -48,13 +49,15 @@ PAGES = sorted(
 @pytest.fixture(scope="module")
 def collections(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with imagenet/, which has train and val, a small one in other storages, and some as parquet in
-    imagenet-1k/. out/ is the set of imagenet/."""
+    imagenet-1k/, flat ones in photos/ and tiles/. out/ is the set of imagenet/."""
     folder = tmp_path_factory.mktemp("collections")
     rng = np.random.default_rng(0)
     for split, count in (("train", 260), ("val", 10)):
         for number in range(count):
             name = f"n0144076{number % 3}"
             write_jpeg(folder / "imagenet" / split / name / f"{number}.JPEG", random_picture(rng, 40, 60))
+    shutil.copytree(folder / "imagenet/val/n01440760", folder / "photos")
+    shutil.copytree(folder / "imagenet/val", folder / "tiles")
     small = draw_imagenet(folder / "small", sound=True)
     write_archives(small, folder / "downloads")
     write_kaggle(small, folder / "kaggle")

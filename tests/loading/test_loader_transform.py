@@ -196,7 +196,7 @@ def squashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture = np.stack([rows * 2, columns * 2, np.full_like(rows, i)], axis=2).astype(np.uint8)
         (folder / "tree" / "a").mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(folder / "tree" / "a" / f"{i:02}.png")
-    convert(folder / "tree", folder / "out", size=64, fit="squash", workers=1, accept_layout=True)
+    convert(folder / "tree", folder / "out", size=64, fit="squash", workers=1, labels="folders")
     return folder / "out"
 
 
@@ -278,7 +278,7 @@ def appended(out: Path, new: Path) -> None:
     more = new.with_name("more")
     (more / "a").mkdir(parents=True)
     Image.fromarray(np.zeros((30, 90, 3), np.uint8)).save(more / "a" / "new.png")
-    append(out, more, new, workers=1, accept_layout=True)
+    append(out, more, new, workers=1, labels="folders")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ pixels, the sample precision, and the number of scans (a progressive JPEG costs 
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from shardio.errors import DecodeError, Reason
+from shardio.system.opening import open_file
 
 # 256 MiB of RGB. It is also where Pillow begins to warn of decompression bombs. Decoding and resizing take up to 16
 # bytes per pixel (an animation decoder's two canvases of RGBA, a frame and Pillow's copy of it), so 1.4 GB.
@@ -37,6 +39,26 @@ _OTHER_KINDS = {
     b"\0\0\0\x0cjP": "a JPEG 2000",
     b"\xff\x0a": "a JPEG XL",
 }
+
+
+_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".png", ".webp"),
+    *(".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm", ".avif"),
+)
+"""How the names of images end, in lower case."""
+
+
+def holds_image(path: str) -> bool:
+    """Whether a file's name ends as an image's does, or its first bytes are an image's. A file that cannot be read
+    counts as an image, so that it is refused and not left out."""
+    if path.lower().endswith(_SUFFIXES):
+        return True
+    try:
+        with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
+            first = file.read(16)
+    except OSError:
+        return True
+    return is_jpeg(first) or is_png(first) or is_webp(first) or first.startswith((b"GIF8", b"II*\0", b"MM\0*"))
 
 
 def check_pixels(width: int, height: int) -> None:

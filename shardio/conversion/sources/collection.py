@@ -62,7 +62,7 @@ class Given(NamedTuple):
 
     image: object
     """An object that `decode_image` takes."""
-    label: int
+    label: int | None
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
     """The item's values for the arrays of the set, by name."""
 
@@ -72,7 +72,8 @@ class Source:
     """One image to convert."""
 
     key: bytes
-    label: int
+    label: int | None
+    """None if the images of the split have no labels."""
     place: bytes | Extent | Item | Fault | None = None
     """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
 
@@ -121,8 +122,8 @@ class Collection:
 
     origin: Origin
     classes: tuple[str, ...]
-    """The classes in the order of their labels. Empty if classes are numbers from 0 to the largest label, which is
-    known only after the images were read."""
+    """The classes in the order of their labels. Empty if no image has a label, or if classes are numbers from 0 to the
+    largest label, which is known only after the images were read."""
     splits: Mapping[str, tuple[Source, ...]]
     ignored: Mapping[str, int]
     class_names: tuple[str, ...] = ()
@@ -132,7 +133,7 @@ class Collection:
     identity: str = ""
     """Distinguishes collections with equal keys and labels but different images, where keys are only numbers."""
     doubts: tuple[str, ...] = ()
-    """Possible mistakes in the layout of SRC. Each text ends with how the scan understood the layout."""
+    """What in the layout of SRC could be understood in two ways."""
 
     @property
     def num_sources(self) -> int:
@@ -197,7 +198,7 @@ def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
 
     def listed(source: Source) -> tuple[int, str, str]:
         folder, _, name = os.fsdecode(source.key).rpartition("/")
-        return source.label, folder, name
+        return source.label or 0, folder, name
 
     return tuple(sorted(sources, key=listed))
 

@@ -7,6 +7,7 @@ file, files named parquet. Every other folder is a tree, and may have any files 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.sources.names import entries, known_split
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
-from shardio.conversion.sources.tree import scan_tree
+from shardio.conversion.sources.tree import Labels, scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import SourceError
 
@@ -27,14 +28,13 @@ SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "
 EmptyClasses = Literal["refuse", "omit", "keep"]
 
 _SCANS: Mapping[str, Callable[[Path], Collection]] = {
-    "tree": scan_tree,
     "ilsvrc": scan_ilsvrc,
     "kaggle": scan_kaggle,
     "list": scan_list,
     "webdataset": scan_webdataset,
     "parquet": scan_parquet,
 }
-"""The function that scans each kind. It takes an absolute path, because the origin keeps the path."""
+"""The functions that scan the other kinds. They take an absolute path, because the origin keeps the path."""
 
 # A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or a name
 # from a list for all labels, in use or not.
@@ -51,32 +51,52 @@ _SNIFFED_NBYTES = 8192
 
 
 def scan(
-    src: Path, kind: SourceKind = "auto", *, accept_layout: bool = False, empty_classes: EmptyClasses = "refuse"
+    src: Path, kind: SourceKind = "auto", *, labels: Labels | None = None, empty_classes: EmptyClasses = "refuse"
 ) -> Collection:
     """Returns the images in SRC as a collection.
 
-    - `accept_layout` accepts a layout that looks like a mistake, which is refused otherwise.
+    - `labels` says whether folders are classes, where a tree could be understood in two ways; "none" takes the images
+      of any kind of SRC without their labels.
     - `empty_classes` says what to do with class folders without images.
 
-    Raises SourceError if SRC cannot be converted, or matches two kinds. Raises ValueError for an unknown `kind` or
-    `empty_classes`.
+    Raises SourceError if SRC cannot be converted, or matches two kinds. Raises ValueError for an unknown `kind`,
+    `labels` or `empty_classes`.
     """
     if kind not in get_args(SourceKind):
         raise ValueError(f"source must be one of {', '.join(get_args(SourceKind))}; found {kind!r}")
     if empty_classes not in get_args(EmptyClasses):
         raise ValueError(f"empty_classes must be one of {', '.join(get_args(EmptyClasses))}; found {empty_classes!r}")
+    if labels not in (None, *get_args(Labels)):
+        raise ValueError(f"labels must be one of {', '.join(get_args(Labels))}, or None; found {labels!r}")
     src = Path(os.path.abspath(src))
-    collection = _SCANS[find_kind(src) if kind == "auto" else kind](src)
+    found = find_kind(src) if kind == "auto" else kind
+    if labels == "folders" and found != "tree":
+        raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found {found}")
+    collection = scan_tree(src, labels) if found == "tree" else _SCANS[found](src)
+    _check_keys(src, collection)
+    if labels == "none":
+        return _without_labels(collection)
     if empty_classes != "keep" and (empty := find_empty(collection)):
         if empty_classes == "refuse":
             raise _empty_refused(src, empty)
         collection = without_classes(collection, empty)
-    doubts = (*collection.doubts, *_doubt_words(collection), *_doubt_keys(collection))
-    if doubts and not accept_layout:
+    doubts = (*collection.doubts, *_doubt_words(collection))
+    if doubts and labels is None:
+        command = f"shardio convert {shlex.quote(str(src))} OUT --labels"
+        ways = f"If the first folders are classes, run `{command} folders`. To take all images without labels, run "
         raise SourceError(
-            f"{src}: {'; '.join(doubts)}. If this is intended, pass `--accept-layout`, from Python `accept_layout=True`"
+            f"{src}: {'; '.join(doubts)}. {ways}`{command} none` (from Python, `labels='folders'` or `labels='none'`)"
+            if found == "tree"
+            else f"{src}: {'; '.join(doubts)}. Rename them, or take the images without labels: `{command} none`"
         )
     return collection
+
+
+def _without_labels(collection: Collection) -> Collection:
+    splits = {
+        split: tuple(replace(source, label=None) for source in sources) for split, sources in collection.splits.items()
+    }
+    return replace(collection, classes=(), class_names=(), splits=splits, doubts=())
 
 
 def _doubt_words(collection: Collection) -> Iterator[str]:
@@ -86,13 +106,13 @@ def _doubt_words(collection: Collection) -> Iterator[str]:
         yield f"expected classes, found names of splits ({', '.join(map(repr, words))}), which would become classes"
 
 
-def _doubt_keys(collection: Collection) -> Iterator[str]:
+def _check_keys(src: Path, collection: Collection) -> None:
     for split, sources in collection.splits.items():
         longest = max((source.key for source in sources), key=len)
         total, padded = sum(len(source.key) for source in sources), len(longest) * len(sources)
         if padded - total > max(_MOST_PADDING_NBYTES, _MOST_PADDING * total):
-            yield (
-                f"expected keys of similar length in {split!r}, found one of {len(longest):,} bytes, "
+            raise SourceError(
+                f"{src}: expected keys of similar length in {split!r}, found one of {len(longest):,} bytes, "
                 f"{os.fsdecode(longest)[:80]!r}...: all {len(sources):,} rows of the index would be as wide, "
                 f"{padded:,} bytes in all. Move it to a shorter path"
             )
@@ -102,7 +122,8 @@ def find_empty(collection: Collection) -> list[str]:
     """Returns the classes without an image in the first split, which decides the classes of all splits."""
     if collection.kind not in _KINDS_WITH_FOLDERS:
         return []
-    full = {source.label for source in next(iter(collection.splits.values()))}
+    labels = ({source.label for source in sources} for sources in collection.splits.values())
+    full = next((found for found in labels if None not in found), {None})
     return [name for label, name in enumerate(collection.classes) if label not in full]
 
 
@@ -122,9 +143,11 @@ def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
     """
     left_out = frozenset(names)
     kept = [label for label, name in enumerate(collection.classes) if name not in left_out]
-    labels = {label: number for number, label in enumerate(kept)}
+    labels: dict[int | None, int | None] = {label: number for number, label in enumerate(kept)}
 
     def numbered(source: Source) -> Source:
+        if source.label is None:
+            return source
         if source.label not in labels:
             raise SourceError(
                 f"{os.fsdecode(source.key)}: expected the class {collection.classes[source.label]!r} to have images in "

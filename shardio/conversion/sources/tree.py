@@ -1,4 +1,4 @@
-"""Lists a folder tree of classes, or of splits with class folders, without opening a file.
+"""Lists a folder tree: images in class folders, or in one folder without labels; or either in folders of splits.
 
 Labels and order are the same as in torchvision's ImageFolder, so a model trained with one can be evaluated with the
 other.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from shardio.conversion.images.headers import holds_image
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
@@ -22,63 +24,77 @@ from shardio.conversion.sources.names import (
 )
 from shardio.errors import SourceError
 
+Labels = Literal["folders", "none"]
+"""What the folders in SRC, or in the folder of a split, are: classes, or nothing."""
 
-def scan_tree(root: Path) -> Collection:
-    """Returns the images of class folders, or of class folders inside folders of splits: train, Validation, dev, ...
+
+def scan_tree(root: Path, labels: Labels | None = None) -> Collection:
+    """Returns the images in the class folders of `root`, or in `root` itself; or in such folders of splits.
 
     Classes are numbered in the order of their sorted names, with or without images. All splits use the numbers of the
-    first split. Keys begin with the name of the split in the set, such as val for the folder Validation. Every regular
-    file is a source, except clutter. The collection's `doubts` name possible mistakes in the layout. Raises SourceError
-    for definite mistakes.
+    first split that has classes. A folder without class folders has no labels. With "none", no image has a label, and
+    all images below the folder are taken. Keys begin with the name of the split in the set, such as val for the folder
+    Validation. Without `labels`, the collection's `doubts` name what could be understood in two ways. Raises
+    SourceError for definite mistakes.
     """
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing"
         raise SourceError(f"{root}: expected a folder of images, found {found}")
     scan = _Scan(root)
-    folders = _folders(root, scan.ignored)
+    folders, images = scan.list(root)
     named = {name: split for name in folders if (split := known_split(name))}
-    if not any(_folders(root / name, Counter()) for name in named):
-        classes, sources = scan.split(root, folders)
-        splits = {DEFAULT_SPLIT: sources}
+    all_named = len(named) == len(folders) and labels != "folders"
+    if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):
+        parts = [scan.part(root, "", folders, images)]
     else:
-        classes, splits = _scan_splits(scan, folders, named)
-    if not any(splits.values()):
-        where = root if len(named) != 1 else root / next(iter(named))
-        raise SourceError(
-            f"{where}: expected class folders with images ({where.name}/CLASS/IMAGE), found no image in any"
-        )
-    full = {source.label for sources in splits.values() for source in sources}
-    scan.doubt([classes[label] for label in sorted(full)])
-    return Collection(FileOrigin(root), classes, splits, scan.ignored, doubts=tuple(scan.doubts))
-
-
-def _scan_splits(
-    scan: _Scan, folders: list[str], named: dict[str, str]
-) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
-    """Returns (classes, sources of each split). `named` maps the folders of splits to the names of the splits."""
-    check_split_words(scan.root, named, "Rename one of the folders, or move it elsewhere")
-    if strangers := [name for name in folders if name not in named]:
-        scan.ignored["folder beside the splits"] += len(strangers)
-        scan.doubts.append(
-            f"expected only split folders next to {next(iter(named))!r}, found {strangers[0]!r} ({len(strangers):,} in "
-            "all), which would be left out. If all of them are classes, give a list of images and labels as SRC"
-        )
-    folder_of = {split: name for name, split in named.items()}
-    first: tuple[str, tuple[str, ...]] | None = None
-    splits: dict[str, tuple[Source, ...]] = {}
-    for split in in_split_order(folder_of):
-        name = folder_of[split]
-        folder = scan.root / name
-        classes, sources = scan.split(folder, _folders(folder, scan.ignored), split, first)
-        if sources:
-            first = first or (name, classes)
-            splits[split] = sources
-        else:
+        check_split_words(root, named, "Rename one of the folders, or move it elsewhere")
+        if strangers := [*(name for name in folders if name not in named), *images]:
+            scan.ignored["beside the folders of splits"] += len(strangers)
             scan.doubts.append(
-                f"expected class folders with images in {name!r} ({name}/CLASS/IMAGE), found no image in any: the "
-                "split would be left out"
+                f"expected only folders of splits next to {next(iter(named))!r}, found {strangers[0]!r} "
+                f"({len(strangers):,} in all), which would be left out"
             )
-    return first[1] if first else (), splits
+        folder_of = {split: name for name, split in named.items()}
+        parts = [scan.part(root / folder_of[split], split) for split in in_split_order(folder_of)]
+    where = parts[0].path if len(parts) == 1 else root
+    if not any(part.images or part.full for part in parts):
+        raise SourceError(
+            f"{where}: expected images, or class folders with images ({where.name}/CLASS/IMAGE), found none"
+        )
+    scan.doubt(parts)
+    if labels == "folders" and not any(part.full for part in parts):
+        raise SourceError(f"{where}: expected class folders with images, found images alone: pass `--labels none`")
+    classes, splits = ((), {part.split: part.unlabelled() for part in parts}) if labels == "none" else scan.label(parts)
+    splits = {split or DEFAULT_SPLIT: sources for split, sources in splits.items() if sources}
+    return Collection(FileOrigin(root), classes, splits, +scan.ignored, doubts=tuple(scan.doubts))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The images of SRC, or of the folder of a split, by their keys."""
+
+    path: Path
+    split: str
+    """The name of the split; "" if SRC is not a folder of splits."""
+    images: Sequence[bytes]
+    """The images directly in the folder."""
+    classes: dict[str, list[bytes]]
+    """The images below each folder in it."""
+    deep: str
+    """A folder with images inside one of these folders; "" if there is none."""
+
+    @property
+    def full(self) -> list[str]:
+        """The folders with images."""
+        return [name for name, keys in self.classes.items() if keys]
+
+    def source(self, key: bytes, label: int | None) -> Source:
+        prefix = len(self.split) + 1
+        renamed = self.split not in ("", self.path.name)
+        return Source(key, label, os.fsencode(f"{self.path.name}/") + key[prefix:] if renamed else None)
+
+    def unlabelled(self) -> tuple[Source, ...]:
+        return tuple(self.source(key, None) for keys in (self.images, *self.classes.values()) for key in keys)
 
 
 class _Scan:
@@ -88,62 +104,100 @@ class _Scan:
         self.root = root
         self.ignored: Counter[str] = Counter()
         self.doubts: list[str] = []
-        self._inside: dict[Path, list[str]] = {}
-        """The names of the folders inside each class folder that has folders."""
 
-    def doubt(self, full: list[str]) -> None:
-        """Adds possible mistakes in the classes to `doubts`. `full` are the classes that have images."""
-        if len(full) == 1:
-            hint = ""
-            if len(self._inside) == 1:
-                ((folder, names),) = self._inside.items()
-                hint = (
-                    f". Give {folder} as SRC if its folders ({names[0]!r}, {len(names):,} in all) are classes or splits"
-                )
-            self.doubts.append(f"expected at least two classes, found one, {full[0]!r}{hint}")
-            return
-        for folder, names in self._inside.items():
-            words = [name for name in names if known_split(name)]
-            if len(set(map(known_split, words))) > 1:
-                self.doubts.append(
-                    f"expected class folders, found {str(folder)!r} with folders named like splits, {words[0]!r} and "
-                    f"{words[1]!r}, which would be one class. Give the folder of one collection as SRC, or a list with "
-                    "a column `split`"
-                )
-                return
-
-    def split(
-        self, folder: Path, found: list[str], split: str = "", classes_of: tuple[str, tuple[str, ...]] | None = None
-    ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-        """Returns the classes and sources of a folder. `found` are its class folders.
-
-        If `classes_of` is given, raises SourceError for a class folder that is not in it. Keys begin with `split`
-        instead of the folder's own name.
-        """
-        first, classes = classes_of or (folder.name, tuple(found))
-        unknown = sorted(set(found) - set(classes))
-        if unknown:
-            raise SourceError(
-                f"{folder / unknown[0]}: expected only classes of {first!r}, found the unknown class "
-                f"{unknown[0]!r} ({len(unknown)} unknown in all). Move folders that are not classes elsewhere, or "
-                "convert the splits separately"
-            )
-        labels = {name: label for label, name in enumerate(classes)}
+    def part(
+        self, folder: Path, split: str, folders: list[str] | None = None, images: list[str] | None = None
+    ) -> _Part:
+        """Reads a folder, whose content `folders` and `images` are if they are known."""
+        if folders is None or images is None:
+            folders, images = self.list(folder)
         above = tuple(_identity(place) for place in (self.root, folder))
         start = len(str(folder).rstrip("/")) + 1
         prefix = os.fsencode(f"{split}/") if split else b""
-        renamed = split not in ("", folder.name)
-        sources: list[Source] = []
-        for name in found:
-            for path, file in sorted(self._files(folder / name, above)):
-                below = os.fsencode(f"{path}/{file}"[start:])
-                place = os.fsencode(f"{folder.name}/") + below if renamed else None
-                sources.append(Source(prefix + below, labels[name], place))
-        return classes, tuple(sources)
+        classes = {}
+        deep = ""
+        for name in folders:
+            found = sorted(self._files(folder / name, above))
+            deep = deep or next((path for path, _ in found if path != str(folder / name)), "")
+            classes[name] = [prefix + os.fsencode(f"{path}/{file}"[start:]) for path, file in found]
+        return _Part(folder, split, [prefix + os.fsencode(name) for name in images], classes, deep)
+
+    def doubt(self, parts: list[_Part]) -> None:
+        """Adds to `doubts` what the layout of the parts leaves open."""
+        for part in parts:
+            if part.images and part.full:
+                self.doubts.append(
+                    f"expected images either in {str(part.path)!r} itself or in folders in it, found "
+                    f"{len(part.images):,} in it, and folders with images such as {part.full[0]!r}"
+                )
+            elif not part.images and not part.full:
+                self.doubts.append(f"expected images in {str(part.path)!r}, found none: the split would be left out")
+        flat, labelled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
+        if flat and labelled:
+            self.doubts.append(
+                f"expected class folders in {flat[0].path.name!r}, as in {labelled[0].path.name!r}, found "
+                f"{len(flat[0].images):,} images without"
+            )
+        full = sorted({name for part in labelled for name in part.full})
+        deep = next((part.deep for part in labelled if part.deep), "")
+        if len(full) == 1:
+            inside = (
+                f". Give {labelled[0].path / full[0]} as SRC if the folders in it are classes or splits" if deep else ""
+            )
+            self.doubts.append(f"expected at least two classes, found one, {full[0]!r}{inside}")
+        elif deep:
+            self.doubts.append(f"expected images directly in the class folders, found some deeper, in {deep!r}")
+
+    def label(self, parts: list[_Part]) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
+        """Returns the classes and the sources of each part. A part without class folders has no labels.
+
+        Raises SourceError for a class that the first part with classes does not have.
+        """
+        labels: dict[str, int] = {}
+        first, splits = "", {}
+        for part in parts:
+            if not part.full:
+                splits[part.split] = part.unlabelled()
+                continue
+            if not labels:
+                first, labels = part.path.name, {name: label for label, name in enumerate(part.classes)}
+            if unknown := [name for name in part.classes if name not in labels]:
+                raise SourceError(
+                    f"{part.path / unknown[0]}: expected only classes of {first!r}, found the unknown class "
+                    f"{unknown[0]!r} ({len(unknown)} unknown in all). Move folders that are not classes elsewhere, or "
+                    "convert the splits separately"
+                )
+            self.ignored["outside of class folders"] += len(part.images)
+            splits[part.split] = tuple(
+                part.source(key, labels[name]) for name, keys in part.classes.items() for key in keys
+            )
+        return tuple(labels), splits
+
+    def list(self, folder: Path) -> tuple[list[str], list[str]]:
+        """Returns the names of the folders and of the images in a folder. Counts everything else in `ignored`."""
+        folders, images = [], []
+        for entry in sorted_entries(folder, self.ignored):
+            if _kind(entry) == "folder":
+                folders.append(entry.name)
+            elif self._is_image(entry):
+                images.append(entry.name)
+        return folders, images
+
+    def has_folders(self, folder: Path) -> bool:
+        return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Counter()))
+
+    def _is_image(self, entry: os.DirEntry[str]) -> bool:
+        """Whether a source is to be made of the entry, which is no folder. Counts it in `ignored` otherwise."""
+        if _kind(entry) == "other":
+            self.ignored["not a regular file"] += 1
+        elif holds_image(entry.path):
+            return True
+        else:
+            self.ignored["not an image"] += 1
+        return False
 
     def _files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """Yields (folder, file name) of all files in or below `top`. `above` identifies the folders above."""
-        inside = []
+        """Yields (folder, file name) of all images in or below `top`. `above` identifies the folders above."""
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
             folder, above = pending.pop()
@@ -152,28 +206,10 @@ class _Scan:
                 self.ignored["symlink loop"] += 1
                 continue
             for entry in sorted_entries(folder, self.ignored):
-                kind = _kind(entry)
-                if kind == "folder":
-                    if folder == top:
-                        inside.append(entry.name)
+                if _kind(entry) == "folder":
                     pending.append((Path(entry.path), (*above, here)))
-                elif kind == "file":
+                elif self._is_image(entry):
                     yield str(folder), entry.name
-                else:
-                    self.ignored["not a regular file"] += 1
-        if inside:
-            self._inside[top] = inside
-
-
-def _folders(folder: Path, ignored: Counter[str]) -> list[str]:
-    """Returns the names of the folders in a folder. Counts everything else in `ignored`."""
-    names = []
-    for entry in sorted_entries(folder, ignored):
-        if _kind(entry) == "folder":
-            names.append(entry.name)
-        else:
-            ignored["outside of class folders"] += 1
-    return names
 
 
 def _identity(folder: Path) -> tuple[int, int]:
