@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardio.conversion.append import append as append
     from shardio.conversion.convert import convert as convert
     from shardio.conversion.report import ConvertReport as ConvertReport
+    from shardio.conversion.sources.table import Table as Table
     from shardio.conversion.writing.set_writer import ShardWriter as ShardWriter
     from shardio.errors import CacheError as CacheError
     from shardio.errors import ConvertError as ConvertError
@@ -46,6 +47,7 @@ _HOMES = {
     "shardio.conversion.append": ("append",),
     "shardio.conversion.convert": ("convert",),
     "shardio.conversion.report": ("ConvertReport",),
+    "shardio.conversion.sources.table": ("Table",),
     "shardio.loading.dataset": ("ShardDataset",),
     "shardio.errors": (
         "CacheError",

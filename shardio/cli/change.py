@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from shardio.cli.options import (
-    columns_option,
     conditions,
     cores_option,
     empty_classes_option,
@@ -25,7 +24,9 @@ from shardio.cli.options import (
     set_argument,
     source_option,
     splits_option,
+    table_options,
     together,
+    with_tables,
 )
 from shardio.cli.output import next_step, say, show
 from shardio.errors import bytes_text, counted, shortened
@@ -238,7 +239,7 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
 @source_option
 @labels_option
 @empty_classes_option
-@columns_option
+@table_options
 @cores_option
 @max_bad_option
 @merge_options
@@ -259,5 +260,6 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
             if not as_json:
                 say(f"converted {counted(sum(report.num_samples.values()), 'image')} in {report.seconds:,.1f} s")
 
-        report = append_images(out, src, new, on_converted=tell, on_progress=bar.show, on_room=tell_room, **options)
+        source, options = with_tables(src, **options)
+        report = append_images(out, source, new, on_converted=tell, on_progress=bar.show, on_room=tell_room, **options)
     show_change(report, as_json=as_json)

@@ -21,6 +21,7 @@ from shardio.cli.options import (
     output_file,
     parse_part,
     parsed,
+    with_tables,
 )
 from shardio.cli.output import counts_text, next_step, say, show, some
 from shardio.errors import bytes_text, counted
@@ -97,7 +98,8 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.
 
     SRC is a folder of class folders (SRC/CLASS/IMAGE) or of images without labels, or of train, val and test folders of
-    these; the folder of ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder
+    these; the folder of ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset
+    tars, as a folder
     or a quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content.
     Damaged images are left out and listed in OUT/rejects.jsonl.
 
@@ -112,9 +114,10 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
     from shardio.conversion.report import run_with_bar
     from shardio.system.files import write_output
 
+    source, options = with_tables(src, **options)
     report = run_with_bar(
         lambda tell: converter.convert(
-            src, out, report_duplicates=duplicates_file is not None, on_progress=tell, **options
+            source, out, report_duplicates=duplicates_file is not None, on_progress=tell, **options
         ),
         src,
     )
@@ -199,7 +202,8 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
     """
     from shardio.conversion.estimate import estimate
 
-    report = estimate(src, out, **options)
+    source, others = with_tables(src, **options)
+    report = estimate(source, out, **others)
     if as_json:
         show(
             dataclasses.asdict(report) | {name: getattr(report, name) for name in ("most_bad", "expected_bad", "fits")}
@@ -225,6 +229,8 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
         if least.num_sources == most.num_sources:
             sizes = f"{most.num_sources:,} of each class"
         yield f"  {name:<8}{counted(split.num_sources, 'image'):>19}, {sizes}"
+    for note in report.notes:
+        yield f"  table   {note}"
     if report.ignored:
         yield f"  ignored {counts_text(report.ignored)}"
     if report.refused:

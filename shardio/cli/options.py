@@ -122,16 +122,66 @@ def workers_option(help: str, default: int | None = None) -> Callable[[Command],
 cores_option = workers_option("Cores to use.  [default: all]")
 source_option = click.option(
     "--source",
-    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]),
+    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet"]),
     default="auto",
     help="Kind of SRC. auto: detect it.",
 )
-columns_option = click.option(
-    "--columns",
-    type=folder,
-    metavar="FILE",
-    help="CSV or parquet with a column `path`, and numbers to store in the index for each image.",
+table_options = together(
+    click.option(
+        "--table",
+        "tables",
+        multiple=True,
+        metavar="[SPLIT=]FILE",
+        help="Table that describes the images in SRC: CSV, JSON lines or parquet, with paths relative to SRC. One, or "
+        "one for each split.",
+    ),
+    click.option("--root", type=folder, metavar="DIR", help="Folder of paths, if SRC is a table.  [default: its own]"),
+    click.option("--path-column", metavar="NAME", default="", help="Column of paths.  [default: guessed]"),
+    click.option(
+        "--label-column",
+        "label_columns",
+        multiple=True,
+        metavar="NAME",
+        help="Column of class names, integers or other numbers; given again for a vector.  [default: guessed]",
+    ),
+    click.option("--split-column", metavar="NAME", default="", help="Column of splits.  [default: guessed]"),
+    click.option(
+        "--column",
+        "columns",
+        multiple=True,
+        metavar="NAME",
+        help="Column of numbers to store in the index. May be given again.",
+    ),
 )
+"""The options about tables. `with_tables` takes them."""
+
+
+def with_tables(
+    src: Path,
+    tables: tuple[str, ...] = (),
+    root: Path | None = None,
+    path_column: str = "",
+    label_columns: tuple[str, ...] = (),
+    split_column: str = "",
+    columns: tuple[str, ...] = (),
+    **others: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """Returns SRC, a `Table` if the options are about it, and the other options, with the tables that describe SRC."""
+    from shardio.conversion.sources.table import Table
+
+    def table(file: str | Path) -> Table:
+        return Table(file, root, path_column, label_columns, split_column, columns)
+
+    if not tables:
+        is_table = any((root, path_column, label_columns, split_column, columns))
+        return table(src) if is_table else src, others
+    named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in tables]
+    if len({split for split, _, _ in named}) < len(named):
+        raise click.BadParameter("expected one table, or one for each split: SPLIT=FILE", param_hint="--table")
+    found = {split: table(file) for split, _, file in named}
+    return src, {**others, "table": found.get("", found) if len(found) == 1 else found}
+
+
 masks_option = click.option(
     "--masks",
     type=folder,
@@ -265,6 +315,6 @@ image_options = together(
         help="Maximum size of a shard file. A shard also has at most 16,384 samples.",
     ),
     max_bad_option,
-    columns_option,
+    table_options,
 )
 """The options of `convert` and `plan` about images and shards."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import (
-    columns_option,
     cores_option,
     folder,
     json_option,
@@ -21,6 +20,8 @@ from shardio.cli.options import (
     random_seed,
     set_argument,
     source_option,
+    table_options,
+    with_tables,
     workers_option,
 )
 from shardio.cli.output import next_step, say, show
@@ -100,7 +101,7 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
 @set_argument
 @click.argument("src", type=folder)
 @source_option
-@columns_option
+@table_options
 @masks_option
 @cores_option
 @json_option
@@ -109,13 +110,14 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
 
     Reads all of OUT to find damaged files. A new file replaces a damaged file only if it has the checksum in the
     manifest. Exit code 1 if a file comes out different because images or libraries have changed. An index with columns
-    needs the file of columns (--columns), masks need the folder of masks (--masks).
+    needs the table with them (--table, --column), masks need the folder of masks (--masks).
     """
     import shardio.conversion.repair as repairer
     from shardio.system.progress import Bar, BytesBar
 
     with BytesBar(desc="verify") as read, Bar(unit=" images", desc="repair") as made:
-        report = repairer.repair(out, src, on_verify=read.add, on_progress=made.reach, **options)
+        source, options = with_tables(src, **options)
+        report = repairer.repair(out, source, on_verify=read.add, on_progress=made.reach, **options)
     if as_json:
         show(dataclasses.asdict(report))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from shardio.conversion.convert import convert
 from shardio.conversion.options import DEFAULT_MAX_BAD, ConvertOptions, Src, read_options
 from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.conversion.sources.table import Table
 from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, ShardioError
 from shardio.sets.history import conversions_of
@@ -30,7 +31,7 @@ def append(
     source: SourceKind = "auto",
     labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
-    columns: str | os.PathLike[str] | None = None,
+    table: Table | Mapping[str, Table] | None = None,
     workers: int | None = None,
     max_bad: int | float = DEFAULT_MAX_BAD,
     only_common: bool = False,
@@ -57,7 +58,7 @@ def append(
     if os.path.lexists(new) and looks_like_a_set(added):  # a call that was killed when all was done
         _remove(added, path)
     target = check_target(new, [parent])
-    _check_parent(parent, options, has_columns=columns is not None)
+    _check_parent(parent, options, has_columns=_has_columns(src, table))
     chosen = _options_of(parent).describe()
     chosen["shard_size"] = chosen.pop("shard_nbytes")
     chosen.pop("also", None)  # the other sizes are arrays, which `_check_parent` refuses or the merge leaves out
@@ -70,7 +71,7 @@ def append(
             empty_classes=empty_classes,
             workers=workers,
             max_bad=max_bad,
-            columns=columns,
+            table=table,
             on_progress=on_progress,
             **chosen,
         )
@@ -80,6 +81,11 @@ def append(
         made = carry_out_merge([parent, open_parent(added)], target, options, Carrying(copy, on_room), "append")
     _remove(added, path)
     return replace(made, notes={"num_added": dict(report.num_samples), "refused": dict(report.refused)})
+
+
+def _has_columns(src: Src, table: Table | Mapping[str, Table] | None) -> bool:
+    tables = table.values() if isinstance(table, Mapping) else (table, src)
+    return any(one.columns for one in tables if isinstance(one, Table))
 
 
 @contextlib.contextmanager
@@ -119,7 +125,7 @@ def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -
         if split.index.columns and not has_columns:
             raise ConvertError(
                 f"{parent.folder}: split {name!r} has columns ({', '.join(c for c, _ in split.index.columns)}): give "
-                "the columns of the new images by `--columns`, or leave them out by `--only-common`"
+                "a table of the new images by `--table` and `--column`, or leave them out by `--only-common`"
             )
 
 

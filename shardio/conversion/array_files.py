@@ -234,6 +234,8 @@ def _raw(
         except DecodeError as error:
             raise DecodeError(error.reason, f"mask: {error.detail}") from None
         return mask.astype(spec.dtype)
+    if spec.source == "label":
+        return np.array(source.label, spec.dtype).reshape(spec.row.shape)
     assert isinstance(found, Given)
     assert isinstance(source.place, Item)
     where = f"dataset {source.place.where.decode()!r}, item {source.place.number}: "

@@ -24,6 +24,9 @@ ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
 """(kind, dtype, shape of one sample's value), such as ("mask", "uint8", (224, 224)), ("array", "float16", (768,)) or
 ("boxes", "float32", (20, 5)). docs/format.md says what the kinds mean."""
 
+Label = int | tuple[float, ...] | None
+"""A label: the number of a class; float32 numbers, as many as in all labels of the split; or none."""
+
 NO_LABEL = -1.0
 """The label of an empty row of boxes."""
 
@@ -35,9 +38,9 @@ class ArraySpec:
     name: str
     kind: ArrayKind
     row: RowType
-    source: Literal["item", "file", "pixels"] = "item"
+    source: Literal["item", "file", "pixels", "label"] = "item"
     """Where values come from: the entry of a dataset's item with the array's name ("item"), the file of a mask
-    ("file"), or the stored pixels ("pixels")."""
+    ("file"), the stored pixels ("pixels"), or the labels, which are no integers ("label")."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -79,6 +82,25 @@ class ArraySpec:
         if found.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
             raise TypeError(f"{where}array {self.name!r}: expected {self.dtype}, found {found.dtype}")
         return found.astype(self.dtype, copy=False)
+
+
+def as_float32(label: object) -> NDArray[np.float32]:
+    """Returns numbers as float32. Raises TypeError for anything else, ValueError for a number beyond float32."""
+    found = np.asarray(label)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"label must be a number or a vector of numbers, found {label!r:.80}")
+    with np.errstate(over="ignore"):
+        numbers = found.astype(np.float32)
+    if (np.isinf(numbers) & np.isfinite(found)).any():
+        raise ValueError(f"label must fit in float32, found {label!r:.80}")
+    return numbers
+
+
+def label_array(label: Label) -> tuple[ArraySpec, ...]:
+    """Returns the array for the labels of a split, of which `label` is one; none if they are integers or missing."""
+    if not isinstance(label, tuple):
+        return ()
+    return (ArraySpec(LABELS_NAME, "array", RowType("<f4", (len(label),) if len(label) > 1 else ()), "label"),)
 
 
 def declare(

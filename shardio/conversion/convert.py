@@ -56,6 +56,7 @@ from shardio.conversion.report import (
 )
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.conversion.sources.table import Table
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError, shortened
@@ -91,7 +92,7 @@ def convert(
     workers: int | None = None,
     max_bad: int | float = DEFAULT_MAX_BAD,
     report_duplicates: bool = False,
-    columns: str | os.PathLike[str] | None = None,
+    table: Table | Mapping[str, Table] | None = None,
     masks: str | os.PathLike[str] | None = None,
     also: Sequence[Size] = (),
     arrays: Mapping[str, ArrayDeclaration] | None = None,
@@ -104,7 +105,7 @@ def convert(
     """Converts the images in `src` into a shard set in the folder `out`, and returns a report of it.
 
     - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
-    - `source` to `empty_classes`, `columns`, `masks`, `arrays`: see `SourceOptions`
+    - `source` to `empty_classes`, `table`, `masks`, `arrays`: see `SourceOptions`
     - `size` to `background`, `also`: see `ConvertOptions`
     - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th: see `Part`
     - `max_bad`: sources that may be refused, as a count (int) or a share (float)
@@ -117,7 +118,7 @@ def convert(
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
-    sources = SourceOptions(source, labels, empty_classes, columns, masks, arrays or {})
+    sources = SourceOptions(source, labels, empty_classes, table, masks, arrays or {})
     check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*part)
@@ -143,8 +144,7 @@ def _plan(
     collection, arrays = sources.collect(src, options)
     if engine.sends:
         collection.origin.check_sendable()
-    columns = sources.read_columns(collection)
-    return make_plan(out, collection, options, columns, hash_sources=hash_sources, arrays=arrays)
+    return make_plan(out, collection, options, hash_sources=hash_sources, arrays=arrays)
 
 
 # Refused images that the error names; rejects.jsonl lists them all.
@@ -163,7 +163,8 @@ class Conversion:
         self._mine = part.of(plan.tasks)
         mine = {task.name for task in self._mine}
         self._others = [task for task in plan.tasks if task.name not in mine]
-        self._monitor = Monitor(sum(len(task.sources) for task in self._mine), most_bad, on_progress)
+        total = sum(len(task.sources) for task in self._mine)
+        self._monitor = Monitor(total, most_bad, on_progress, plan.collection.notes)
         self._records: dict[str, ShardRecord] = {}
         """The records of the finished tasks, by name of the shard. Complete when this call publishes the set."""
         self._missing: list[ShardTask] = []
@@ -285,8 +286,9 @@ class Conversion:
             if not shards:
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused; nothing is published")
             rows = np.concatenate([record.rows for record in records])
-            arrays = {spec.name: self._publish_array(name, spec, records) for spec in plan.arrays}
-            rows = plan.columns.extend(rows) if plan.columns else rows
+            specs = next(task.arrays for task in plan.tasks if task.split == name)
+            arrays = {spec.name: self._publish_array(name, spec, records) for spec in specs}
+            rows = collection.columns.extend(rows) if collection.columns else rows
             splits[name] = SplitContent(shards, rows, arrays, plan.options.fit == "squash")
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         shape, class_names = plan.options.sample_shape, collection.class_names

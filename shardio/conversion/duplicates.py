@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardio.conversion.arrays import Label
 from shardio.conversion.sources.collection import Origin, Source
 from shardio.errors import DecodeError
 
@@ -31,7 +32,7 @@ class Duplicate:
 
     split: str
     key: bytes
-    label: int | None
+    label: Label
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Given, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.masks import MaskedOrigin
+from shardio.conversion.sources.table import Table
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.task import needs_torch, one_torch_thread, prepare
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
@@ -68,6 +69,8 @@ class Estimate:
     num_sources: int
     num_classes: int
     splits: Mapping[str, SplitEstimate]
+    notes: tuple[str, ...]
+    """How SRC was understood, where that was guessed."""
     ignored: Mapping[str, int]
     source_nbytes: int | None
     """Size of the encoded images, approximate for parquet; None if it is unknown without reading them."""
@@ -115,7 +118,7 @@ def estimate(
     source: SourceKind = "auto",
     labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
-    columns: str | os.PathLike[str] | None = None,
+    table: Table | Mapping[str, Table] | None = None,
     size: Size = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
@@ -139,10 +142,10 @@ def estimate(
     if out is not None:
         check_local(out, ConvertError, "a conversion needs a folder here")
         out = Path(os.path.abspath(out))
-    sources = SourceOptions(source, labels, empty_classes, columns, masks)
+    sources = SourceOptions(source, labels, empty_classes, table, masks)
     sources.check(src, out)
     collection, arrays = sources.collect(src, options)
-    plan = make_plan(Path(os.devnull), collection, options, sources.read_columns(collection), arrays=arrays)
+    plan = make_plan(Path(os.devnull), collection, options, arrays=arrays)
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
     task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
@@ -152,6 +155,7 @@ def estimate(
         num_sources=len(listed),
         num_classes=len(collection.classes),
         splits={name: _describe(collection, name, shards[name]) for name in collection.splits},
+        notes=collection.notes,
         ignored=dict(collection.ignored),
         source_nbytes=collection.origin.nbytes(listed),
         num_shards=len(plan.tasks),
@@ -169,7 +173,7 @@ def estimate(
 
 def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstimate:
     sources, classes = collection.splits[split], collection.classes
-    labels = [source.label for source in sources if source.label is not None]
+    labels = [source.label for source in sources if isinstance(source.label, int)]
     if not labels:
         return SplitEstimate(len(sources), num_shards, None, None)
     counts = np.bincount(labels, minlength=len(classes))

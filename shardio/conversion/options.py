@@ -18,10 +18,11 @@ from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
 from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.columns import ColumnTable, check_columns_file, read_columns
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
 from shardio.conversion.sources.masks import with_masks
+from shardio.conversion.sources.names import split_name
+from shardio.conversion.sources.table import Contents, Table, describe, read_table
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, show
@@ -56,8 +57,9 @@ class SourceOptions:
     empty_classes: EmptyClasses = "refuse"
     """Class folders without images: "refuse" raises an error, "omit" leaves the class out and numbers the others,
     "keep" gives the class a label that no sample has."""
-    columns: str | os.PathLike[str] | None = None
-    """A CSV or parquet file with numbers for each source, which go into the index. `read_columns` describes it."""
+    table: Table | Mapping[str, Table] | None = None
+    """A table that describes the images in SRC, or one for each split. If SRC is a table itself, it is a `Table` or the
+    path of a file."""
     masks: str | os.PathLike[str] | None = None
     """A folder with a mask for each picture, at the same relative path: a PNG (grey of 8 or 16 bits, or a palette) or a
     lossless WebP. Masks become the array "mask"; a picture without a mask is refused."""
@@ -81,8 +83,12 @@ class SourceOptions:
             raise ValueError("labels and empty_classes are about files, and `src` is a dataset: leave them out")
         if out is not None:
             check_usable(out)
-        if self.columns is not None:
-            check_columns_file(Path(self.columns))
+        if self.table is not None and isinstance(src, Table):
+            raise ValueError("SRC is a table, and `table` describes the images of another SRC: leave one out")
+        if any(table.root is not None for table in self.tables.values()):
+            raise ValueError(
+                "root is for a table that is SRC, and paths in `table` are relative to SRC: leave root out"
+            )
         if isinstance(src, (str, os.PathLike)) and self.arrays:
             raise ValueError("arrays is for the items of a dataset, and `src` is a path: leave `arrays` out")
         if options is not None:
@@ -101,8 +107,8 @@ class SourceOptions:
     def collect(self, src: Src, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
         """Scans SRC. Returns its sources and the arrays of its samples."""
         if not isinstance(src, (str, os.PathLike)):
-            specs = self.declared(options.sample_shape)
-            return collect_datasets(src, specs), specs
+            collection, specs = collect_datasets(src, self.declared(options.sample_shape))
+            return self._describe(collection, [read_table(table) for table in self.tables.values()]), specs
         return self.add_masks(self._collect(src), options)
 
     def add_masks(self, collection: Collection, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
@@ -112,16 +118,32 @@ class SourceOptions:
         collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
         return collection, (ArraySpec(MASK, "mask", RowType(dtype.str, options.sample_shape[:2]), "file"),)
 
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables by split, or one by ""."""
+        if self.table is None:
+            return {}
+        return {"": self.table} if isinstance(self.table, Table) else {split_name(s): t for s, t in self.table.items()}
+
+    def read(self, src: str | os.PathLike[str], labels: Labels | None, empty_classes: EmptyClasses) -> Collection:
+        """Returns the images in SRC, as its tables describe them."""
+        contents = [read_table(table, unlabelled=labels == "none") for table in self.tables.values()]
+        from_table = any(content.labels for content in contents)
+        collection = scan(src, self.source, labels="none" if from_table else labels, empty_classes=empty_classes)
+        return self._describe(collection, contents)
+
+    def _describe(self, collection: Collection, contents: Sequence[Contents]) -> Collection:
+        if collection.kind == "dataset" and any(content.labels for content in contents):
+            raise ValueError("a table of the items of a dataset adds columns of numbers alone: items have their labels")
+        return describe(collection, self.tables, contents) if contents else collection
+
     def _collect(self, src: str | os.PathLike[str]) -> Collection:
         try:
-            return scan(Path(src), self.source, labels=self.labels, empty_classes=self.empty_classes)
+            return self.read(src, self.labels, self.empty_classes)
         except SourceError as error:
             if looks_like_a_set(Path(src)):
                 raise SourceError(f"{error}. SRC is a shard set: SRC, the images, comes first; OUT second") from None
             raise
-
-    def read_columns(self, collection: Collection) -> ColumnTable | None:
-        return None if self.columns is None else read_columns(Path(self.columns), collection.splits)
 
 
 @dataclass(frozen=True)

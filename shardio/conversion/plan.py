@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from shardio.conversion.arrays import ArraySpec, check_count, check_splits
+from shardio.conversion.arrays import ArraySpec, check_count, check_splits, label_array
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
-from shardio.conversion.sources.columns import ColumnTable
 from shardio.conversion.writing.publish import samples_per_shard
 from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,
+    LABELS_NAME,
     WORK_FOLDER,
     array_shard_name,
     index_nbytes,
@@ -61,9 +61,14 @@ class ShardTask:
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes no other file."""
 
     @property
+    def has_labels(self) -> bool:
+        """Whether the samples of the split have labels of any kind."""
+        return self.has_label or any(spec.name == LABELS_NAME for spec in self.arrays)
+
+    @property
     def has_label(self) -> bool:
-        """Whether the samples of the split have labels."""
-        return self.sources[0].label is not None
+        """Whether the samples of the split have integer labels, which are in the index."""
+        return isinstance(self.sources[0].label, int)
 
     @property
     def name(self) -> str:
@@ -119,7 +124,6 @@ class Plan:
     collection: Collection
     options: ConvertOptions
     tasks: tuple[ShardTask, ...]
-    columns: ColumnTable | None = None
     hash_sources: bool = False
     """Whether to find sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
@@ -127,14 +131,14 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Size of all shards, arrays and indexes if no source is refused."""
-        columns = self.columns.columns if self.columns else ()
+        columns = self.collection.columns.columns if self.collection.columns else ()
         counts = {split: len(sources) for split, sources in self.collection.splits.items()}
         indexes = {
             task.split: index_nbytes(counts[task.split], task.key_nbytes, columns, has_label=task.has_label)
             for task in self.tasks
         }
-        crc32s = len(self.arrays) * sum(map(CRC32_ROW.file_nbytes, counts.values()))
-        return sum(task.nbytes for task in self.tasks) + sum(indexes.values()) + crc32s
+        crc32s = {task.split: len(task.arrays) * CRC32_ROW.file_nbytes(counts[task.split]) for task in self.tasks}
+        return sum(task.nbytes for task in self.tasks) + sum(indexes.values()) + sum(crc32s.values())
 
     def describe(self) -> dict[str, Any]:
         """Returns the options and sources as JSON values. Equal descriptions give equal plans."""
@@ -143,9 +147,16 @@ class Plan:
             "num_sources": self.collection.num_sources,
             "sources_sha256": _hash_sources(self.collection),
             **({"class_names_sha256": _hash_names(self.collection)} if self.collection.class_names else {}),
-            **({"columns_sha256": self.columns.sha256} if self.columns else {}),
+            **_describe_columns(self.collection),
             **_describe_arrays(self.arrays),
         }
+
+
+def _describe_columns(collection: Collection) -> dict[str, str]:
+    if collection.columns is None:
+        return {}
+    keys = ((source.key for source in sources) for sources in collection.splits.values())
+    return {"columns_sha256": collection.columns.sha256(keys)}
 
 
 def _describe_arrays(arrays: Iterable[ArraySpec]) -> dict[str, Any]:
@@ -164,7 +175,6 @@ def make_plan(
     out: Path,
     collection: Collection,
     options: ConvertOptions,
-    columns: ColumnTable | None = None,
     *,
     hash_sources: bool = False,
     arrays: Sequence[ArraySpec] = (),
@@ -175,12 +185,13 @@ def make_plan(
     name.
     """
     specs = (*arrays, *options.also_arrays())
-    _check_arrays(specs, collection, columns)
+    _check_arrays(specs, collection)
     collection = replace(collection, origin=collection.origin.with_copies_in(out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     most = min(MAX_SAMPLES, samples_per_shard(options.shard_nbytes, options.sample_shape))
     for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
+        mine = (*specs, *label_array(ordered[0].label))
         key_nbytes = key_field_nbytes(max(len(source.key) for source in sources))
         # As few shards as the size allows, all about the same size, so no worker ends with a long shard.
         num_shards = -(-len(ordered) // most)
@@ -196,18 +207,20 @@ def make_plan(
                 key_nbytes,
                 options,
                 hash_sources,
-                specs,
+                mine,
                 frozenset((measured[(measured >= start) & (measured < stop)] - start).tolist()),
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
     names = [name for task in tasks for name in task.file_names]
     check_names_fit(collection.classes, collection.class_names, names)
-    return Plan(out, collection, options, tuple(tasks), columns, hash_sources, specs)
+    return Plan(out, collection, options, tuple(tasks), hash_sources, specs)
 
 
-def _check_arrays(specs: Sequence[ArraySpec], collection: Collection, columns: ColumnTable | None) -> None:
-    names = [spec.name for spec in specs] + [name for name, _ in (columns.columns if columns else ())]
+def _check_arrays(specs: Sequence[ArraySpec], collection: Collection) -> None:
+    names = [spec.name for spec in specs] + [
+        name for name, _ in (collection.columns.columns if collection.columns else ())
+    ]
     if (repeated := first_repeated(names)) is not None:
         raise ValueError(f"arrays and columns must have different names; found {repeated!r} twice")
     check_count(specs)

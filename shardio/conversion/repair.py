@@ -24,7 +24,8 @@ from shardio.conversion.options import MASK, SourceOptions, count_workers, read_
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
+from shardio.conversion.sources.detect import SourceKind, find_empty, without_classes
+from shardio.conversion.sources.table import Table
 from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, SourceError
 from shardio.format.entries import FileEntry
@@ -55,7 +56,7 @@ def repair(
     src: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
-    columns: str | os.PathLike[str] | None = None,
+    table: Table | Mapping[str, Table] | None = None,
     masks: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     on_verify: Callable[[int, int], None] | None = None,
@@ -63,7 +64,7 @@ def repair(
 ) -> RepairReport:
     """Repairs the set in the folder `path`, from `src`, the images that it was converted from.
 
-    Reads the whole set to find damaged files, and makes these files again. `convert` describes `source`, `columns`,
+    Reads the whole set to find damaged files, and makes these files again. `convert` describes `source`, `table`,
     `masks` and `workers`. To repair a damaged index, all images of its split are decoded. `on_verify` is called, in any
     thread, with (bytes since the last call, bytes in total); `on_progress` in this thread with (sources done, sources
     in total).
@@ -79,7 +80,7 @@ def repair(
             "repaired: convert the dataset again into a new folder"
         )
     workers = count_workers(workers)
-    sources = SourceOptions(source, columns=columns, masks=masks)
+    sources = SourceOptions(source, table=table, masks=masks)
     sources.check(src, None)
     with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
         manifest = load_manifest(folder)
@@ -106,7 +107,7 @@ def repair(
             f"machine has {library_versions()}{hint}"
         )
     for files, what, option in (
-        (columns_files, "file of its columns", "columns"),
+        (columns_files, "table with its columns of numbers", "table"),
         (masks_files & damaged, "folder of the masks", "masks"),
     ):
         if files:
@@ -118,9 +119,9 @@ def repair(
 
 
 def _without_columns(manifest: Manifest, plan: Plan) -> set[str]:
-    """Returns the files of indexes with columns, if the caller has not given the file of columns; else none."""
+    """Returns the files of indexes with columns, if the caller has not given the table with the columns; else none."""
     indexes = [split.index for split in manifest.splits.values()]
-    return {index.file for index in indexes if index.columns and plan.columns is None}
+    return {index.file for index in indexes if index.columns and plan.collection.columns is None}
 
 
 def _without_masks(manifest: Manifest, plan: Plan) -> set[str]:
@@ -147,13 +148,12 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
     changes = []
-    for collection in _readings(Path(src), sources.source):
-        table = sources.read_columns(collection)
+    for collection in _readings(src, sources):
         collection, arrays = sources.add_masks(collection, options)
-        plan = make_plan(folder, collection, options, table, arrays=arrays)
+        plan = make_plan(folder, collection, options, arrays=arrays)
         # The names of classes are in the manifest alone, and not every kind of storage has them.
         ignored = {"class_names_sha256"}
-        ignored |= set() if table else {"columns_sha256"}
+        ignored |= set() if collection.columns else {"columns_sha256"}
         ignored |= {"masks"} if sources.masks is None else set()
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
         changes.append(difference(then, now))
@@ -163,7 +163,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
     raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other images than then ({closest})")
 
 
-def _readings(src: Path, source: SourceKind) -> Iterator[Collection]:
+def _readings(src: str | os.PathLike[str], sources: SourceOptions) -> Iterator[Collection]:
     """Yields the collections that SRC may have been converted as: with empty classes, without them, without labels.
 
     Raises SourceError if SRC cannot be converted in any way.
@@ -171,11 +171,11 @@ def _readings(src: Path, source: SourceKind) -> Iterator[Collection]:
     ways: tuple[Labels | None, ...] = ("folders", None)
     for labels in ways:
         with contextlib.suppress(SourceError):
-            collection = scan(src, source, labels=labels, empty_classes="keep")
+            collection = sources.read(src, labels, "keep")
             yield collection
             if empty := find_empty(collection):
                 yield without_classes(collection, empty)
-    yield scan(src, source, labels="none")
+    yield sources.read(src, "none", "keep")
 
 
 class _Repair:
@@ -250,7 +250,8 @@ class _Repair:
         split = self.manifest.splits[name]
         if split.index.file in self.damaged:
             rows = np.concatenate([record.rows for record in records])
-            self._replace(split.index, index_content(self.plan.columns.extend(rows) if self.plan.columns else rows))
+            columns = self.plan.collection.columns
+            self._replace(split.index, index_content(columns.extend(rows) if columns else rows))
         for array_name, array in split.arrays.items():
             parts = [part for record in records if (part := record.arrays.get(array_name)) is not None]
             if array.crc32.file in self.damaged and parts:

@@ -31,6 +31,8 @@ class Progress:
     """Sources copied out of parquet files. Copying ends before the first source is converted."""
     kept: int = 0
     """Sources in shards that earlier calls finished. `done` includes them before this call converts a source."""
+    notes: tuple[str, ...] = ()
+    """How SRC was understood, where that was guessed."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class ConvertReport:
     mended: tuple[MendedSource, ...]
     """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
-    """Entries of SRC, and rows of the columns file, that are not images to convert, per kind."""
+    """Entries of SRC that are not images to convert, per kind."""
     seconds: float
     num_converted: int
     """Sources that this call worked on; earlier calls did the others."""
@@ -73,6 +75,8 @@ class ConvertReport:
     """Groups of sources with the same bytes; None without `report_duplicates`."""
     warned: tuple[MendedSource, ...] = ()
     """Sources that a library warned about while reading or decoding them, with the warning."""
+    notes: tuple[str, ...] = ()
+    """How SRC was understood, where that was guessed."""
     unlabelled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
     unfinished: UnfinishedParts | None = None
@@ -95,8 +99,10 @@ class Monitor:
     converted to its end.
     """
 
-    def __init__(self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None) -> None:
-        self.progress = Progress(0, 0, total)
+    def __init__(
+        self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None, notes: tuple[str, ...] = ()
+    ) -> None:
+        self.progress = Progress(0, 0, total, notes=notes)
         self.most_bad = most_bad
         self.refused_by_others = 0
         self._on_progress = on_progress
@@ -148,7 +154,6 @@ def report_work(
     shards = [record.entry for _, record in done if record.entry is not None]
     arrays = [part.entry for _, record in done for part in record.arrays.values()]
     noted = [source for _, record in done for source in record.mended]
-    unused = plan.columns.num_unused if plan.columns else 0
     return ConvertReport(
         out=str(plan.out),
         digest="",
@@ -160,10 +165,11 @@ def report_work(
         source=plan.collection.kind,
         mended=tuple(source for source in noted if source.warning.startswith(JUNK)),
         warned=tuple(source for source in noted if not source.warning.startswith(JUNK)),
-        ignored={**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})},
+        ignored=plan.collection.ignored,
         seconds=seconds,
         num_converted=progress.done - progress.kept,
-        unlabelled=tuple({task.split: 0 for task in plan.tasks if not task.has_label}),
+        notes=plan.collection.notes,
+        unlabelled=tuple({task.split: 0 for task in plan.tasks if not task.has_labels}),
     )
 
 
@@ -204,6 +210,8 @@ class ImagesBar(Bar):
         self.begun()
         if self.total is None:
             self.reset(progress.total)
+            for note in progress.notes:
+                self.write(f"shardio: {note}", file=sys.stderr)
             if progress.kept:
                 line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} images were kept"
                 self.write(line, file=sys.stderr)

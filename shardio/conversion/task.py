@@ -92,10 +92,11 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
+            label: int | None
             if isinstance(found, Given):
                 image, label = found.image, found.label
             else:
-                image, label = found, source.label
+                image, label = found, source.label if isinstance(source.label, int) else None
                 if task.hash_sources:
                     hashed = hash_source(found)
             decoded = decode_image(image, options.decode, least_size=options.least_size)
@@ -164,8 +165,8 @@ def one_torch_thread(needed: bool = True) -> Iterator[None]:
 
 
 def needs_torch(task: ShardTask) -> bool:
-    """Whether the task may use torch: to resize pictures without the kernel, or to make arrays of other sizes."""
-    return task.options.fitting.needs_torch or bool(task.arrays)
+    """Whether the task uses torch: to resize pictures without the kernel, or to make pictures of other sizes."""
+    return task.options.fitting.needs_torch or any(spec.source == "pixels" for spec in task.arrays)
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:

@@ -154,6 +154,8 @@ def test_convert_says_what_it_took_its_sources_for(image_tree: Path, tmp_path: P
 
 
 def test_the_faults_of_a_list_are_lines_of_one_error(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.jpg").touch()
     (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg\nc.jpg x\n")
     result = shardio("convert", tmp_path / "list.txt", tmp_path / "out")
     assert_one_clear_error(result, 1, "2 lines are wrong", "\n  line 2: expected", "\n  line 3: expected")

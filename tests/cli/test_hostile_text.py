@@ -22,7 +22,7 @@ from storages import tar_of
 
 from shardio.cache.cached_split import CachedSplit
 from shardio.cache.folder import Cache
-from shardio.conversion.sources.listfile import scan_list
+from shardio.conversion.sources.table import Table, scan_table
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable
 from shardio.format.manifest_file import load_manifest
@@ -220,7 +220,7 @@ def test_faults_of_a_hostile_list_are_shown_as_text(tmp_path: Path, header: str,
     src = tmp_path / f"{EVIL}.csv"
     src.write_text(header + rows, errors="surrogateescape")
     with pytest.raises(SourceError) as caught:
-        scan_list(src)
+        scan_table(Table(src))
     assert_shows_only_text(str(caught.value))
 
 
@@ -248,7 +248,7 @@ def test_hostile_columns_are_shown_as_text(evil_tree: Path, tmp_path: Path) -> N
     for text in (f"path,{EVIL!r}\n", f'path,"{EVIL}"\n{EVIL!r},1\n', f'path,a\n"{EVIL}","{EVIL}"\n', f'"{EVIL}"\n'):
         columns = tmp_path / f"{EVIL}.csv"
         columns.write_text(text, errors="surrogateescape")
-        assert_clean(shardio("convert", evil_tree, tmp_path / "out", "--columns", columns), code=1)
+        assert_clean(shardio("convert", evil_tree, tmp_path / "out", "--table", columns, "--column", "n"), code=1)
 
 
 def test_hostile_parquet_is_shown_as_text(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`convert --columns`: numbers from a file reach the rows of the samples they belong to, or the file is refused."""
+"""`convert --table FILE --column NAME`: numbers of a table reach the rows of their samples, or the table is refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from command import assert_one_clear_error, shardio
 from conversions import OPTIONS, interrupted
-from folders import everything, hashes
+from folders import everything, hashes, put
 
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
-from shardio.conversion.sources.collection import Source
-from shardio.conversion.sources.columns import ColumnTable, read_columns
+from shardio.conversion.sources.collection import Collection, FileOrigin, Source
+from shardio.conversion.sources.columns import ColumnTable
+from shardio.conversion.sources.table import Table, describe, read_table, scan_table
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
@@ -31,8 +32,17 @@ SPLITS = {"train": (Source(b"n01/a.jpg", 0), Source(b"n01/b.jpg", 0)), "val": (S
 PATHS = ["n01/a.jpg", "n01/b.jpg", "n02/c.jpg"]
 
 
-def read(path: Path) -> ColumnTable:
-    return read_columns(path, SPLITS)
+def read(path: Path, *names: str) -> ColumnTable:
+    """Returns the columns x, or those with the given names, of the sources in SPLITS."""
+    table = Table(path, columns=names or ("x",))
+    tree = Collection(FileOrigin(path.parent), ("n01", "n02"), SPLITS, {})
+    columns = describe(tree, {"": table}, [read_table(table)]).columns
+    assert columns is not None
+    return columns
+
+
+def digest(columns: ColumnTable) -> str:
+    return columns.sha256([[source.key for source in sources] for sources in SPLITS.values()])
 
 
 def write_csv(path: Path, *lines: str) -> Path:
@@ -82,7 +92,7 @@ def test_a_column_of_integers_alone_is_int64_and_any_other_float64(
         (("1", "1_000", "3"), 3, "expected a number or nothing, found '1_000'"),
         (("1.5", "٣", "3"), 3, "expected a number or nothing, found '٣'"),
         (("1", "0x10", "3"), 3, "expected a number or nothing, found '0x10'"),
-        (("1", "2", "true"), 4, "expected a number or nothing, found 'true'"),
+        (("1", "2", "yes"), 4, "expected a number or nothing, found 'yes'"),
         (("1", "2", "NULL"), 4, "expected a number or nothing, found 'NULL'"),
         (("1", str(1 << 63), "3"), 3, "expected integers that fit in int64, found 9223372036854775808"),
         # Neither of these is a float64: they would silently come out as their neighbours.
@@ -133,21 +143,20 @@ def test_csv_and_parquet_of_the_same_numbers_are_the_same(tmp_path: Path) -> Non
     csv_path = write_csv(tmp_path / "m.csv", "path,n,x", *(f"{path},{i},{i / 3}" for i, path in enumerate(PATHS)))
     table = pa.table({"path": PATHS, "n": pa.array([0, 1, 2], pa.int16()), "x": [0.0, 1 / 3, 2 / 3]})
     pq.write_table(table, tmp_path / "m.parquet")
-    one, other = read(csv_path), read(tmp_path / "m.parquet")
-    assert one.sha256 == other.sha256
+    one, other = read(csv_path, "n", "x"), read(tmp_path / "m.parquet", "n", "x")
+    assert digest(one) == digest(other)
     assert one.columns == other.columns == (("n", "<i8"), ("x", "<f8"))
 
 
 BAD_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
-    "text": ({"path": PATHS, "x": ["1", "2", "3"]}, "column 'x': expected numbers, found string"),
-    "lists": ({"path": PATHS, "x": [[1], [2], [3]]}, "column 'x': expected numbers, found list"),
-    "dates": ({"path": PATHS, "x": pa.array([1, 2, 3], pa.date32())}, "column 'x': expected numbers, found date32"),
-    "paths of another type": ({"path": [1, 2, 3], "x": [1, 2, 3]}, "text in the column 'path', found int64"),
-    "a missing path": ({"path": [*PATHS[:2], None], "x": [1, 2, 3]}, "a path in every row, found none in row 2"),
-    "no path": ({"key": PATHS, "x": [1, 2, 3]}, "expected one column named 'path', found key, x"),
-    "a path alone": ({"path": PATHS}, "expected columns of numbers in addition to 'path', found none"),
+    "text": ({"path": PATHS, "x": ["1", "b", "3"]}, "row 1: column 'x': expected a number or nothing, found 'b'"),
+    "lists": ({"path": PATHS, "x": [[1], [2], [3]]}, "column 'x': expected a number or nothing, found '[1]'"),
+    "paths of another type": ({"path": [1, 2, 3], "x": [1, 2, 3]}, "and no image at any path"),
+    "a missing path": ({"path": [*PATHS[:2], None], "x": [1, 2, 3]}, "row 2: expected a path of 1 to"),
+    "no path": ({"key": PATHS, "x": [1, 2, 3]}, "expected a column of paths, found 'key', 'x'"),
+    "no such column": ({"path": PATHS, "y": [1, 2, 3]}, "expected one column 'x', found 'path', 'y'"),
     "a large unsigned number": ({"path": PATHS, "x": pa.array([1, 2, 1 << 63], pa.uint64())}, "9223372036854775808"),
-    "an inexact number": ({"path": PATHS, "x": [1, None, (1 << 53) + 1]}, "are empty, found 9007199254740993"),
+    "an inexact number": ({"path": PATHS, "x": [1, None, (1 << 53) + 1]}, "or empty, found 9007199254740993"),
 }
 
 
@@ -157,7 +166,7 @@ def test_other_parquet_is_refused_by_column(tmp_path: Path, name: str) -> None:
     pq.write_table(pa.table(columns), tmp_path / "m.parquet")
     with pytest.raises(SourceError) as caught:
         read(tmp_path / "m.parquet")
-    assert str(caught.value).startswith(f"{tmp_path / 'm.parquet'}: ")
+    assert str(caught.value).startswith(f"{tmp_path / 'm.parquet'}")
     assert message in str(caught.value)
 
 
@@ -168,7 +177,7 @@ def test_a_csv_may_be_quoted_have_a_byte_order_mark_crlf_empty_lines_and_columns
     path = tmp_path / "m.csv"
     text = '\ufeffscore, path ,"n"\r\n0.5,"n01/a.jpg",1\r\n\r\n"",n02/c.jpg, 3\r\n0.25,n01/b.jpg,2'
     path.write_bytes(text.encode())
-    table = read(path)
+    table = read(path, "score", "n")
     assert table.columns == (("score", "<f8"), ("n", "<i8"))
     assert list(table.rows) == [b"n01/a.jpg", b"n02/c.jpg", b"n01/b.jpg"]
     np.testing.assert_array_equal(table.values["score"], [0.5, NAN, 0.25])
@@ -177,48 +186,46 @@ def test_a_csv_may_be_quoted_have_a_byte_order_mark_crlf_empty_lines_and_columns
 
 def test_paths_need_not_be_utf8_and_may_need_quoting(tmp_path: Path) -> None:
     names = [b"\xff/\xfe", b'a "b", c', b"new\nline", "ü☃".encode(), b" lead"]
+    put(tmp_path, names[0])
     path = tmp_path / "m.csv"
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "x"])
         writer.writerows([name.decode(errors="surrogateescape"), i] for i, name in enumerate(names))
-    table = read_columns(path, {"train": [Source(name, 0) for name in names]})
-    assert table.rows == {name: i for i, name in enumerate(names)}
-    assert table.values["x"].tolist() == list(range(len(names)))
+    found = scan_table(Table(path, root=tmp_path, columns=["x"])).columns
+    assert found is not None
+    assert found.rows == {name: i for i, name in enumerate(names)}
+    assert found.values["x"].tolist() == list(range(len(names)))
 
 
 ROWS = [f"{path},1" for path in PATHS]
 BAD_CSV: dict[str, tuple[list[str], str]] = {
-    "nothing": ([], "expected one column named 'path', found no header"),
-    "no path column": (["file,x", *ROWS], "expected one column named 'path', found file, x"),
-    "another delimiter": (["path\tx", "n01/a.jpg\t1"], "expected one column named 'path', found path\\tx"),
-    "two path columns": (["path,path", *ROWS], "expected one column named 'path', found 2 of them"),
-    "a path alone": (["path", *PATHS], "expected columns of numbers in addition to 'path', found none"),
-    "a name twice": (
-        ["path,x,x", *(f"{row},2" for row in ROWS)],
-        "a column must have a name of its own; found 'x', twice",
-    ),
-    "a field's name": (
-        ["path,label", *ROWS],
-        "a column must have a name of its own; found 'label', a field of every index",
-    ),
-    "no name": (["path,", *ROWS], "a column's name must be [A-Za-z_]"),
-    "a name with a space": (["path,my score", *ROWS], "found 'my score'"),
-    "a short row": (["path,x", "n01/a.jpg"], "line 2: expected 2 cells, found 1"),
-    "a long row": (["path,x", *ROWS, "n09/z.jpg,1,2"], "line 5: expected 2 cells, found 3"),
+    "no path column": (["picture,x", *ROWS], "expected a column of paths, found 'picture', 'x'"),
+    "a path alone": (["path", *PATHS], "expected one column 'x', found 'path'"),
+    "a name twice": (["path,x,x", *(f"{row},2" for row in ROWS)], "expected one column 'x', found 2 of them"),
+    "a short row": (["path,x", "n01/a.jpg"], "line 2: expected 2 fields, found 'n01/a.jpg'"),
+    "a long row": (["path,x", *ROWS, "n09/z.jpg,1,2"], "line 5: expected 2 fields"),
     "an open quote": (["path,x", *ROWS, '"n09/z.jpg,1'], "line 5: "),
-    "a huge cell": (["path,x", *ROWS, "y" * 200_000 + ",1"], "line 5: field larger than field limit"),
-    "a path twice": (
-        ["path,x", *ROWS, ROWS[1], ROWS[1]],
-        "one row for each path, found 'n01/b.jpg' twice (2 rows too many)",
-    ),
+    "a huge cell": (["path,x", *ROWS, "y" * 200_000 + ",1"], "line 5: expected fewer than 65,536 characters"),
+    "a path twice": (["path,x", *ROWS, ROWS[1], ROWS[1]], "line 5: expected a path that is not in line 3 already"),
     "a row too few": (
         ["path,x", *ROWS[:1]],
-        "expected a row for every image, found none for 1 of 2, such as 'n01/b.jpg'",
+        "expected a row for every image, found none for 2 of 3, such as 'n01/b.jpg'",
     ),
-    "no rows": (["path,x"], "expected a row for every image, found none for 2 of 2, such as 'n01/a.jpg'"),
-    "other paths": (["path,x", *(f"./{row}" for row in ROWS)], "The file's first path is './n01/a.jpg'; paths are rel"),
+    "no rows": (["path,x"], "expected a row for every image, found none for 3 of 3, such as 'n01/a.jpg'"),
+    "other paths": (["path,x", *(f"other/{row}" for row in ROWS)], "SRC such as 'n01/a.jpg', found 'other/n01/a.jpg'"),
 }
+BAD_NAMES = {
+    "label": "a column must have a name of its own; found 'label', a field of every index",
+    "my score": "found 'my score'",
+}
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_that_an_index_cannot_have_are_refused(tmp_path: Path, name: str) -> None:
+    path = write_csv(tmp_path / "m.csv", f"path,{name}", *ROWS)
+    with pytest.raises(SourceError, match=BAD_NAMES[name]):
+        read(path, name)
 
 
 @pytest.mark.parametrize("name", BAD_CSV)
@@ -233,26 +240,20 @@ def test_other_csv_is_refused_with_what_was_found(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize(("make", "found"), [(None, "nothing"), (Path.mkdir, "something else")])
-def test_columns_that_are_no_file_are_refused(tmp_path: Path, make: Any, found: str) -> None:
+def test_a_table_that_is_no_file_is_refused(tmp_path: Path, make: Any, found: str) -> None:
     if make:
         make(tmp_path / "m.csv")
-    with pytest.raises(SourceError, match=f"expected a CSV or parquet file of columns, found {found}"):
+    with pytest.raises(SourceError, match=f"expected a table, found {found}"):
         read(tmp_path / "m.csv")
 
 
-def test_rows_of_no_source_are_counted_and_change_nothing(tmp_path: Path) -> None:
-    few = read(write_csv(tmp_path / "few.csv", "path,x", *ROWS))
-    strangers = ["n01/z.jpg,5", "n01/a.jpg" * 1000 + ",6", ",7"]
-    many = read(write_csv(tmp_path / "many.csv", "path,x", *strangers, *ROWS[::-1]))
-    assert (few.num_unused, many.num_unused) == (0, 3)
-    assert many.sha256 == few.sha256
-
-
 def test_any_number_and_any_name_changes_the_digest(tmp_path: Path) -> None:
-    texts = [["path,x", *ROWS], ["path,y", *ROWS], ["path,x", *(f"{row}.0" for row in ROWS)]]
+    texts = [["path,x", *ROWS], ["path,x", *(f"{row}.0" for row in ROWS)]]
     texts += [["path,x", *(f"{path},{2 if i == j else 1}" for j, path in enumerate(PATHS))] for i in range(3)]
     texts += [["path,x", f"{PATHS[0]},", *(f"{path},1" for path in PATHS[1:])]]
-    assert len({read(write_csv(tmp_path / "m.csv", *text)).sha256 for text in texts}) == len(texts)
+    found = {digest(read(write_csv(tmp_path / "m.csv", *text))) for text in texts}
+    found.add(digest(read(write_csv(tmp_path / "m.csv", "path,y", *ROWS), "y")))
+    assert len(found) == len(texts) + 1
 
 
 # --- conversions -----------------------------------------------------------------------------------------------------
@@ -260,6 +261,10 @@ def test_any_number_and_any_name_changes_the_digest(tmp_path: Path) -> None:
 
 def number_of(key: bytes) -> int:
     return sum(key) * 7919
+
+
+def described(path: Path, *names: str) -> Table:
+    return Table(path, columns=names or ("n", "share"))
 
 
 def columns_for(image_tree: Path, path: Path, *more: str) -> Path:
@@ -275,8 +280,8 @@ def test_every_sample_has_the_numbers_of_its_path(image_tree: Path, tmp_path: Pa
     meta = columns_for(image_tree, tmp_path / "m.csv", "train/n09/z.JPEG,1,2")
     out = tmp_path / "out"
     options = {**OPTIONS, "workers": workers, "order": order}
-    report = convert(image_tree, out, **options, columns=meta, max_bad=1)
-    assert report.ignored == {"row of columns without an image": 1}
+    report = convert(image_tree, out, **options, table=described(meta), max_bad=1)
+    assert report.ignored == {"row without an image": 1}
     for split, count in (("train", 11), ("val", 6)):
         index = open_shards(out, split).index
         assert len(index) == count
@@ -295,18 +300,18 @@ def test_every_sample_has_the_numbers_of_its_path(image_tree: Path, tmp_path: Pa
 def test_going_on_with_other_columns_is_refused(image_tree: Path, tmp_path: Path, state: str, change: str) -> None:
     meta, out = columns_for(image_tree, tmp_path / "m.csv"), tmp_path / "out"
     if state == "finished set":
-        convert(image_tree, out, **OPTIONS, columns=meta)
+        convert(image_tree, out, **OPTIONS, table=described(meta))
     else:
-        interrupted(image_tree, out, 10, columns=meta)
+        interrupted(image_tree, out, 10, table=described(meta))
     before = everything(out)
     other = tmp_path / "other.csv"
     other.write_text(meta.read_text().replace("0.5", "0.25", 1))
     with pytest.raises(ConvertError, match=rf"holds an? {state} .*\(the columns, changed since\)"):
-        convert(image_tree, out, **OPTIONS, columns=other if change == "another number" else None)
+        convert(image_tree, out, **OPTIONS, table=described(other) if change == "another number" else None)
     assert everything(out) == before
     shutil.copyfile(meta, other)  # the same numbers in another file are the same columns
-    convert(image_tree, out, **OPTIONS, columns=other)
-    convert(image_tree, tmp_path / "reference", **OPTIONS, columns=meta)
+    convert(image_tree, out, **OPTIONS, table=described(other))
+    convert(image_tree, tmp_path / "reference", **OPTIONS, table=described(meta))
     assert hashes(out) == hashes(tmp_path / "reference")
 
 
@@ -314,20 +319,23 @@ def test_columns_that_do_not_fit_the_sources_are_refused_before_anything_is_writ
     image_tree: Path, tmp_path: Path
 ) -> None:
     meta = columns_for(image_tree / "train", tmp_path / "m.csv")  # relative to another folder
-    with pytest.raises(SourceError, match=r"none for 12 of 12, such as 'train/n01/n01_0.JPEG'. The file's first path"):
-        convert(image_tree, tmp_path / "out", **OPTIONS, columns=meta)
+    with pytest.raises(SourceError, match=r"expected paths of images in SRC such as 'train/n01/n01_0.JPEG', found"):
+        convert(image_tree, tmp_path / "out", **OPTIONS, table=described(meta))
     assert not (tmp_path / "out").exists()
+
+
+COLUMNS = ("--column", "n", "--column", "share")
 
 
 def test_the_command_takes_columns(image_tree: Path, tmp_path: Path) -> None:
     meta = columns_for(image_tree, tmp_path / "m.csv", "x.JPEG,1,1")
-    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--columns", meta)
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--table", meta, *COLUMNS)
     assert result.returncode == 0, result.stderr
-    assert "ignored 1: row of columns without an image 1\n" in result.stdout
+    assert "ignored 1: row without an image 1\n" in result.stdout
     facts = json.loads(shardio("info", tmp_path / "out", "--json").stdout)
     assert facts["columns"]["val"] == {"n": "<i8", "share": "<f8"}
-    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--columns", tmp_path / "gone.csv")
-    assert_one_clear_error(result, 1, "gone.csv: expected a CSV or parquet file of columns, found nothing")
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--table", tmp_path / "gone.csv")
+    assert_one_clear_error(result, 1, "gone.csv: expected a table, found nothing")
 
 
 # --- repair ----------------------------------------------------------------------------------------------------------
@@ -343,11 +351,14 @@ def test_a_lost_index_is_made_again_from_the_file_of_its_columns(
     image_tree: Path, table_file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    convert(image_tree, out, **OPTIONS, columns=table_file)
+    convert(image_tree, out, **OPTIONS, table=described(table_file, "x", "y"))
     whole = hashes(out)
     (out / "train-index.npy").unlink()
     (out / "train-00001.npy").unlink()
-    assert set(repair(out, image_tree, columns=table_file).repaired) == {"train-00001.npy", "train-index.npy"}
+    assert set(repair(out, image_tree, table=described(table_file, "x", "y")).repaired) == {
+        "train-00001.npy",
+        "train-index.npy",
+    }
     assert hashes(out) == whole
 
 
@@ -355,23 +366,23 @@ def test_without_that_file_all_else_is_repaired_and_the_way_out_is_told(
     image_tree: Path, table_file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    convert(image_tree, out, **OPTIONS, columns=table_file)
+    convert(image_tree, out, **OPTIONS, table=described(table_file, "x", "y"))
     whole = hashes(out)
     (out / "train-00001.npy").unlink()
     (out / "val-index.npy").unlink()
     result = shardio("repair", out, image_tree)
-    assert_one_clear_error(result, 1, "val-index.npy cannot be made again without the file of its columns", "--columns")
+    assert_one_clear_error(result, 1, "val-index.npy cannot be made again without the table", "--table")
     assert whole.keys() - hashes(out).keys() == {"val-index.npy"}
-    result = shardio("repair", out, image_tree, "--columns", table_file)
+    result = shardio("repair", out, image_tree, "--table", table_file, "--column", "x", "--column", "y")
     assert (result.returncode, hashes(out)) == (0, whole)
 
 
 def test_other_columns_than_those_of_the_set_are_refused(image_tree: Path, table_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    convert(image_tree, out, **OPTIONS, columns=table_file)
+    convert(image_tree, out, **OPTIONS, table=described(table_file, "x", "y"))
     other = write_csv(tmp_path / "other.csv", table_file.read_text().replace(",x,", ",z,").rstrip())
     with pytest.raises(ConvertError, match=r"cannot be made again from .* \(the columns, changed since\)"):
-        repair(out, image_tree, columns=other)
+        repair(out, image_tree, table=described(other, "z", "y"))
     convert(image_tree, tmp_path / "plain", **OPTIONS)
     with pytest.raises(ConvertError, match=r"the columns, changed since"):
-        repair(tmp_path / "plain", image_tree, columns=table_file)
+        repair(tmp_path / "plain", image_tree, table=described(table_file, "x", "y"))

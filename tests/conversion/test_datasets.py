@@ -29,9 +29,12 @@ from shardio.conversion.images.decode import Decoded, decode_image
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Item, Source
 from shardio.conversion.sources.datasets import collect_datasets
+from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.set_writer import ShardWriter
-from shardio.errors import ConvertError, DecodeError, SourceError
+from shardio.errors import ConvertError, DecodeError, FormatError, SourceError
+from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
 
 SIZE = 16
 OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + 5 * SIZE * SIZE * 3, "order": "source"}
@@ -165,7 +168,8 @@ def test_png_files_that_pillow_opens_lazily_give_the_set_of_the_tree(tmp_path: P
 
 def test_the_shuffled_order_is_that_of_the_keys_and_columns_belong_to_them(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("path,n\n" + "".join(f"{i},{i * i}\n" for i in range(30)))
-    convert(Pictures(23), tmp_path / "out", **{**OPTIONS, "order": "shuffled"}, columns=tmp_path / "m.csv")
+    table = Table(tmp_path / "m.csv", columns=["n"])
+    convert(Pictures(23), tmp_path / "out", **{**OPTIONS, "order": "shuffled"}, table=table)
     shards = open_shards(tmp_path / "out")
     numbers = [int(key) for key in shards.index["key"].tolist()]
     assert numbers != sorted(numbers)
@@ -188,7 +192,7 @@ def test_a_dataset_is_called_by_the_calling_thread_alone_and_in_order(tmp_path: 
     convert(Watched(23), tmp_path / "out", **OPTIONS)
     assert {thread for thread, _ in calls} == {threading.get_ident()}
     assert [index for _, index in calls[-23:]] == list(range(23))
-    assert len(calls) == 23 + 2 * 8  # the items that are tried, twice
+    assert len(calls) == 23 + 2 * 8 + 1  # the items that are tried, twice, and the first for the kind of its label
 
 
 class Recycled(Pictures):
@@ -319,13 +323,11 @@ def test_images_are_converted_as_files_of_them_are() -> None:
 @pytest.mark.parametrize(
     ("label", "error", "message"),
     [
-        (1.0, TypeError, "float"),
-        ("1", TypeError, "str"),
-        (None, TypeError, "NoneType"),
-        (np.float32(1), TypeError, "float32"),
-        (torch.tensor([1, 0]), TypeError, "one class per image"),
-        (np.array([1]), TypeError, ""),
-        ([0.1, 0.9], TypeError, "found a list of 2: a conversion takes one class per image"),
+        ("1", TypeError, "a number or a vector of numbers, found '1'"),
+        (np.zeros((2, 2)), TypeError, "an integer, a number or a vector of at least two, found array"),
+        ([], TypeError, "a vector of at least two, found \\[\\]"),
+        (np.array([1]), TypeError, "a vector of at least two"),
+        (1e99, ValueError, "must fit in float32"),
         (-1, ValueError, "expected a label from 0 to 1048575, found -1"),
         (1 << 20, ValueError, "expected a label from 0 to 1048575, found 1048576"),
     ],
@@ -341,11 +343,12 @@ def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on
     for number, (item, error, message) in enumerate(
         [
             ((RGB, 3), ValueError, "expected a label from 0 to 2, found 3"),
-            ((RGB, "cat"), TypeError, "str"),
+            ((RGB, "cat"), TypeError, "found 'cat'"),
+            ((RGB, 1.5), TypeError, "expected a label of the kind of other labels, such as 0, found 1.5"),
             ((RGB.astype(float), 0), TypeError, "float64"),
-            (RGB, TypeError, r"expected \(image, label\), found ndarray"),
-            ((RGB, 0, 1), TypeError, r"expected \(image, label\), found tuple of 3"),
-            ({"image": RGB}, TypeError, "expected a dict with image, label, found one without label"),
+            (RGB, TypeError, "expected a label of the kind of other labels, such as 0, found None"),
+            ((RGB, 0, 1), TypeError, r"expected \(image, label\) or an image, found tuple of 3"),
+            ({"picture": RGB}, TypeError, "expected a dict with image, found one with picture"),
         ]
     ):
         out = tmp_path / str(number)
@@ -354,6 +357,52 @@ def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on
         assert len(list(out.glob("train-*.npy"))) == 3
         assert convert(Pictures(40), out, **OPTIONS).num_converted == 25
         check_set(out, "train", 40)
+
+
+UNLABELLED: dict[str, Any] = {"images": RGB, "tuples": (RGB,), "dicts": {"image": RGB}, "none": (RGB, None)}
+
+
+@pytest.mark.parametrize("name", UNLABELLED)
+def test_items_may_have_no_labels(tmp_path: Path, name: str) -> None:
+    report = convert({"train": [UNLABELLED[name]] * 5}, tmp_path / "out", **OPTIONS)
+    assert report.unlabelled == ("train",)
+    shards = open_shards(tmp_path / "out")
+    assert (shards.content.label_row, shards.classes, shards[0].label) == (None, (), None)
+    with ShardLoader(tmp_path / "out", batch_size=5) as loader:
+        ((images,),) = list(loader)
+    assert images.shape == (5, 3, SIZE, SIZE)
+
+
+LABELS: dict[str, tuple[list[Any], tuple[int, ...]]] = {
+    "numbers": ([0.5, np.float64(-2), 3, torch.tensor(0.1)], ()),
+    "vectors": ([[0.5, 1], (1, 0), np.array([0.25, 0.75]), torch.tensor([True, False])], (2,)),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_may_be_numbers_and_vectors_which_are_float32(tmp_path: Path, name: str) -> None:
+    labels, shape = LABELS[name]
+    source = [(RGB, label) for label in labels]
+    report = convert(source, tmp_path / "out", **OPTIONS)
+    assert report.unlabelled == ()
+    expected = np.array([np.asarray(label, np.float32) for label in labels])
+    assert expected.shape == (4, *shape)
+    np.testing.assert_array_equal(open_shards(tmp_path / "out").labels, expected)
+    assert verify(tmp_path / "out").ok
+    (tmp_path / "out" / "train-labels-00000.npy").unlink()
+    with pytest.raises(FormatError, match=r"train-labels-00000\.npy"):
+        _ = open_shards(tmp_path / "out").labels
+    assert convert(source, tmp_path / "other", **OPTIONS).digest == report.digest
+
+
+def test_a_vector_of_labels_may_have_a_class_for_each_number(tmp_path: Path) -> None:
+    class Tagged(list[Any]):
+        classes = ("sky", "sea")
+
+    convert(Tagged([(RGB, [1, 0])]), tmp_path / "out", **OPTIONS)
+    assert open_shards(tmp_path / "out").classes == ("sky", "sea")
+    with pytest.raises(ValueError, match="expected a class for each of the 3 numbers of a label, found 2"):
+        convert(Tagged([(RGB, [1, 0, 0])]), tmp_path / "three", **OPTIONS)
 
 
 def test_labels_are_integers_of_any_make(tmp_path: Path) -> None:
@@ -599,12 +648,13 @@ def test_another_dataset_into_the_same_folder_is_refused(tmp_path: Path, name: s
 
 
 def test_a_collection_of_datasets_names_each_item_by_its_number() -> None:
-    collection = collect_datasets({"train": Pictures(2), "val": Pictures(1)})
+    collection, arrays = collect_datasets({"train": Pictures(2), "val": Pictures(1)})
     assert dict(collection.splits) == {
         "train": (Source(b"train/0", -1, Item(b"train", 0)), Source(b"train/1", -1, Item(b"train", 1))),
         "val": (Source(b"val/0", -1, Item(b"val", 0)),),
     }
-    assert [source.key for source in collect_datasets(Pictures(2)).splits["train"]] == [b"0", b"1"]
+    assert not arrays
+    assert [source.key for source in collect_datasets(Pictures(2))[0].splits["train"]] == [b"0", b"1"]
 
 
 # --- with everything else that a conversion can do ------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_a_kind_that_is_said_is_not_looked_for(imagenet: Path, tmp_path: Path) -
     for kind, message in {
         "ilsvrc": "expected ILSVRC2012_img_train.tar or ILSVRC2012_img_val.tar, found neither",
         "kaggle": "expected ILSVRC/Data/CLS-LOC in it, found none",
-        "list": "expected a readable list, found: Is a directory",
+        "list": "expected a table, found something else",
     }.items():
         with pytest.raises(SourceError, match=re.escape(f"{tmp_path}: {message}")):
             scan(tmp_path, kind)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from storages import draw_imagenet, write_archives, write_kaggle, write_webdatas
 
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import Estimate, estimate, spread
+from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, SourceError
 
 SIZE = 16
@@ -41,11 +42,11 @@ def test_columns_and_quality_count(imagenet: Path, tmp_path: Path) -> None:
     keys = [path.relative_to(imagenet).as_posix() for path in sorted(imagenet.rglob("*.JPEG"))]
     columns = tmp_path / "columns.csv"
     columns.write_text("path,area,shade\n" + "".join(f"{key},{i},0.5\n" for i, key in enumerate(keys)))
-    with_columns = estimate(imagenet, columns=columns, quality="fast", seconds=0.01)
+    with_columns = estimate(imagenet, table=Table(columns, columns=["area", "shade"]), quality="fast", seconds=0.01)
     assert with_columns.nbytes == estimate(imagenet, seconds=0.01).nbytes + 16 * len(keys)
     columns.write_text("path,area\n")
     with pytest.raises(SourceError, match="expected a row for every image"):
-        estimate(imagenet, columns=columns)
+        estimate(imagenet, table=Table(columns, columns=["area"]))
     with pytest.raises(ValueError, match="quality must be one of exact, fast"):
         estimate(imagenet, quality="best")  # type: ignore[arg-type]
 

@@ -17,6 +17,7 @@ from command import assert_one_clear_error, shardio
 
 from shardio.conversion.convert import convert
 from shardio.conversion.report import Progress
+from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, SourceError, SpaceError
 
 OPTIONS: dict[str, Any] = {"size": 16, "workers": 1, "shard_size": 4096 + 3 * 16 * 16 * 3}
@@ -67,7 +68,7 @@ WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any
     ),
     "interrupted": (raising("convert.load_records", KeyboardInterrupt()), {}, KeyboardInterrupt),
     "bad option": (None, {"size": "x"}, ValueError),
-    "no columns": (None, {"columns": "nowhere.csv"}, SourceError),
+    "no columns": (None, {"table": Table("nowhere.csv")}, SourceError),
 }
 
 
@@ -157,7 +158,7 @@ def test_a_plan_that_another_call_relies_on_is_not_taken_back(
     ("module", "options", "hint"),
     [
         ("distributed", {"scheduler": "tcp://127.0.0.1:8786"}, r"pip install 'shardio\[dask\]'"),
-        ("pyarrow.parquet", {"columns": "columns.parquet"}, r'pip install "shardio\[parquet\]"'),
+        ("pyarrow.parquet", {"table": Table("columns.parquet")}, r'pip install "shardio\[parquet\]"'),
     ],
 )
 def test_a_missing_library_is_told_before_the_images_are_listed(

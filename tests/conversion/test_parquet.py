@@ -33,6 +33,7 @@ from shardio.conversion.repair import repair
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Source
+from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
 from shardio.conversion.sources.tree import scan_tree
@@ -331,11 +332,29 @@ def test_columns_are_found(tmp_path: Path, name: str) -> None:
     assert collection.origin.read(collection.splits["train"][0]) == b"x"
 
 
+def test_images_alone_and_images_beside_text_have_no_labels(tmp_path: Path) -> None:
+    alone = pa.table({"image": [{"bytes": b"x", "path": "1.jpg"}, {"bytes": b"y", "path": None}]})
+    put(tmp_path / "alone" / "train-00000-of-00001.parquet", alone)
+    put(tmp_path / "text.parquet", pa.table({"text": ["a cat", "a dog"], "image": [b"x", b"y"]}))
+    for name, names in (("alone", [b"train/1.jpg", b"train/00000001"]), ("text.parquet", [b"00000000", b"00000001"])):
+        collection = scan_parquet(tmp_path / name)
+        (sources,) = collection.splits.values()
+        assert [(source.key, source.label) for source in sources] == [(key, None) for key in names]
+        assert [collection.origin.read(source) for source in sources] == [b"x", b"y"]
+        assert (collection.classes, collection.class_names) == ((), ())
+    put(tmp_path / "soft.parquet", pa.table({"image": [b"x"], "label": [[0.1]]}))
+    assert scan(tmp_path / "soft.parquet", labels="none").splits["train"][0].label is None
+    put(tmp_path / "both" / "a.parquet", pa.table({"image": [b"x"]}))
+    put(tmp_path / "both" / "b.parquet", pa.table({"image": [b"x"], "label": [1]}))
+    with pytest.raises(SourceError, match=r"b\.parquet: expected labels in all files or in none, and a\.par"):
+        scan_parquet(tmp_path / "both")
+
+
 BAD_TABLES: dict[str, tuple[Any, str]] = {
     "no image": (pa.table({"label": [1]}), "expected one column of images (binary, or struct with bytes), found none"),
-    "no label": (pa.table({"image": [b"x"]}), "expected one column of labels (integers), found none"),
+    "paths of images": (pa.table({"file": ["x"], "label": [1]}), "give the folder of the paths by `--root`"),
     "a float": (pa.table({"image": [b"x"], "label": [3.0]}), "found 'label' of type double. Rewrite it as integers"),
-    "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "list<element: double>: a conversion takes one"),
+    "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "list<element: double>. Rewrite it as"),
     "two labels": (
         pa.table({"img": [b"x"], "fine_label": [1], "coarse_label": [1]}),
         "found fine_label, coarse_label. Rename the column to use to 'label'",

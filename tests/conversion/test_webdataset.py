@@ -297,9 +297,7 @@ def test_tars_in_which_no_label_is_one_are_refused_before_they_are_converted(tmp
     message = "expected samples with a label, found none in 2: the label of the sample '1.jpg' in 0.tar: expected a"
     assert refused(path).startswith(f"{path}: {message}")
     path = write_tar(tmp_path / "0.tar", ("1.jpg", b"x"), ("1.json", b'{"label": [0.1, 0.9]}'))
-    assert "expected an integer or a name as 'label', found [0.1, 0.9] (a conversion takes one class per" in refused(
-        path
-    )
+    assert "expected an integer or a name as 'label', found [0.1, 0.9] (a vector of numbers comes" in refused(path)
 
 
 def test_two_words_for_one_split_are_both_named(tmp_path: Path) -> None:

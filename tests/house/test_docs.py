@@ -58,6 +58,8 @@ def collections(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_jpeg(folder / "imagenet" / split / name / f"{number}.JPEG", random_picture(rng, 40, 60))
     shutil.copytree(folder / "imagenet/val/n01440760", folder / "photos")
     shutil.copytree(folder / "imagenet/val", folder / "tiles")
+    lines = [f"{path.stem},breed {number % 2}" for number, path in enumerate(sorted((folder / "photos").iterdir()))]
+    (folder / "breeds.csv").write_text("\n".join(["image_id,breed", *lines]))
     small = draw_imagenet(folder / "small", sound=True)
     write_archives(small, folder / "downloads")
     write_kaggle(small, folder / "kaggle")

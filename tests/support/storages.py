@@ -11,6 +11,7 @@ import shutil
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def header(name: bytes = b"a", nbytes: int = 0, kind: bytes = b"0", **changes: b
 END = bytes(2 * BLOCK_NBYTES)
 
 
-def rows(found: Collection, split: str = "train") -> list[tuple[bytes, int]]:
+def rows(found: Collection, split: str = "train") -> list[tuple[bytes, Any]]:
     return [(source.key, source.label) for source in found.splits[split]]
 
 

@@ -41,17 +41,21 @@ _OTHER_KINDS = {
 }
 
 
-_SUFFIXES = (
+SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".webp"),
     *(".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm", ".avif"),
 )
 """How the names of images end, in lower case."""
 
 
+def has_image_suffix(path: str) -> bool:
+    return path.lower().endswith(SUFFIXES)
+
+
 def holds_image(path: str) -> bool:
     """Whether a file's name ends as an image's does, or its first bytes are an image's. A file that cannot be read
     counts as an image, so that it is refused and not left out."""
-    if path.lower().endswith(_SUFFIXES):
+    if has_image_suffix(path):
         return True
     try:
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:

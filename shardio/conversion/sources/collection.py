@@ -22,7 +22,9 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
+from shardio.conversion.arrays import Label
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
+from shardio.conversion.sources.columns import ColumnTable
 from shardio.errors import DecodeError
 from shardio.system.opening import open_file
 
@@ -72,8 +74,8 @@ class Source:
     """One image to convert."""
 
     key: bytes
-    label: int | None
-    """None if the images of the split have no labels."""
+    label: Label
+    """All labels of a split are of one kind."""
     place: bytes | Extent | Item | Fault | None = None
     """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
 
@@ -132,6 +134,10 @@ class Collection:
     """The kind of storage in SRC."""
     identity: str = ""
     """Distinguishes collections with equal keys and labels but different images, where keys are only numbers."""
+    columns: ColumnTable | None = None
+    """Numbers for each source, which go into the index."""
+    notes: tuple[str, ...] = ()
+    """How SRC was understood, where that was guessed."""
     doubts: tuple[str, ...] = ()
     """What in the layout of SRC could be understood in two ways."""
 
@@ -198,7 +204,7 @@ def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
 
     def listed(source: Source) -> tuple[int, str, str]:
         folder, _, name = os.fsdecode(source.key).rpartition("/")
-        return source.label or 0, folder, name
+        return source.label if isinstance(source.label, int) else 0, folder, name
 
     return tuple(sorted(sources, key=listed))
 

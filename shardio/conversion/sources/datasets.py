@@ -6,22 +6,23 @@ know its labels beforehand, as each item comes with its label.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec
+from shardio.conversion.arrays import ArraySpec, Label, as_float32, label_array
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
 from shardio.conversion.sources.names import DEFAULT_SPLIT, check_label, check_split_words, split_name
-from shardio.errors import DecodeError, SourceError
+from shardio.errors import DecodeError, SourceError, counted
 from shardio.format.layout import MAX_CLASSES, check_split_name
 from shardio.format.parse import check_text, first_repeated
 
@@ -39,10 +40,12 @@ class Dataset(Protocol):
     Map-style datasets of torch and torchvision fit, and so does a list. `i` is from 0 to len(dataset) - 1.
 
     - The image is a PIL image, encoded bytes, or uint8: an array (height, width[, C]) or, as in torchvision, a tensor
-      ([C, ]height, width), where C is 1, 3 or 4. The label is an integer.
-    - An item may also be a dict with "image", "label" and a value for each declared array.
-    - `classes`, if present, has the names of the classes: label i is classes[i]. `targets`, if present, only helps to
-      recognize the dataset.
+      ([C, ]height, width), where C is 1, 3 or 4.
+    - The label is an integer; or a number or vector of numbers, which are stored as float32. Without labels, an item is
+      an image, or (image,).
+    - An item may also be a dict with "image", perhaps "label", and a value for each declared array.
+    - `classes`, if present, has the names of the classes, or of the numbers of a vector. `targets`, if present, only
+      helps to recognize the dataset.
     """
 
     def __len__(self) -> int: ...
@@ -57,13 +60,16 @@ class DatasetOrigin(Origin):
     datasets: Mapping[str, Dataset]
     num_classes: int
     identity: str
+    like: Label
+    """The label of one item: those of the others are of its kind."""
     arrays: tuple[ArraySpec, ...] = ()
 
     def read(self, source: Source) -> Given:
         """Returns an item. Raises DecodeError if the dataset raises, TypeError or ValueError if the item is invalid."""
         assert isinstance(source.place, Item)
         split, number = source.place.where.decode(), source.place.number
-        return _get(split, self.datasets[split], number, self.num_classes, self.arrays)
+        item = _get(split, self.datasets[split], number)
+        return _given(item, f"dataset {split!r}, item {number}", self.num_classes, self.like, self.arrays)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns the identity of the dataset for each source. It does not change when an item changes."""
@@ -86,10 +92,13 @@ class DatasetOrigin(Origin):
             )
 
 
-def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Collection:
-    """Returns the collection of a dataset, or of a dataset for each split. Reads a few items of each dataset, twice.
+def collect_datasets(
+    src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()
+) -> tuple[Collection, tuple[ArraySpec, ...]]:
+    """Returns the collection of a dataset, or of a dataset for each split, and the arrays of its samples.
 
-    With `arrays`, items are dicts with a value for each array. Keys are the numbers of the items: b"17", or b"train/17"
+    Reads a few items of each dataset, twice. With `arrays`, items are dicts with a value for each array. Labels that
+    are no integers become one more array. Keys are the numbers of the items: b"17", or b"train/17"
     if there are several splits. Raises TypeError or ValueError if `src` is not a dataset or its items are not images
     with labels, and SourceError if a dataset is empty or none of its items can be read.
     """
@@ -107,20 +116,27 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
             raise SourceError(f"dataset {split!r}: expected items, found none")
     check_split_words("datasets", given, "Give one of them another name")
     datasets = {split_name(split): dataset for split, dataset in given.items()}
-    classes, class_names = _common_classes(datasets)
+    like = next(map(_label_of_one, datasets.items()), None)
+    classes, class_names = _common_classes(datasets) if like is not None else ((), ())
+    if classes and isinstance(like, tuple) and len(like) != len(classes):
+        raise ValueError(
+            f"datasets: expected a class for each of the {len(like)} numbers of a label, found {len(classes)}"
+        )
+    origin = DatasetOrigin(datasets, len(classes), "", like, arrays)
     sha256 = hashlib.sha256()
     for split, dataset in datasets.items():
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         sha256.update(f"{split}\0{kind}\0{len(dataset)}\0".encode())
         sha256.update(_targets(dataset))
-        sha256.update(_try_items(split, dataset, len(classes), arrays))
+        sha256.update(_try_items(split, origin))
+    unknown = _UNKNOWN_LABEL if isinstance(like, int) else None
     above = {split: f"{split}/" if isinstance(src, Mapping) else "" for split in datasets}
-    return Collection(
-        DatasetOrigin(datasets, len(classes), sha256.hexdigest(), arrays),
+    collection = Collection(
+        replace(origin, identity=sha256.hexdigest()),
         classes,
         {
             split: tuple(
-                Source(f"{above[split]}{number}".encode(), _UNKNOWN_LABEL, Item(split.encode(), number))
+                Source(f"{above[split]}{number}".encode(), unknown, Item(split.encode(), number))
                 for number in range(len(dataset))
             )
             for split, dataset in datasets.items()
@@ -129,40 +145,88 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
         class_names,
         kind="dataset",
         identity=sha256.hexdigest(),
+        notes=(f"labels are float32, {counted(len(like), 'number')} each",) if isinstance(like, tuple) else (),
     )
+    return collection, (*arrays, *(replace(spec, source="item") for spec in label_array(like)))
 
 
-def _get(split: str, dataset: Dataset, number: int, num_classes: int, arrays: tuple[ArraySpec, ...] = ()) -> Given:
+def _get(split: str, dataset: Dataset, number: int) -> Any:
     try:
-        item = dataset[number]
+        return dataset[number]
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
         if is_want(error):
             raise
         raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
-    where = f"dataset {split!r}, item {number}"
-    if isinstance(item, Mapping) or arrays:
-        needed = ("image", "label", *(spec.name for spec in arrays))
-        if not isinstance(item, Mapping) or (missing := [name for name in needed if name not in item]):
-            found = f"one without {', '.join(missing)}" if isinstance(item, Mapping) else type(item).__name__
-            raise TypeError(f"{where}: expected a dict with {', '.join(needed)}, found {found}")
-        image, label = item["image"], item["label"]
-    elif not isinstance(item, (tuple, list)) or len(item) != 2:
-        size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
-        raise TypeError(f"{where}: expected (image, label), found {type(item).__name__}{size}")
-    else:
-        image, label = item
+
+
+def _label_of_one(named: tuple[str, Dataset]) -> Label:
+    """Returns the label of the first item that can be read; None if it has none, or no item can be read."""
+    split, dataset = named
+    for number in _some(dataset):
+        with contextlib.suppress(DecodeError), KeptWarnings():
+            where = f"dataset {split!r}, item {number}"
+            return _label(_parts(_get(split, dataset, number), where)[1], where)
+    return None
+
+
+def _parts(item: Any, where: str) -> tuple[Any, Any]:
+    """Returns (image, label) of an item."""
+    if isinstance(item, Mapping):
+        if "image" not in item:
+            raise TypeError(f"{where}: expected a dict with image, found one with {', '.join(map(str, item))[:200]}")
+        return item["image"], item.get("label")
+    if isinstance(item, (tuple, list)):
+        if len(item) not in (1, 2):
+            raise TypeError(f"{where}: expected (image, label) or an image, found {type(item).__name__} of {len(item)}")
+        return item[0], item[1] if len(item) == 2 else None
+    return item, None
+
+
+def _label(label: Any, where: str) -> Label:
+    if label is None:
+        return None
+    with contextlib.suppress(TypeError):
+        return check_label(label)
+    try:
+        numbers = as_float32(label)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
+    if numbers.ndim > 1 or (numbers.ndim == 1 and numbers.size < 2):
+        raise TypeError(
+            f"{where}: expected a label that is an integer, a number or a vector of at least two, found {label!r:.80}"
+        )
+    return tuple(map(float, numbers.reshape(-1)))
+
+
+def _given(item: Any, where: str, num_classes: int, like: Label, arrays: tuple[ArraySpec, ...]) -> Given:
+    if arrays and (not isinstance(item, Mapping) or any(spec.name not in item for spec in arrays)):
+        expected = ", ".join(("image", *(spec.name for spec in arrays)))
+        found = f"one with {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
+        raise TypeError(f"{where}: expected a dict with {expected}, found {found:.200}")
+    image, told = _parts(item, where)
     try:
         torch = sys.modules.get("torch")  # without it, there are no tensors
         image = check_object(_to_array(image) if torch and isinstance(image, torch.Tensor) else image)
-        label = check_label(label)
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from None
+    label = _label(told, where)
+    if isinstance(like, tuple) and isinstance(label, int):
+        label = (float(label),)
+    if _kind(label) != _kind(like):
+        raise TypeError(f"{where}: expected a label of the kind of other labels, such as {like}, found {told!r:.80}")
     most = (num_classes or MAX_CLASSES) - 1
-    if not 0 <= label <= most:
+    if isinstance(label, int) and not 0 <= label <= most:
         raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
-    return Given(image, label, {spec.name: spec.check_dtype(item[spec.name], f"{where}: ") for spec in arrays})
+    values = {spec.name: spec.check_dtype(item[spec.name], f"{where}: ") for spec in arrays}
+    for spec in label_array(label):
+        values[spec.name] = np.array(label, spec.dtype).reshape(spec.row.shape)
+    return Given(image, label if isinstance(label, int) else None, values)
+
+
+def _kind(label: Label) -> object:
+    return len(label) if isinstance(label, tuple) else type(label)
 
 
 def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
@@ -176,21 +240,28 @@ def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
     return array
 
 
-def _try_items(split: str, dataset: Dataset, num_classes: int, arrays: tuple[ArraySpec, ...]) -> bytes:
+def _some(dataset: Dataset) -> list[int]:
+    """Returns the numbers of the items that are tried."""
+    numbers: list[int] = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
+    return numbers
+
+
+def _try_items(split: str, origin: DatasetOrigin) -> bytes:
     """Returns hashes of a few items, which distinguish the dataset from others."""
-    numbers = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
+    numbers = _some(origin.datasets[split])
     hashes = b""
     errors: list[DecodeError] = []
     for number in numbers:
+        source = Source(b"", None, Item(split.encode(), number))
         try:
             with KeptWarnings():  # the conversion reads them again, and keeps the warnings
-                first, again = (_hash_item(_get(split, dataset, number, num_classes, arrays)) for _ in range(2))
+                first, again = (_hash_item(origin.read(source)) for _ in range(2))
         except DecodeError as error:
             errors.append(error)
             hashes += hashlib.sha256(error.reason.encode()).digest()
             continue
         if first != again:
-            what = "image, label and arrays" if arrays else "image and label"
+            what = "image, label and arrays" if origin.arrays else "image and label"
             raise ValueError(
                 f"dataset {split!r}, item {number}: expected the same {what} at every call, found a difference. "
                 "Leave out random transforms: they belong in training, where every epoch draws them anew"
@@ -205,7 +276,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int, arrays: tuple[Arr
 
 def _hash_item(given: Given) -> bytes:
     pixels = decode_image(given.image).pixels
-    sha256 = hashlib.sha256(b"%d %d %d " % (given.label, *pixels.shape[:2]) + pixels.tobytes())
+    sha256 = hashlib.sha256(f"{given.label} {pixels.shape[0]} {pixels.shape[1]} ".encode() + pixels.tobytes())
     for name, value in given.arrays.items():
         sha256.update(f"\0{name} {value.shape}\0".encode() + value.tobytes())
     return sha256.digest()

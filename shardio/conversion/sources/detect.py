@@ -16,23 +16,23 @@ from typing import Literal, get_args
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
-from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.sources.names import entries, known_split
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
+from shardio.conversion.sources.table import Table, scan_table
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
+from shardio.conversion.sources.tiny_imagenet import is_tiny_imagenet, scan_tiny_imagenet
 from shardio.conversion.sources.tree import Labels, scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import SourceError
 
-SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]
+SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
 
 _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "ilsvrc": scan_ilsvrc,
     "kaggle": scan_kaggle,
-    "list": scan_list,
+    "tiny-imagenet": scan_tiny_imagenet,
     "webdataset": scan_webdataset,
-    "parquet": scan_parquet,
 }
 """The functions that scan the other kinds. They take an absolute path, because the origin keeps the path."""
 
@@ -51,7 +51,11 @@ _SNIFFED_NBYTES = 8192
 
 
 def scan(
-    src: Path, kind: SourceKind = "auto", *, labels: Labels | None = None, empty_classes: EmptyClasses = "refuse"
+    src: str | os.PathLike[str],
+    kind: SourceKind = "auto",
+    *,
+    labels: Labels | None = None,
+    empty_classes: EmptyClasses = "refuse",
 ) -> Collection:
     """Returns the images in SRC as a collection.
 
@@ -68,11 +72,17 @@ def scan(
         raise ValueError(f"empty_classes must be one of {', '.join(get_args(EmptyClasses))}; found {empty_classes!r}")
     if labels not in (None, *get_args(Labels)):
         raise ValueError(f"labels must be one of {', '.join(get_args(Labels))}, or None; found {labels!r}")
-    src = Path(os.path.abspath(src))
-    found = find_kind(src) if kind == "auto" else kind
+    is_table = isinstance(src, Table)
+    table, src = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
+    found = "list" if is_table else find_kind(src) if kind == "auto" else kind
     if labels == "folders" and found != "tree":
         raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found {found}")
-    collection = scan_tree(src, labels) if found == "tree" else _SCANS[found](src)
+    if found in ("tree", "list"):
+        collection = scan_tree(src, labels) if found == "tree" else scan_table(table, unlabelled=labels == "none")
+    elif found == "parquet":
+        collection = scan_parquet(src, unlabelled=labels == "none")
+    else:
+        collection = _SCANS[found](src)
     _check_keys(src, collection)
     if labels == "none":
         return _without_labels(collection)
@@ -122,8 +132,10 @@ def find_empty(collection: Collection) -> list[str]:
     """Returns the classes without an image in the first split, which decides the classes of all splits."""
     if collection.kind not in _KINDS_WITH_FOLDERS:
         return []
-    labels = ({source.label for source in sources} for sources in collection.splits.values())
-    full = next((found for found in labels if None not in found), {None})
+    labels = (
+        {source.label for source in sources} for sources in collection.splits.values() if sources[0].label is not None
+    )
+    full = next(labels, set())
     return [name for label, name in enumerate(collection.classes) if label not in full]
 
 
@@ -143,10 +155,10 @@ def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
     """
     left_out = frozenset(names)
     kept = [label for label, name in enumerate(collection.classes) if name not in left_out]
-    labels: dict[int | None, int | None] = {label: number for number, label in enumerate(kept)}
+    labels = {label: number for number, label in enumerate(kept)}
 
     def numbered(source: Source) -> Source:
-        if source.label is None:
+        if not isinstance(source.label, int):
             return source
         if source.label not in labels:
             raise SourceError(
@@ -175,6 +187,8 @@ def find_kind(src: Path) -> str:
 def _kind_of_folder(src: Path) -> str:
     if images_folder(src) is not None:
         return "kaggle"
+    if is_tiny_imagenet(src):
+        return "tiny-imagenet"
     if is_parquet(src):
         return "parquet"
     try:

@@ -53,7 +53,7 @@ def scan_kaggle(src: Path) -> Collection:
     if (images / "val").is_dir():
         if any(entry.is_dir() for entry in entries(images / "val")):  # a user has sorted the images
             found, sources = _class_folders(images, "val", ignored)
-            truth = [(found[source.label or 0], source) for source in sources]
+            truth = [(found[source.label if isinstance(source.label, int) else 0], source) for source in sources]
         else:
             truth = list(_solved(images, ignored))
         if classes is None:

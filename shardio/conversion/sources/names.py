@@ -115,7 +115,7 @@ _NUMBER = re.compile(_DIGITS, re.ASCII)
 # [0.1, 0.9], or 0.1;0.9 without brackets.
 _VECTOR = re.compile(rf"[\[(]\s*{_DIGITS}([\s,;|]+{_DIGITS})*[\s,;]*[\])]|{_DIGITS}(\s*[,;|]\s*{_DIGITS})+", re.ASCII)
 
-NO_VECTORS = "a conversion takes one class per image, no soft labels: pass the position of the largest number"
+NO_VECTORS = "a vector of numbers comes from several columns of a table: see `--table`"
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,12 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
     return Numbering(classes, labels, expected)
 
 
+def are_measures(texts: Iterable[str]) -> bool:
+    """Whether labels are numbers and no classes: some have a decimal point or an exponent. Empty texts do not count."""
+    texts = [text for text in texts if text]
+    return all(map(_NUMBER.fullmatch, texts)) and any(map(re.compile("[.eE]").search, texts))
+
+
 def _hint(text: str) -> str:
     if _VECTOR.fullmatch(text):
         return f" ({NO_VECTORS})"
@@ -182,7 +188,7 @@ def check_label(label: Any) -> int:
         return operator.index(label)
     except TypeError:
         if getattr(label, "shape", ()) or isinstance(label, (list, tuple)):
-            found = f"a {type(label).__name__} of {len(label)}: {NO_VECTORS}"
+            found = f"a {type(label).__name__} of {len(label)}: labels=('float32', {len(label)}) takes vectors"
         else:
             found = f"{label!r:.80} ({type(label).__name__}): pass int(label) if it is a whole number"
         raise TypeError(f"label must be an integer, found {found}") from None

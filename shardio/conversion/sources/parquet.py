@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from shardio.conversion.sources.collection import Collection, Item, Source, identify
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
-    NO_VECTORS,
     clutter,
     entries,
     in_split_order,
@@ -70,12 +69,12 @@ def _holds_files(folder: Path) -> bool:
     return found
 
 
-def scan_parquet(src: Path) -> Collection:
+def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
     - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. If
       several columns match, the columns named `image` and `label` are used. Rows whose label is null or -1 are ignored
-      and counted.
+      and counted. With `unlabelled`, or without a column of integers, images have no labels.
     - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
     - The split is the word before "-00000-of-" in a file's name, or a file or folder name such as train, validation or
       test. Otherwise it is `train`.
@@ -96,10 +95,11 @@ def scan_parquet(src: Path) -> Collection:
         for group in splits.values():
             _check_complete(src, group)
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
-    tables = {name: _read_table(folder / name, shared) for group in splits.values() for name in group}
+    tables = {name: _read_table(folder / name, shared, unlabelled) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
     for name, table in tables.items():
-        _check_labels(folder / name, table.labels, len(classes))
+        if table.has_labels:
+            _check_labels(folder / name, table.labels, len(classes))
     sources: dict[str, tuple[Source, ...]] = {}
     files: dict[bytes, TableFile] = {}
     for split, group in splits.items():
@@ -189,9 +189,10 @@ class _Table:
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
     paths: Sequence[bytes | None]
+    has_labels: bool
 
 
-def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _Table:
+def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unlabelled: bool) -> _Table:
     identity = identify(path)
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
@@ -200,25 +201,28 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _
         if (repeated := first_repeated(schema.names)) is not None:
             raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
         image = _choose(path, "image", columns, _holds_images, features)
-        label = _choose(path, "label", columns, _is_integer, features)
-        wanted = [label]
+        has_labels = not unlabelled and ("label" in columns or any(map(_is_integer, columns.values())))
+        label = _choose(path, "label", columns, _is_integer, features) if has_labels else ""
+        wanted = [label] if label else []
         if is_struct(columns[image]):
             if "path" in _fields(columns[image]):
                 wanted.append(f"{image}.path")
             image = f"{image}.bytes"
         labels, paths = [], []
-        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False):
-            given = batch.column(batch.schema.get_field_index(label)).cast("int64")
-            labels.append(given.fill_null(_NO_LABEL).to_numpy(zero_copy_only=False))
-            if len(wanted) == 2:
-                (names,) = batch.column(1 - batch.schema.get_field_index(label)).flatten()
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False) if wanted else ():
+            if label:
+                given = batch.column(batch.schema.get_field_index(label)).cast("int64")
+                labels.append(given.fill_null(_NO_LABEL).to_numpy(zero_copy_only=False))
+            if wanted[-1] != label:
+                (names,) = batch.column(batch.schema.get_field_index(image.removesuffix(".bytes"))).flatten()
                 paths += names.cast("binary").to_pylist()
         leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == image)
         groups = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
-        found = np.concatenate(labels) if labels else np.empty(0, np.int64)
+        found = np.concatenate(labels) if labels else np.zeros(0 if label else metadata.num_rows, np.int64)
         table_file = TableFile(len(found), sum(group.total_uncompressed_size for group in groups), identity)
         classes = _class_names(path, features.get(label))
-        return _Table(table_file, image, shared.setdefault(classes, classes), found, paths or [None] * len(found))
+        names = paths or [None] * len(found)
+        return _Table(table_file, image, shared.setdefault(classes, classes), found, names, bool(label))
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
@@ -278,10 +282,14 @@ def _choose(
     what = {"image": "binary, or struct with bytes", "label": "integers"}[name]
     if name in types and name not in columns:
         found = f"{name!r} of type {types[name]}"
-        hint = f": {NO_VECTORS}" if "list<" in str(types[name]) else f". Rewrite it as {what}"
+        hint = f". Rewrite it as {what}, or leave the labels out by `--labels none`"
     else:
         found = ", ".join(columns)[:200] or "none"
         hint = f". Rename the column to use to {name!r}"
+        if name == "label":
+            hint += ", or leave the labels out by `--labels none`"
+        elif not columns:
+            hint = ". If its rows have paths of images, give the folder of the paths by `--root`"
     raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
 
 
@@ -289,6 +297,11 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
     """Returns the classes that the files name. Without names, returns the numbers up to the largest label."""
     (first, table), *others = tables.items()
     for name, other in others:
+        if other.has_labels != table.has_labels:
+            raise SourceError(
+                f"{root / name}: expected labels in all files or in none, and {first} is "
+                f"{'with' if table.has_labels else 'without'} labels. Leave them out by `--labels none`"
+            )
         if other.image != table.image:
             raise SourceError(
                 f"{root / name}: expected images in the column {table.image!r}, as in {first}, found {other.image!r}"
@@ -298,6 +311,8 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
         first = next(iter(named))
         second = next(name for name in named if named[name] != named[first])
         raise SourceError(f"{root / second}: expected the same classes as {first}, found other classes")
+    if not table.has_labels:
+        return ()
     if named:
         return next(iter(named.values()))
     largest = max((int(table.labels.max()) for table in tables.values() if len(table.labels)), default=_NO_LABEL)
@@ -315,7 +330,7 @@ def _check_labels(path: Path, labels: NDArray[np.int64], num_classes: int) -> No
 
 def _sources(split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[Source]:
     above = f"{split}/".encode() if split else b""
-    folders = [b"%s%s/" % (above, name.encode()) for name in classes]
+    folders = [b"%s%s/" % (above, name.encode()) for name in classes] or [above]
     taken: set[bytes] = set()
     number = 0
     for name, table in tables.items():
@@ -331,5 +346,5 @@ def _sources(split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -
                         f"{name}: row {row}: expected a key up to {MAX_KEY_NBYTES} bytes, found {key[:80]!r}..."
                     )
                 taken.add(key)
-                yield Source(key, label, Item(where, row))
+                yield Source(key, label if table.has_labels else None, Item(where, row))
             number += 1

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, check_splits, declare
+from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, as_float32, check_splits, declare
 from shardio.conversion.sources.names import check_label
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, samples_per_shard
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
@@ -59,17 +59,6 @@ def _label_row(labels: LabelType) -> RowType | None:
     if isinstance(labels, tuple) and len(labels) == 2 and labels[0] == "float32":
         return RowType("<f4", (labels[1],))
     raise ValueError(f'labels must be "int64", "float32", ("float32", K) or None; found {labels!r}')
-
-
-def _as_float32(label: object) -> NDArray[np.float32]:
-    found = np.asarray(label)
-    if found.dtype.kind not in "biuf":
-        raise TypeError(f"label must be a number or a vector of numbers, found {label!r:.80}")
-    with np.errstate(over="ignore"):
-        numbers = found.astype(np.float32)
-    if (np.isinf(numbers) & np.isfinite(found)).any():
-        raise ValueError(f"label must fit in float32, found {label!r:.80}")
-    return numbers
 
 
 @dataclass
@@ -207,7 +196,7 @@ class ShardWriter:
         numbers = self._column_values(columns)
         values = self._array_values(arrays)
         for spec in self._stored[len(self.arrays) :]:  # labels that are no integers
-            values[spec.name] = spec.check(_as_float32(label))
+            values[spec.name] = spec.check(as_float32(label))
         if split not in self._splits:
             check_split_name(split)
             check_splits((*self._splits, split), self._stored)

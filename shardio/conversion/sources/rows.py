@@ -1,0 +1,158 @@
+"""Reads the rows of a table: CSV, TSV, JSON lines or parquet, or a list of lines `PATH` or `PATH LABEL`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from shardio.conversion.images.headers import has_image_suffix
+from shardio.errors import SourceError
+from shardio.sets.arrow import check_installed, open_parquet
+
+_MAX_LINE_NBYTES = 1 << 16
+_ROWS_AT_ONCE = 1 << 14
+
+AddFault = Callable[[int, str, object], None]
+"""Takes the number of a row, what was expected in it, and what was found."""
+
+
+class Row(NamedTuple):
+    line: int
+    """The row's line in a file of text, or its number in a parquet file."""
+    cells: list[Any]
+    """Texts, or the values of JSON and parquet. None where there is nothing."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a table, to be read once."""
+
+    names: list[str]
+    read: Callable[[AddFault], Iterator[Row]]
+    word: str = "line"
+
+
+def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
+    """Returns the rows of the table in a file. A CSV has a name in `known` in its first line, or a name that says so.
+
+    Raises SourceError for a file that cannot be read or is no table; mistakes in rows go to the function of the caller.
+    """
+    if not path.is_file():
+        raise SourceError(f"{path}: expected a table, found {'something else' if path.exists() else 'nothing'}")
+    with path.open("rb") as binary:
+        if binary.read(4) == b"PAR1":
+            check_installed(path)
+            with open_parquet(path) as parquet:
+                names = list(parquet.schema_arrow.names)
+            return Rows(names, lambda add: _parquet_rows(path), "row")
+    with _open(path) as file:
+        first = next(_lines(path, file), "")
+    if first.lstrip().startswith("{"):
+        names = list(_parsed(first) or ())
+        return Rows(names, lambda add: _json_rows(path, names, add))
+    delimiter = "\t" if "\t" in first else ","
+    names = [name.strip(' "\r\n') for name in first.split(delimiter)]
+    if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
+        return Rows(names, lambda add: _csv_rows(path, delimiter, len(names), add))
+    return _list(path, known)
+
+
+def _open(path: Path) -> IO[str]:
+    # utf-8-sig, as spreadsheets begin their files with a byte order mark; paths need not be UTF-8.
+    try:
+        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+    except OSError as error:
+        raise SourceError(f"{path}: expected a readable table, found: {error.strerror}") from None
+
+
+def _lines(path: Path, file: IO[str]) -> Iterator[str]:
+    number = 0
+    while line := file.readline(_MAX_LINE_NBYTES):
+        number += 1
+        if len(line) == _MAX_LINE_NBYTES:
+            raise SourceError(f"{path}: line {number}: expected fewer than {_MAX_LINE_NBYTES:,} characters, found more")
+        yield line
+
+
+def _csv_rows(path: Path, delimiter: str, width: int, add: AddFault) -> Iterator[Row]:
+    with _open(path) as file:
+        records = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
+        try:
+            next(records)
+            for record in records:
+                if len(record) == width:
+                    yield Row(records.line_num, record)
+                elif record:
+                    add(records.line_num, f"{width} fields", delimiter.join(record))
+        except csv.Error as error:
+            add(records.line_num, "a line of CSV", str(error))
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _json_rows(path: Path, names: list[str], add: AddFault) -> Iterator[Row]:
+    with _open(path) as file:
+        for number, line in enumerate(_lines(path, file), start=1):
+            if not line.strip():
+                continue
+            if (value := _parsed(line)) is None:
+                add(number, "a JSON object", line.strip())
+            else:
+                yield Row(number, [value.get(name) for name in names])
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    with open_parquet(path) as file:
+        number = 0
+        for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
+            for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield Row(number, list(cells))
+                number += 1
+
+
+# --- lists of lines ---------------------------------------------------------------------------------------------------
+
+
+def _list(path: Path, known: tuple[str, ...]) -> Rows:
+    """Returns the rows of lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`."""
+    with _open(path) as file:
+        first = next((line for line in _lines(path, file) if line.strip()), "")
+    if _is_path(first.strip()):
+        return Rows(["path"], lambda add: _listed_rows(path, 0, (), add))
+    return Rows(["path", "label"], lambda add: _listed_rows(path, 1, known, add))
+
+
+def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], add: AddFault) -> Iterator[Row]:
+    with _open(path) as file:
+        for number, line in enumerate(_lines(path, file), start=1):
+            text = line.rstrip()
+            if not text:
+                continue
+            if not num_labels:
+                if _is_path(text.strip()):
+                    yield Row(number, [text.strip()])
+                else:
+                    add(number, "the path of an image, as in other lines", text)
+                continue
+            separator = "\t" if "\t" in text else " "
+            where, _, label = (part.strip() for part in text.rpartition(separator))
+            if number == 1 and {where.lower(), label.lower()} <= set(known):
+                continue  # a header, its names separated by a space
+            if where:
+                yield Row(number, [where, label])
+            else:
+                add(number, "`PATH LABEL`, or columns named in the first line", text)
+
+
+def _is_path(text: str) -> bool:
+    return has_image_suffix(text) or len(text.split()) == 1

@@ -1,0 +1,372 @@
+"""Tables and lists of images: what their rows mean, and every fault with its line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from folders import put
+from storages import CLASSES, draw_imagenet, rows, write_list
+
+from shardio.conversion.options import SourceOptions
+from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.detect import scan
+from shardio.conversion.sources.table import Table, scan_table
+from shardio.conversion.sources.tree import scan_tree
+from shardio.errors import DecodeError, SourceError
+
+
+def listed(folder: Path, text: str | bytes, name: str = "list.txt", **options: Any) -> Collection:
+    path = folder / name
+    path.write_bytes(text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text)
+    return scan_table(Table(path, **options))
+
+
+def refused(folder: Path, text: str | bytes, name: str = "list.txt", **options: Any) -> str:
+    with pytest.raises(SourceError) as caught:
+        listed(folder, text, name, **options)
+    message = str(caught.value)
+    assert message.startswith(f"{folder / name}: "), message
+    return message
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    put(tmp_path, "a/1.jpg", "a/2.jpg", "b/3.jpg", "my dog.jpg", "c/4.jpg")
+    return tmp_path
+
+
+# --- what lines mean --------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_a_path_and_a_label_which_is_the_last_word(folder: Path) -> None:
+    found = listed(folder, "b/3.jpg 1\na/1.jpg   0\r\n\nmy dog.jpg\t2  \na/2.jpg 0")
+    assert rows(found) == [(b"b/3.jpg", 1), (b"a/1.jpg", 0), (b"my dog.jpg", 2), (b"a/2.jpg", 0)]
+    assert found.classes == ("0", "1", "2")
+    assert found.kind == "list"
+    assert list(found.splits) == ["train"]
+
+
+def test_after_a_tab_a_label_may_have_spaces(folder: Path) -> None:
+    found = listed(folder, "a/1.jpg\tgreat white shark\nmy dog.jpg\tdog\n")
+    assert rows(found) == [(b"a/1.jpg", 1), (b"my dog.jpg", 0)]
+    assert found.classes == ("dog", "great white shark")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("path,label\na/1.jpg,x\nb/3.jpg,y\n", "list.csv"),
+        ("label,path\nx,a/1.jpg\ny,b/3.jpg\n", "list.csv"),
+        ("id,FileName,Class,width\n7,a/1.jpg,x,20\n8,b/3.jpg,y,30\n", "list.csv"),
+        ("image\ttarget\na/1.jpg\tx\nb/3.jpg\ty\n", "list.tsv"),
+        ('"path","label"\n"a/1.jpg","x"\n"b/3.jpg","y"\n', "list.csv"),
+        ("\ufeffpath,label\r\na/1.jpg,x\r\nb/3.jpg,y\r\n", "list.csv"),
+        ("path,label\na/1.jpg,x\n\nb/3.jpg, y \n", "list.txt"),
+        ("file label\na/1.jpg x\nb/3.jpg y\n", "list.txt"),
+        ("path,label,class\na/1.jpg,x,animal\nb/3.jpg,y,animal\n", "list.csv"),
+        ("path,label\na/1.jpg,x\nb/3.jpg,y", "no suffix"),
+    ],
+)
+def test_columns_are_found_by_name(text: str, name: str, folder: Path) -> None:
+    found = listed(folder, text, name)
+    assert rows(found) == [(b"a/1.jpg", 0), (b"b/3.jpg", 1)]
+    assert found.classes == ("x", "y")
+
+
+def test_quoted_fields_may_hold_commas_quotes_and_line_breaks(folder: Path) -> None:
+    put(folder, 'a,"b"\nc.jpg')
+    found = listed(folder, 'path,label\n"a,""b""\nc.jpg","x, y"\n', "list.csv")
+    assert rows(found) == [(b'a,"b"\nc.jpg', 0)]
+    assert found.classes == ("x, y",)
+
+
+def test_two_words_for_one_split_are_named_with_their_lines(folder: Path) -> None:
+    text = "path,label,split\na/1.jpg,x,Val\na/2.jpg,x,val\nb/3.jpg,x,train\nc/4.jpg,x,dev\n"
+    assert "line 5: expected the split 'Val', as in line 2, found 'dev'" in refused(folder, text, "list.csv")
+
+
+def test_a_column_tells_the_split(folder: Path) -> None:
+    lines = ["a/1.jpg,x,train", "a/2.jpg,y,Validation", "b/3.jpg,x,test", "my dog.jpg,y,train", "c/4.jpg,x,fold_1"]
+    found = listed(folder, "\n".join(["path,label,split", *lines]), "list.csv")
+    assert list(found.splits) == ["train", "val", "test", "fold_1"]
+    assert [rows(found, split) for split in found.splits] == [
+        [(b"a/1.jpg", 0), (b"my dog.jpg", 1)],
+        [(b"a/2.jpg", 1)],
+        [(b"b/3.jpg", 0)],
+        [(b"c/4.jpg", 0)],
+    ]
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe.jpg", "été.jpg".encode(), b"a;b.jpg", b"a\\b.jpg", b"#1.jpg", b"~.jpg"])
+def test_odd_names_are_kept_byte_for_byte(name: bytes, tmp_path: Path) -> None:
+    put(tmp_path, name)
+    found = listed(tmp_path, name + b" 0\n")
+    assert rows(found) == [(name, 0)]
+    assert found.origin.read(found.splits["train"][0]) == b"x"
+
+
+def test_keys_are_relative_to_the_list_wherever_paths_begin(folder: Path) -> None:
+    put(folder, "deep/5.jpg", "elsewhere/6.jpg")
+    (folder / "lists").mkdir()
+    text = f"./a//1.jpg 0\n{folder}/a/2.jpg 1\na/../b/3.jpg 2\n../{folder.name}/c/4.jpg 3\n"
+    found = listed(folder, text)
+    assert [key for key, _ in rows(found)] == [b"a/1.jpg", b"a/2.jpg", b"b/3.jpg", b"c/4.jpg"]
+    assert [found.origin.read(source) for source in found.splits["train"]] == [b"x"] * 4
+    outside = listed(folder / "lists", f"../a/1.jpg 0\n{folder}/a/2.jpg 1\n")
+    assert [key for key, _ in rows(outside)] == [b"../a/1.jpg", os.fsencode(folder / "a/2.jpg")]
+    assert [outside.origin.read(source) for source in outside.splits["train"]] == [b"x"] * 2
+
+
+def test_a_list_of_a_tree_gives_its_keys_labels_and_classes(tmp_path: Path) -> None:
+    tree = draw_imagenet(tmp_path / "imagenet")
+    found, expected = scan_table(Table(write_list(tree, tree / "list.csv"))), scan_tree(tree)
+    assert found.classes == CLASSES == expected.classes
+    for split in ("train", "val"):
+        assert sorted(rows(found, split)) == sorted(rows(expected, split))
+
+
+def test_a_file_that_is_not_there_is_a_source_that_is_refused(folder: Path) -> None:
+    found = listed(folder, "a/1.jpg 0\ngone.jpg 1\n")
+    with pytest.raises(DecodeError, match=r"^unreadable: No such file or directory$"):
+        found.origin.read(found.splits["train"][1])
+
+
+# --- columns that are named or guessed, other labels, other files -----------------------------------------------------
+
+
+def test_paths_without_labels_are_a_set_without_labels(folder: Path) -> None:
+    for text, name in (("a/1.jpg\nmy dog.jpg\n", "list.txt"), ("filename\na/1.jpg\nmy dog.jpg\n", "list.csv")):
+        found = listed(folder, text, name)
+        assert (rows(found), found.classes) == ([(b"a/1.jpg", None), (b"my dog.jpg", None)], ())
+    message = refused(folder, "a/1.jpg\nb/3.jpg dog\n")
+    assert "line 2: expected the path of an image, as in other lines, found 'b/3.jpg dog'" in message
+
+
+def test_a_suffix_that_finds_the_files_is_added_and_the_only_other_column_is_the_label(folder: Path) -> None:
+    found = listed(folder, "image_id,breed\n1,pug\n2,akita\n", "train.csv", root=folder / "a")
+    assert rows(found) == [(b"1.jpg", 1), (b"2.jpg", 0)]
+    assert found.classes == ("akita", "pug")
+    assert found.notes == ("train.csv: paths from 'image_id', labels from 'breed' (2 classes)",)
+    assert found.origin.read(found.splits["train"][1]) == b"x"
+
+
+def test_columns_can_be_named(folder: Path) -> None:
+    text = "id,where,kind,label,fold\n7,a/1.jpg,x,0,val\n8,b/3.jpg,y,0,train\n9,a/2.jpg,x,0,train\n"
+    options: dict[str, Any] = {"path_column": "where", "label_columns": ["kind"], "split_column": "fold"}
+    found = listed(folder, text, "l.csv", **options, columns=["id"])
+    assert (rows(found), rows(found, "val")) == ([(b"b/3.jpg", 1), (b"a/2.jpg", 0)], [(b"a/1.jpg", 0)])
+    assert found.columns is not None
+    assert found.columns.values["id"].tolist() == [7, 8, 9]
+    for option in ("path_column", "split_column"):
+        assert "expected one column 'gone', found 'id', 'where'" in refused(folder, text, "l.csv", **{option: "gone"})
+    with pytest.raises(ValueError, match="a column must have one meaning, found 'id' twice"):
+        Table("l.csv", path_column="id", split_column="id")
+    with pytest.raises(ValueError, match="label_columns must be a list of names, found 'id'"):
+        Table("l.csv", label_columns="id")
+
+
+LABELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], list[Any]]] = {
+    "numbers": ("path,label\na/1.jpg,0.5\na/2.jpg,-3\n", {}, (), [(0.5,), (-3.0,)]),
+    "columns of 0 and 1": (
+        "path,sky,sea\na/1.jpg,1,0\na/2.jpg,1,1\n",
+        {"label_columns": ["sky", "sea"]},
+        ("sky", "sea"),
+        [(1.0, 0.0), (1.0, 1.0)],
+    ),
+    "integers": ("path,label\na/1.jpg,2\na/2.jpg,0\n", {}, ("0", "1", "2"), [2, 0]),
+    "JSON integers": ('{"path": "a/1.jpg", "label": 1}\n{"path": "a/2.jpg", "label": 0}\n', {}, ("0", "1"), [1, 0]),
+    "JSON names": (
+        '{"file_name": "a/1.jpg", "label": "x"}\n\n{"file_name": "a/2.jpg", "label": "y"}',
+        {},
+        ("x", "y"),
+        [0, 1],
+    ),
+    "JSON lists": (
+        '{"path": "a/1.jpg", "label": [1, 0.5]}\n{"path": "a/2.jpg", "label": [0, 1]}',
+        {},
+        (),
+        [(1.0, 0.5), (0.0, 1.0)],
+    ),
+    "JSON truth": ('{"path": "a/1.jpg", "label": true}\n{"path": "a/2.jpg", "label": false}', {}, ("0", "1"), [1, 0]),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_are_classes_integers_numbers_or_vectors(name: str, folder: Path) -> None:
+    text, options, classes, labels = LABELS[name]
+    found = listed(folder, text, "table", **options)
+    assert (found.classes, [label for _, label in rows(found)]) == (classes, labels)
+
+
+def test_labels_can_be_left_out(folder: Path) -> None:
+    (folder / "l.csv").write_text("path,x,y\na/1.jpg,1,2\n")
+    for found in (
+        scan(folder / "l.csv", labels="none"),
+        SourceOptions(table=Table(folder / "l.csv")).read(folder, "none", "refuse"),
+    ):
+        assert (rows(found), found.classes) == ([(b"a/1.jpg", None)], ())
+
+
+def test_parquet_is_a_table_too(folder: Path) -> None:
+    columns = {"image": ["a/1.jpg", "b/3.jpg"], "target": [0.5, 1.0], "set": ["train", "dev"], "year": [1999, 2001]}
+    pq.write_table(pa.table(columns), folder / "t")
+    found = scan_table(Table(folder / "t", columns=["year"]))
+    assert [rows(found, split) for split in found.splits] == [[(b"a/1.jpg", (0.5,))], [(b"b/3.jpg", (1.0,))]]
+    assert found.columns is not None
+    assert found.columns.values["year"].tolist() == [1999, 2001]
+
+
+def test_a_split_may_be_without_labels(folder: Path) -> None:
+    found = listed(folder, "path,label,split\na/1.jpg,x,train\na/2.jpg,,test\nb/3.jpg,,test\n", "l.csv")
+    assert (rows(found), rows(found, "test")) == ([(b"a/1.jpg", 0)], [(b"a/2.jpg", None), (b"b/3.jpg", None)])
+    text = "path,label,split\na/1.jpg,x,train\na/2.jpg,,train\n"
+    assert "line 3: expected a class name, or an integer" in refused(folder, text, "l.csv")
+
+
+WRONG_LABELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "text among numbers": (
+        "path,a,b\na/1.jpg,1,x\n",
+        {"label_columns": ["a", "b"]},
+        "line 2: expected numbers as labels",
+    ),
+    "a number missing": ("path,a,b\na/1.jpg,1,\n", {"label_columns": ["a", "b"]}, "line 2: expected numbers as labels"),
+    "unequal lists": (
+        '{"path": "a/1.jpg", "label": [1]}\n{"path": "a/2.jpg", "label": [1, 2]}',
+        {},
+        "line 2: expected 1 numbers, as in other rows, found [1, 2]",
+    ),
+    "a number beyond float32": ("path,label\na/1.jpg,1e99\na/2.jpg,0.5\n", {}, "line 2: expected numbers as labels"),
+    "no JSON": ('{"path": "a/1.jpg"}\n{"path"\n[1]\n', {}, "line 2: expected a JSON object"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LABELS)
+def test_wrong_labels_are_named_with_their_lines(name: str, folder: Path) -> None:
+    text, options, message = WRONG_LABELS[name]
+    assert message in refused(folder, text, "table", **options)
+
+
+# --- tables that describe the images of a collection ------------------------------------------------------------------
+
+
+def described(folder: Path, src: Path, text: str, **options: Any) -> Collection:
+    (folder / "table.csv").write_text(text)
+    sources = SourceOptions(table=Table(folder / "table.csv", **options))
+    return sources.read(src, None, "refuse")
+
+
+def test_a_table_with_labels_lists_the_images_of_a_folder(tmp_path: Path) -> None:
+    put(tmp_path / "src", "1.jpg", "2.png", "3.jpg")
+    found = described(tmp_path, tmp_path / "src", "id,label,split\n1,x,train\n2.png,y,val\n4,y,train\n")
+    assert (rows(found), rows(found, "val")) == ([(b"1.jpg", 0), (b"4", 1)], [(b"2.png", 1)])
+    assert found.ignored == {"image in no table": 1}
+    with pytest.raises(DecodeError, match=r"incomplete: expected an image at this path in SRC, as in table\.csv"):
+        found.origin.read(found.splits["train"][1])
+    with pytest.raises(SourceError, match=r"paths of images in SRC such as '1\.jpg', found 'x/1\.jpg'"):
+        described(tmp_path, tmp_path / "src", "path,label\nx/1.jpg,a\n")
+
+
+def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "val/1.jpg", "test/1.jpg")
+    for split, text in (("train", "path,label\n1.jpg,x\n2.jpg,y\n"), ("val", "path,label\nval/1.jpg,y\n")):
+        (tmp_path / f"{split}.csv").write_text(text)
+    tables = {split: Table(tmp_path / f"{split}.csv") for split in ("train", "val")}
+    found = SourceOptions(table=tables).read(tmp_path / "src", None, "refuse")
+    assert {split: rows(found, split) for split in found.splits} == {
+        "train": [(b"train/1.jpg", 0), (b"train/2.jpg", 1)],
+        "val": [(b"val/1.jpg", 1)],
+        "test": [(b"test/1.jpg", None)],
+    }
+
+
+def test_a_table_without_labels_adds_to_the_images_of_class_folders(tmp_path: Path) -> None:
+    src = tmp_path / "src"
+    put(src, "a/1.jpg", "b/2.jpg")
+    found = described(tmp_path, src, "path,n\na/1.jpg,5\nb/2.jpg,6\nb/9.jpg,7\n", columns=["n"])
+    assert (rows(found), found.classes) == ([(b"a/1.jpg", 0), (b"b/2.jpg", 1)], ("a", "b"))
+    assert found.ignored == {"row without an image": 1}
+    with pytest.raises(SourceError, match=r"expected a row for every image, found none for 1 of 2, such as 'b/2.jpg'"):
+        described(tmp_path, src, "path,n\na/1.jpg,5\n", columns=["n"])
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_fault_is_named_with_its_line_at_once(folder: Path) -> None:
+    message = refused(folder, "a/1.jpg 0\na/2.jpg\na/1.jpg 1\nb/3.jpg x\n\nc/4.jpg -1\n./a/1.jpg 0\nmy dog.jpg 2\n")
+    assert message.splitlines() == [
+        f"{folder / 'list.txt'}: correct the list: 5 lines are wrong:",
+        "  line 2: expected `PATH LABEL`, or columns named in the first line, found 'a/2.jpg'",
+        "  line 3: expected a path that is not in line 1 already, found 'a/1.jpg'",
+        "  line 4: expected an integer, as other labels are, found 'x'",
+        "  line 6: expected a class name, or an integer from 0 to 1,048,575, found '-1'",
+        "  line 7: expected a path that is not in line 1 already, found './a/1.jpg'",
+    ]
+
+
+def test_every_fault_of_a_csv_is_named_with_its_line_at_once(folder: Path) -> None:
+    text = (
+        'path,label,split\na/1.jpg,x,train\na/2.jpg,x\n,x,train\nb/3.jpg,,train\n"my\ndog.jpg",z,val\nc/4.jpg,x,a/b\n'
+    )
+    assert refused(folder, text, "list.csv").splitlines()[1:] == [
+        "  line 3: expected 3 fields, found 'a/2.jpg,x'",
+        "  line 4: expected a path of 1 to 4,096 bytes without NUL, found ''",
+        "  line 5: expected a class name, or an integer from 0 to 1,048,575, found ''",
+        "  line 7: expected one of the classes of 'train', found 'z'",
+        "  line 8: expected a split named with letters, digits, '.', '_' and '-', found 'a/b'",
+    ]
+
+
+def test_the_first_of_very_many_faults_are_shown_and_all_are_counted(folder: Path) -> None:
+    message = refused(folder, "a/1.jpg 0\n" + "nothing\n" * 50_000)
+    assert message.splitlines()[1].startswith("  line 2: ")
+    assert message.splitlines()[10].startswith("  line 11: ")
+    assert message.splitlines()[11:] == ["  and 49,990 more"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "found"),
+    [
+        ("", "list.txt", "expected rows with paths of images, found none"),
+        ("path,label\n", "list.csv", "expected rows with paths of images, found none"),
+        ("a/1.jpg,0\n", "list.csv", "expected a column of paths, found 'a/1.jpg', '0'. Name it by `--path-column`"),
+        (
+            "file,image,label\na,b,c\n",
+            "l.csv",
+            "expected one column of paths, found file, image. Name the",
+        ),
+        ("path,class,category\na,b,c\n", "l.csv", "found class, category. Name the right one by `--label-column`"),
+        ("path,path,label\na,b,c\n", "l.csv", "expected one column of paths, found path, path"),
+        (
+            "path,x,y\na/1.jpg,1,2\n",
+            "l.csv",
+            "one column of labels, found 'x', 'y'. Name it by `--label-column`",
+        ),
+        ('path,label\n"a/1.jpg,0\n', "l.csv", "expected a line of CSV"),
+        ("path,label\na/1.jpg," + "x" * 200_000 + "\n", "l.csv", "expected fewer than 65,536 characters"),
+        ("x" * 100_000 + " 0\n", "l.txt", "line 1: expected fewer than 65,536 characters"),
+        ("a\0b.jpg 0\n", "l.txt", "without NUL"),
+        ("x" * 5000 + " 0\n", "l.txt", "a path of 1 to 4,096 bytes"),
+        ("0\t5.0\ta/1.jpg\n", "l.lst", "is not in /"),
+        ("images/a/1.jpg 0\nimages/a/2.jpg 0\n", "l.txt", "none at the first 2: 'images/a/1.jpg' is not in /"),
+        ("https://host/a/1.jpg 0\n", "l.txt", "The way out: copy the images to files here"),
+        (
+            "/nowhere/a/1.jpg 0\n",
+            "l.txt",
+            "none at the first 1: of '/nowhere/a/1.jpg' only '/' exists. The way out: correct",
+        ),
+        ("b/1.jpg 0\n/usr/nowhere/2.jpg 0\n", "l.txt", "; of '/usr/nowhere/2.jpg' only '/usr' exists"),
+    ],
+)
+def test_what_is_wrong_with_a_whole_list_is_said(text: str, name: str, found: str, folder: Path) -> None:
+    assert found in refused(folder, text, name)
+
+
+def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"gone.txt: expected a table, found nothing"):
+        scan_table(Table(tmp_path / "gone.txt"))
