@@ -23,7 +23,7 @@ from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.opening import check_sha256, open_checked
 from shardio.kernels.rowcopy import Windows
-from shardio.reading.layout import Table
+from shardio.reading.layout import StoredTable
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
@@ -48,7 +48,7 @@ class StagedTable(MappedTable):
 
     def __init__(
         self,
-        table: Table,
+        table: StoredTable,
         folder: str,
         order: MappedTable | None,
         storage: Storage,
@@ -173,11 +173,11 @@ class StagedSet(ShardSet):
         self._copy = copy
         super().__init__(copy.path, manifest, split)
 
-    def _map(self, table: Table) -> StagedTable:
+    def _map(self, table: StoredTable) -> StagedTable:
         order = self._mapped_orders.get(table.order)
         return StagedTable(table, self.folder, order, self._storage, self._copy, self.manifest.sample_shape)
 
-    def _map_small(self, table: Table) -> MappedTable:
+    def _map_small(self, table: StoredTable) -> MappedTable:
         mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
         for number, entry in enumerate(table.files):
             mapped.place(number, self._open_or_fetch(entry))

@@ -24,7 +24,7 @@ from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut
 from shardio.kernels import rowread
 from shardio.kernels.rowcopy import Windows
-from shardio.reading.layout import SplitLayout, Table, as_rows
+from shardio.reading.layout import SplitLayout, StoredTable, as_rows
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import Reader
 from shardio.system.direct import aligned_empty, set_direct
@@ -103,7 +103,7 @@ class FileReader(Reader):
         self._read_cells(self._layout.index_table, indices, start, as_rows(column))
         return column
 
-    def _read_cells(self, table: Table, rows: NDArray[np.int64], start: int, cells: NDArray[np.uint8]) -> None:
+    def _read_cells(self, table: StoredTable, rows: NDArray[np.int64], start: int, cells: NDArray[np.uint8]) -> None:
         """Reads the bytes from `start` on of rows of a table that has one file, as many as a line of `cells` has."""
         (entry,), nbytes = table.files, cells.shape[1]
         offsets = HEADER_NBYTES + rows * table.row_nbytes + start
@@ -114,7 +114,7 @@ class FileReader(Reader):
         for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
             self._fill(table, entry, [cell], offset, nbytes)
 
-    def _stored(self, table: Table, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _stored(self, table: StoredTable, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the rows of samples in the table, as its order tells."""
         if table.order is None:
             return indices
@@ -141,7 +141,7 @@ class FileReader(Reader):
         return found
 
     def _read_distinct(
-        self, table: Table, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
+        self, table: StoredTable, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
     ) -> None:
         """Reads rows of the table, in ascending order, into the lines `chosen` of `rows`."""
         files, offsets = table.locate(stored)
@@ -167,7 +167,7 @@ class FileReader(Reader):
 
     def _read_apart(
         self,
-        table: Table,
+        table: StoredTable,
         files: NDArray[np.int64],
         offsets: NDArray[np.int64],
         rows: NDArray[np.int64],
@@ -218,7 +218,7 @@ class FileReader(Reader):
                     place += line_nbytes
 
     def _read_detour(
-        self, table: Table, entry: FileEntry, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]
+        self, table: StoredTable, entry: FileEntry, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]
     ) -> None:
         """Reads whole sectors around the rows, piece by piece, and copies the rows out of them."""
         buffer = self._detour_buffer()
@@ -239,7 +239,7 @@ class FileReader(Reader):
 
     def _fill(
         self,
-        table: Table,
+        table: StoredTable,
         entry: FileEntry,
         buffers: Sequence[NDArray[np.uint8]],
         offset: int,
@@ -286,7 +286,7 @@ class FileReader(Reader):
         finally:
             del file  # or a caller that keeps an error would keep the file open
 
-    def _explained(self, error: OSError, table: Table, entry: FileEntry, offset: int, attempts: int) -> OSError:
+    def _explained(self, error: OSError, table: StoredTable, entry: FileEntry, offset: int, attempts: int) -> OSError:
         row, at = divmod(max(0, offset - HEADER_NBYTES), table.row_nbytes)
         row += int(table.starts[table.files.index(entry)])
         if table is self._layout.index_table:

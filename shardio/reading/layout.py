@@ -21,7 +21,7 @@ from shardio.kernels.rowcopy import Windows
 from shardio.system.opening import OpenFile
 
 
-class Table:
+class StoredTable:
     """Rows of `row_nbytes` bytes in `files`: file k has a header and `num_rows[k]` rows.
 
     The rows hold the pixels of a split, one of its arrays, its index, an order or checksums. `name` names a row in
@@ -34,7 +34,7 @@ class Table:
         files: Sequence[FileEntry],
         num_rows: Sequence[int],
         row_nbytes: int,
-        order: Table | None = None,
+        order: StoredTable | None = None,
     ) -> None:
         self.name = name
         self.files = tuple(files)
@@ -73,20 +73,22 @@ class SplitLayout:
         self.folder = os.path.abspath(path)  # wherever the process may go
         self._sound: SoundFiles = {}
         content, count = self.content, [self.content.num_samples]
-        self.index_table = Table("index row", [content.index], count, content.index.dtype.itemsize)
-        self.orders = tuple(Table("stored row", [order], count, order.row.nbytes) for order in content.orders)
+        self.index_table = StoredTable("index row", [content.index], count, content.index.dtype.itemsize)
+        self.orders = tuple(StoredTable("stored row", [order], count, order.row.nbytes) for order in content.orders)
         nbytes = 0 if manifest.sample_shape is None else sample_nbytes(manifest.sample_shape)
-        self.pixels = Table("", content.shards, _counts(content.shards), nbytes, self._order(content.order))
+        self.pixels = StoredTable("", content.shards, _counts(content.shards), nbytes, self._order(content.order))
         self.arrays = {
-            name: Table(name, array.shards, _counts(array.shards), array.row.nbytes, self._order(array.order))
+            name: StoredTable(name, array.shards, _counts(array.shards), array.row.nbytes, self._order(array.order))
             for name, array in content.arrays.items()
         }
         self.crc32s = {
-            name: Table(f"crc32 of the {name}", [array.crc32], [array.num_rows], array.crc32.row.nbytes, table.order)
+            name: StoredTable(
+                f"crc32 of the {name}", [array.crc32], [array.num_rows], array.crc32.row.nbytes, table.order
+            )
             for (name, array), table in zip(self.content.arrays.items(), self.arrays.values(), strict=True)
         }
 
-    def _order(self, number: int | None) -> Table | None:
+    def _order(self, number: int | None) -> StoredTable | None:
         return None if number is None else self.orders[number]
 
     def __len__(self) -> int:
@@ -161,7 +163,7 @@ class SplitLayout:
             raise ValueError(f"{self.path}, {self.split}: expected the name of an array ({found}); found {name!r}")
         return self.content.arrays[name]
 
-    def table_of(self, name: str) -> Table:
+    def table_of(self, name: str) -> StoredTable:
         """Returns the table with the values of the array `name`, or with the pixels ("")."""
         if name:
             self.array(name)

@@ -14,7 +14,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.kernels.rowcopy import Windows, copy_rows, copy_windows
-from shardio.reading.layout import Table, as_rows
+from shardio.reading.layout import StoredTable, as_rows
 from shardio.reading.mapping import RowMapping, will_need
 from shardio.system.opening import OpenFile, open_regular
 from shardio.system.pour import Attempts, reading_failed
@@ -26,7 +26,7 @@ class MappedTable:
     `order` is the mapped order of the table, if it has an order. Any number of threads may read.
     """
 
-    def __init__(self, table: Table, folder: str, order: MappedTable | None = None) -> None:
+    def __init__(self, table: StoredTable, folder: str, order: MappedTable | None = None) -> None:
         self.table = table
         self.folder = folder
         self.order = order
@@ -148,7 +148,7 @@ class MappedTable:
         return reading_failed(OSError(errno.EIO, os.strerror(errno.EIO)), path, what, offset, attempts, hint)
 
 
-def check_stored(rows: NDArray[np.int64], indices: NDArray[np.int64], table: Table, folder: str) -> None:
+def check_stored(rows: NDArray[np.int64], indices: NDArray[np.int64], table: StoredTable, folder: str) -> None:
     """Raises FormatError, naming the order's file in `folder`, unless `rows`, the samples' stored rows, all exist."""
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
         assert table.order is not None

@@ -24,7 +24,7 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.order.orders import as_integer
-from shardio.reading.layout import SplitLayout, Table, as_rows
+from shardio.reading.layout import SplitLayout, StoredTable, as_rows
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mapping import advise_random, resident_share
 from shardio.reading.sample import (
@@ -78,7 +78,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
         super().__init__(path, manifest, split)
-        self._mapped_orders: dict[Table | None, MappedTable] = {}
+        self._mapped_orders: dict[StoredTable | None, MappedTable] = {}
         self._mapped_orders = {order: self._map_small(order) for order in self.orders}
         # Arrays are mapped when they are first asked for: not all jobs want them.
         self._mapped: dict[str, MappedTable] = {}
@@ -91,13 +91,13 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """One row per sample: label (if labels are integers), key, source_width, source_height, crc32, then the set's
         own columns, if any. A read-only view of the mapped file."""
 
-    def _map(self, table: Table) -> MappedTable:
+    def _map(self, table: StoredTable) -> MappedTable:
         mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
         for number, entry in enumerate(table.files):
             mapped.place(number, self.open_file(entry))
         return mapped
 
-    def _map_small(self, table: Table) -> MappedTable:
+    def _map_small(self, table: StoredTable) -> MappedTable:
         """Maps a small table: the index, an order or checksums."""
         return self._map(table)
 
