@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate
     from shardio.conversion.report import ConvertReport
 
-# Images that the text names. --json names all.
+# Warnings that the text has, each with one image. --json names all images.
 _MOST_WARNINGS = 5
 
 
@@ -98,9 +98,9 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.
 
     SRC is a folder of class folders (SRC/CLASS/IMAGE) or of images without labels, or of train, val and test folders of
-    these; the folder of ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset
-    tars, as a folder
-    or a quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content.
+    these; the folder of ImageNet's archives, or of Kaggle's ILSVRC; a table: a CSV or a list of lines `PATH LABEL`;
+    tars, as a folder or a quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG, WebP, GIF, TIFF, AVIF,
+    BMP and PPM are recognised by content. If a file has several pictures, the first one is taken.
     Damaged images are left out and listed in OUT/rejects.jsonl.
 
     After an interruption or a kill, the same command keeps finished shards and makes the missing shards.
@@ -173,10 +173,14 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     ):
         if counts:
             yield f"  {what} {sum(counts.values()):,}: {counts_text(counts)}{where}"
-    for warned in report.warned[:_MOST_WARNINGS]:
-        yield f"  warned of {os.fsdecode(warned.key)}: {warned.warning}"
-    if len(report.warned) > _MOST_WARNINGS:
-        yield f"  and of {len(report.warned) - _MOST_WARNINGS:,} more images, which --json names"
+    by_warning: dict[str, list[str]] = {}
+    for warned in report.warned:
+        by_warning.setdefault(warned.warning, []).append(os.fsdecode(warned.key))
+    for warning, keys in list(by_warning.items())[:_MOST_WARNINGS]:
+        others = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
+        yield f"  warned of {keys[0]}{others}: {warning}"
+    if rest := list(by_warning.values())[_MOST_WARNINGS:]:
+        yield f"  and of {sum(map(len, rest)):,} more images, which --json names"
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------

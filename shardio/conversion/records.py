@@ -34,7 +34,7 @@ _STAT_THREADS = 16
 
 @dataclass(frozen=True)
 class MendedSource:
-    """A source that was converted although its header had to be mended, or a library warned about it."""
+    """A source that was converted although its header had to be mended, or with a warning."""
 
     split: str
     key: bytes

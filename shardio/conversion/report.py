@@ -74,7 +74,7 @@ class ConvertReport:
     duplicates: tuple[Duplicates, ...] | None = None
     """Groups of sources with the same bytes; None without `report_duplicates`."""
     warned: tuple[MendedSource, ...] = ()
-    """Sources that a library warned about while reading or decoding them, with the warning."""
+    """Sources of several pictures or that a library warned about while decoding them, with the warning."""
     notes: tuple[str, ...] = ()
     """How SRC was understood, where that was guessed."""
     unlabelled: tuple[str, ...] = ()

@@ -59,14 +59,15 @@ def listed_images() -> dict[str, dict[str, str]]:
 
 
 LISTED = listed_images()
-EXPECTED = {name: row["expected"] for name, row in LISTED.items()}
+# The list was written when a GIF was refused, and before the first picture of several came with a warning.
+SEVERAL = {"animated.gif": "ok-warn", "apng_num_plays.png": "ok-warn"} if LISTED else {}
+EXPECTED = {name: row["expected"] for name, row in LISTED.items()} | SEVERAL
 
 # The reason why an image is refused. Images that are not listed here are damaged.
 REASONS = {
     "monkey12.jpg": "unsupported",
     "made_html_404.JPEG": "unsupported",
-    "animated.gif": "unsupported",
-    "decompression_bomb.gif": "unsupported",
+    "decompression_bomb.gif": "too large",
     "made_zero_byte.JPEG": "empty",
     "made_bomb_65500.jpg": "too large",
     "made_bomb_3000scans.jpg": "too large",
@@ -575,24 +576,24 @@ def test_bytes_after_the_end_are_no_part_of_the_picture(kind: str) -> None:
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
+UNSUPPORTED = "unsupported: expected a JPEG, PNG, WebP, GIF, TIFF, AVIF, BMP or PPM, found"
+
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "empty: the file has no bytes"),
-        (encode(picture(), "GIF"), "unsupported: expected a JPEG, PNG or WebP, found a GIF"),
-        (encode(picture(), "BMP"), "unsupported: expected a JPEG, PNG or WebP, found a BMP"),
-        (encode(picture(), "TIFF"), "unsupported: expected a JPEG, PNG or WebP, found a TIFF"),
-        (b"%PDF-1.7\n", "unsupported: expected a JPEG, PNG or WebP, found a PDF"),
-        (b"PK\x03\x04rest", "unsupported: expected a JPEG, PNG or WebP, found a zip archive"),
-        (b"\x1f\x8b\x08", "unsupported: expected a JPEG, PNG or WebP, found a gzip file"),
-        (b"<!DOCTYPE html>\n<p>404", "unsupported: expected a JPEG, PNG or WebP, found text (an error page"),
-        (b"\r\n <html>", "unsupported: expected a JPEG, PNG or WebP, found text (an error page"),
-        (b'{"error": 403}', "unsupported: expected a JPEG, PNG or WebP, found text (an error page"),
-        (b"\0" * 1000, "unsupported: expected a JPEG, PNG or WebP, found bytes that begin 00 00 00 00 00 00 00 00"),
-        (b"\xff\xd8", "unsupported: expected a JPEG, PNG or WebP, found bytes that begin ff d8"),
-        (b"RIFF\x04\0\0\0WAVE", "unsupported: expected a JPEG, PNG or WebP, found bytes that begin 52 49 46 46 04"),
-        (b"a", "unsupported: expected a JPEG, PNG or WebP, found bytes that begin 61"),
+        (b"II+\0\x08\0\0\0" + bytes(8), f"{UNSUPPORTED} a BigTIFF"),
+        (b"%PDF-1.7\n", f"{UNSUPPORTED} a PDF"),
+        (b"PK\x03\x04rest", f"{UNSUPPORTED} a zip archive"),
+        (b"\x1f\x8b\x08", f"{UNSUPPORTED} a gzip file"),
+        (b"<!DOCTYPE html>\n<p>404", f"{UNSUPPORTED} text (an error page"),
+        (b"\r\n <html>", f"{UNSUPPORTED} text (an error page"),
+        (b'{"error": 403}', f"{UNSUPPORTED} text (an error page"),
+        (b"\0" * 1000, f"{UNSUPPORTED} bytes that begin 00 00 00 00 00 00 00 00"),
+        (b"\xff\xd8", f"{UNSUPPORTED} bytes that begin ff d8"),
+        (b"RIFF\x04\0\0\0WAVE", f"{UNSUPPORTED} bytes that begin 52 49 46 46 04"),
+        (b"a", f"{UNSUPPORTED} bytes that begin 61"),
         (b"\xff\xd8\xff\xe0", "damaged: "),
         (PNG_MAGIC, "damaged: "),
         (b"RIFF\x04\0\0\0WEBP", "damaged: "),
@@ -793,7 +794,7 @@ LARGE: dict[str, Callable[[], bytes]] = {
 def test_decoding_takes_at_most_16_bytes_a_pixel(kind: str) -> None:
     data = LARGE[kind]()
     outcome, peak = decode_apart(data)
-    height, width = map(int, outcome.split())
+    height, width = map(int, outcome.split()[:2])  # before any warning
     # The other 16 MiB are for the strips in which a picture is converted, and for a decoder's first use.
     assert peak < 16 * height * width / (1 << 20) + 16
 

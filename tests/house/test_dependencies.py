@@ -28,6 +28,7 @@ def packages_of(module: str) -> set[str]:
             {
                 "conversion.images.decode",
                 "conversion.images.mask",
+                "conversion.images.others",
                 "loading.dataset",
                 "drawing",
                 "viewing",

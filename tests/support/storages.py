@@ -42,7 +42,7 @@ def draw_imagenet(root: Path, train: int = 5, val: int = 8, *, sound: bool = Fal
     if not sound:
         paths[0].write_bytes(b"")
         paths[train].write_bytes(paths[train].read_bytes()[:-200])
-        paths[-1].write_bytes(b"GIF89a, and no JPEG")
+        paths[-1].write_bytes(b"%PDF-1.7, and no JPEG")
     return root
 
 

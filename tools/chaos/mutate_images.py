@@ -4,11 +4,12 @@
     python tools/chaos/mutate_images.py [--images 100000] [--seed 0] [--processes N]
     python tools/chaos/mutate_images.py --seed 0 --save 1234 image.bin
 
-JPEGs (baseline, progressive, grey, CMYK, with restarts and metadata), PNGs (of several depths, interlaced, animated)
-and WebPs (lossy, lossless, with alpha, animated) have bits flipped, bytes replaced, inserted, removed, zeroed and
-repeated, fields of their headers set to extremes, are cut off, or spliced with another; PNGs with their checksums made
-right, or not. Each is decoded, half of them with leave to be reduced, in a process whose memory and time are limited:
-it must not die, nor hang, nor raise anything but DecodeError, and a picture must have a size that the header claims.
+JPEGs (baseline, progressive, grey, CMYK, with restarts and metadata), PNGs (of several depths, interlaced, animated),
+WebPs (lossy, lossless, with alpha, animated), GIFs, TIFFs, AVIFs, BMPs and PPMs have bits flipped, bytes replaced,
+inserted, removed, zeroed and repeated, fields of their headers set to extremes, are cut off, or spliced with another;
+PNGs with their checksums made right, or not. Each is decoded, half of them with leave to be reduced, in a process whose
+memory and time are limited: it must not die, nor hang, nor raise anything but DecodeError, and a picture must have a
+size that the header claims.
 
 Exit code 1 if anything was otherwise. With --save one image is written to a file, to be looked at. Linux only.
 """
@@ -22,6 +23,7 @@ import signal
 import struct
 import sys
 import traceback
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ from typing import Any
 import attack
 import numpy as np
 from attack import Lane, Say, Tell, listen, make_parser, verdict
-from PIL import Image
+from PIL import Image, features
 
 from shardio.conversion.images.decode import decode_image
 from shardio.errors import DecodeError
@@ -108,7 +110,49 @@ def sound_images() -> dict[str, tuple[bytes, ...]]:
             _encode(plain, "WEBP", **frames),
             _encode(plain, "WEBP", lossless=True, **frames),
         ),
+        "GIF": (
+            _encode(plain, "GIF"),
+            _encode(plain, "GIF", interlace=0, transparency=7),
+            _encode(plain.convert("L"), "GIF"),
+            _encode(plain.convert("1"), "GIF"),
+            _encode(plain, "GIF", **frames),
+        ),
+        "TIFF": (
+            *(_encode(plain, "TIFF", compression=name) for name in ("raw", "tiff_lzw", "tiff_adobe_deflate")),
+            _encode(plain, "TIFF", compression="tiff_lzw", tiffinfo={317: 2}, strip_size=700),
+            _encode(with_alpha, "TIFF", compression="packbits"),
+            _encode(with_alpha.convert("LA"), "TIFF", strip_size=100),
+            _encode(plain.convert("CMYK"), "TIFF", compression="tiff_lzw"),
+            *(_encode(plain.quantize(16), "TIFF", compression=name) for name in ("raw", "tiff_adobe_deflate")),
+            *(_encode(plain.convert("1"), "TIFF", compression=name) for name in ("raw", "tiff_lzw")),
+            *(_encode(deep, "TIFF", compression=name) for name in ("raw", "tiff_lzw")),
+            _encode(plain, "TIFF", exif=exif, **frames),
+        ),
+        **(
+            {"AVIF": _avifs(plain, with_alpha, exif, frames)}
+            if "avif" in features.modules and features.check("avif")
+            else {}
+        ),
+        "BMP": tuple(
+            _encode(image, "BMP")
+            for image in (plain, with_alpha, plain.convert("L"), plain.convert("1"), plain.quantize(16))
+        ),
+        "PPM": (
+            *(_encode(image, "PPM") for image in (plain, plain.convert("L"), plain.convert("1"))),
+            b"P6 # twelve bits\n7 5\n4095\n" + rng.integers(0, 4096, 105).astype(">u2").tobytes(),
+            b"P2\n7 5\n99\n" + b" ".join(b"%d" % value for value in rng.integers(0, 100, 35)) + b"\n",
+            b"P1\n7 5\n" + b"0110100" * 5,
+        ),
     }
+
+
+def _avifs(plain: Image.Image, with_alpha: Image.Image, exif: Image.Exif, frames: dict[str, Any]) -> tuple[bytes, ...]:
+    return (
+        _encode(plain, "AVIF", speed=8),
+        _encode(with_alpha, "AVIF", quality=100, speed=8, exif=exif),
+        _encode(plain.convert("L"), "AVIF", speed=8),
+        _encode(plain, "AVIF", speed=8, **frames),
+    )
 
 
 def _interlaced_png(rng: np.random.Generator) -> bytes:
@@ -207,7 +251,12 @@ def claimed_sizes(data: bytes) -> set[tuple[int, int]]:
     """Returns every (height, width) that these bytes could be said to claim, without the code under test."""
     if data.startswith(PNG_MAGIC):
         return {(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))}
-    if data.startswith(b"RIFF"):
+    if data[4:8] == b"ftyp":  # Image.open wants a brand of its own at the beginning
+        from PIL import AvifImagePlugin
+
+        avif = AvifImagePlugin.AvifImageFile(io.BytesIO(data))
+        return {(avif.height, avif.width)}
+    if not data.startswith(b"\xff\xd8"):
         with Image.open(io.BytesIO(data)) as image:
             return {(image.height, image.width)}
     frames = re.finditer(rb"\xff[\xc0-\xcf]..[\x08](?=(..)(..))", data, re.DOTALL)
@@ -276,6 +325,7 @@ class Counts(attack.Counts):
 def _decode_some(seed: int, numbers: range, tell: Tell) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_NBYTES, MEMORY_NBYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    warnings.simplefilter("ignore")
     for number in numbers:
         # SIGPROF ends the process by default, also one that is deep in a decoder.
         signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)

@@ -1,7 +1,7 @@
 """Decodes images strictly to (height, width, 3) uint8: returns the picture that was stored, or raises DecodeError.
 
 The content decides the format of a file, never the name. JPEG goes through strict simplejpeg and never falls back to
-Pillow, which silently decodes most damaged JPEGs. PNG and WebP go through Pillow; a PNG's checksums are verified first.
+Pillow, which silently decodes most damaged JPEGs. All else goes through Pillow; a PNG's checksums are verified first.
 The claims of a header are checked before memory is allocated for the picture.
 """
 
@@ -28,6 +28,7 @@ from shardio.conversion.images.headers import (
     check_pixels,
     describe_unsupported,
     find_png_chunk,
+    is_avif,
     is_jpeg,
     is_png,
     is_webp,
@@ -37,6 +38,7 @@ from shardio.conversion.images.headers import (
     read_webp_size,
     without_junk,
 )
+from shardio.conversion.images.others import check_palette, decode_other, open_avif
 from shardio.errors import DecodeError, Reason
 
 JUNK = "junk in the header left out"
@@ -96,7 +98,7 @@ def parse_colour(text: str) -> Colour:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded image: `pixels` is (height, width, 3) uint8, RGB. `warning` says what was mended, or is ""."""
+    """A decoded image: `pixels` is (height, width, 3) uint8, RGB. `warning` says what was mended or left out."""
 
     pixels: NDArray[np.uint8]
     warning: str = ""
@@ -117,7 +119,7 @@ _DEFAULTS = DecodeOptions()
 
 
 def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Decodes one image: the bytes of a JPEG, PNG or WebP, a PIL image, or an array. Returns a copy of its pixels.
+    """Decodes one image: the bytes of a file, a PIL image, or an array. Returns a copy of its pixels.
 
     Arrays with one channel are grey. A fourth channel is alpha: the image is blended onto the background color. PIL
     images are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not
@@ -207,15 +209,22 @@ def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | N
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
         decoded = _decode_jpeg(data, least_size if orientation == UPRIGHT else None)
     elif is_png(data):
-        decoded = Decoded(_decode_png(data, options.background))
+        decoded = _decode_png(data, options.background)
     elif is_webp(data):
         check_pixels(*read_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
         with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
             image.load()
-            decoded = Decoded(_to_rgb(image, options.background))
+            decoded = _first_picture(image, "WebP" if image.is_animated else "", options.background)
+    elif found := decode_other(data):
+        decoded = _first_picture(*found, options.background)
     else:
         raise DecodeError(*describe_unsupported(data))
     return replace(decoded, pixels=turn(decoded.pixels, orientation), orientation=orientation)
+
+
+def _first_picture(image: Image.Image, kind_of_several: str, background: Colour) -> Decoded:
+    warning = f"{kind_of_several} of several pictures: the first one was taken" if kind_of_several else ""
+    return Decoded(_to_rgb(image, background), warning)
 
 
 def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
@@ -271,7 +280,7 @@ def _strict_jpeg(data: bytes, size: tuple[int, int], reduction: int) -> NDArray[
     return pixels
 
 
-def _decode_png(data: bytes, background: Colour) -> NDArray[np.uint8]:
+def _decode_png(data: bytes, background: Colour) -> Decoded:
     header = read_png_header(data)
     check_pixels(header.width, header.height)
     transparent = find_png_chunk(data, b"tRNS")
@@ -280,15 +289,15 @@ def _decode_png(data: bytes, background: Colour) -> NDArray[np.uint8]:
         raise DecodeError("unsupported", "expected no transparent colour (tRNS) in a PNG of 16-bit colour, found one")
     with load_png(data) as image:
         if header.colour_type == PALETTE:
-            _check_palette(image, find_png_chunk(data, b"PLTE") or b"")
+            check_palette(image, len(find_png_chunk(data, b"PLTE") or b"") // 3)
         if header.colour_type == GREY and header.depth < 8 and transparent:
             # Pillow has scaled the pixels to 8 bits, and may compare them with the value as it is stored.
             most = (1 << header.depth) - 1
             image.info["transparency"] = (transparent[-1] & most) * 255 // most
-        return _to_rgb(image, background)
+        return _first_picture(image, "PNG" if image.is_animated else "", background)
 
 
-def load_png(data: bytes) -> Image.Image:
+def load_png(data: bytes) -> PngImagePlugin.PngImageFile:
     """Returns the decoded PNG as a PIL image. First verifies the checksums of all its chunks."""
     # The plugin's own class and not Image.open: that would warn of large images on stderr before we can refuse them.
     with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
@@ -297,13 +306,6 @@ def load_png(data: bytes) -> Image.Image:
     image = PngImagePlugin.PngImageFile(io.BytesIO(data))
     image.load()
     return image
-
-
-def _check_palette(image: Image.Image, colours: bytes) -> None:
-    """Raises DecodeError if a pixel's index is outside the palette. Pillow would show such a pixel as black."""
-    largest = int(np.asarray(image.getextrema()).max())
-    if largest >= len(colours) // 3:
-        raise DecodeError("damaged", f"expected palette indices below {len(colours) // 3}, found {largest}")
 
 
 # --- to RGB, and the right way up -------------------------------------------------------------------------------------
@@ -353,6 +355,7 @@ def _strip_to_rgb(strip: Image.Image, background: Colour) -> NDArray[np.uint8]:
     return np.asarray(strip.convert("RGB"))
 
 
+_ORIENTATION = 0x0112
 # Orientations that show the stored rows as columns; rows in reverse order; columns in reverse order.
 _SIDES_SWAPPED = frozenset({5, 6, 7, 8})
 _ROWS_REVERSED = frozenset({3, 4, 7, 8})
@@ -360,8 +363,10 @@ _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})
 
 
 def read_turn(image: object, options: DecodeOptions) -> int:
-    """Returns the Exif orientation that `decode_image` applies to this image."""
-    return read_orientation(image) if options.exif_rotate and isinstance(image, bytes) else UPRIGHT
+    """Returns the Exif orientation that `decode_image` applies to this image. Pillow itself applies a TIFF's."""
+    if not options.exif_rotate or not isinstance(image, bytes):
+        return UPRIGHT
+    return open_avif(image).getexif().get(_ORIENTATION, UPRIGHT) if is_avif(image) else read_orientation(image)
 
 
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:

@@ -29,10 +29,8 @@ UPRIGHT = 1
 """The Exif orientation of a picture that needs no rotation or mirroring."""
 
 _OTHER_KINDS = {
-    b"GIF8": "a GIF",
-    b"BM": "a BMP",
-    b"II*\0": "a TIFF",
-    b"MM\0*": "a TIFF",
+    b"II+\0": "a BigTIFF",
+    b"MM\0+": "a BigTIFF",
     b"%PDF": "a PDF",
     b"PK\x03\x04": "a zip archive",
     b"\x1f\x8b": "a gzip file",
@@ -43,7 +41,7 @@ _OTHER_KINDS = {
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".webp"),
-    *(".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm", ".avif"),
+    *(".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
 """How the names of images end, in lower case."""
 
@@ -59,10 +57,24 @@ def holds_image(path: str) -> bool:
         return True
     try:
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
-            first = file.read(16)
+            first = file.read(64)
     except OSError:
         return True
-    return is_jpeg(first) or is_png(first) or is_webp(first) or first.startswith((b"GIF8", b"II*\0", b"MM\0*"))
+    return any(is_kind(first) for is_kind in (is_jpeg, is_png, is_webp, is_gif, is_tiff, is_avif))
+
+
+def is_gif(data: bytes) -> bool:
+    return data.startswith((b"GIF87a", b"GIF89a"))
+
+
+def is_tiff(data: bytes) -> bool:
+    return data[:4] in _BYTE_ORDERS
+
+
+def is_avif(data: bytes) -> bool:
+    """Whether the brands of the file (ISO/IEC 23000-22) name AVIF, of a picture or of a sequence."""
+    brands = data[8 : int.from_bytes(data[:4], "big")][:64]
+    return data[4:8] == b"ftyp" and (b"avif" in brands or b"avis" in brands)
 
 
 def check_pixels(width: int, height: int) -> None:
@@ -76,14 +88,14 @@ def check_pixels(width: int, height: int) -> None:
 
 
 def describe_unsupported(data: bytes) -> tuple[Reason, str]:
-    """Returns the reason and the detail of a DecodeError for bytes that are not a JPEG, PNG or WebP."""
+    """Returns the reason and the detail of a DecodeError for bytes of no kind that is decoded."""
     if not data:
         return "empty", "the file has no bytes"
     found = next((kind for magic, kind in _OTHER_KINDS.items() if data.startswith(magic)), "")
     if not found and data[:64].lstrip().startswith((b"<", b"{")):
         found = "text (an error page saved as an image?)"
     found = found or f"bytes that begin {data[:8].hex(' ')}"
-    return "unsupported", f"expected a JPEG, PNG or WebP, found {found}"
+    return "unsupported", f"expected a JPEG, PNG, WebP, GIF, TIFF, AVIF, BMP or PPM, found {found}"
 
 
 def read_orientation(data: bytes) -> int:

@@ -1,0 +1,241 @@
+"""Decodes GIF, TIFF, AVIF, BMP, PPM, PGM and PBM with Pillow, after the checks that Pillow and libtiff leave out.
+
+A decoder returns an image, and whether the file has more pictures than this first one. Pillow reads a header without
+memory for the pixels, so the size is checked between the two steps of opening and loading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import logging
+import re
+import struct
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin, features
+from PIL import TiffImagePlugin as Tiff
+
+from shardio.conversion.images.headers import check_pixels, is_avif, is_gif, is_tiff
+from shardio.errors import DecodeError
+
+
+def decode_other(data: bytes) -> tuple[Image.Image, str] | None:
+    """Returns the first picture of a file, and its kind if the file has more; None for a file of another kind."""
+    for kind, is_kind, decode in (
+        ("GIF", is_gif(data), _decode_gif),
+        ("TIFF", is_tiff(data), _decode_tiff),
+        ("AVIF", is_avif(data), _decode_avif),
+        ("BMP", data.startswith(b"BM"), _decode_bmp),
+        ("PPM", re.match(rb"P[1-6][\s#]", data), _decode_pnm),
+    ):
+        if is_kind:
+            image, has_more = decode(data)
+            return image, kind if has_more else ""
+    return None
+
+
+def check_palette(image: Image.Image, num_colours: int) -> None:
+    """Raises DecodeError if a pixel's index is outside the palette. Pillow would show such a pixel as black."""
+    largest = int(np.asarray(image.getextrema()).max())
+    if largest >= num_colours:
+        raise DecodeError("damaged", f"expected palette indices below {num_colours}, found {largest}")
+
+
+# --- GIF (89a) --------------------------------------------------------------------------------------------------------
+
+
+def _palette_size(flags: int) -> int:
+    return 2 << (flags & 7) if flags & 0x80 else 0
+
+
+def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
+    """Yields (left, top, right, bottom) and the number of colours of each frame. Raises IndexError at a cut."""
+    shared = _palette_size(data[10])
+    at = 13 + 3 * shared
+    while (block := data[at : at + 1]) in (b",", b"!"):
+        if is_frame := block == b",":
+            left, top, width, height, flags = struct.unpack_from("<4HB", data, at + 1)
+            check_pixels(left + width, top + height)
+        at += 11 + 3 * _palette_size(flags) if is_frame else 2
+        while data[at]:
+            at += 1 + data[at]
+        at += 1
+        if is_frame:
+            yield (left, top, left + width, top + height), _palette_size(flags) or shared
+
+
+def _decode_gif(data: bytes) -> tuple[Image.Image, bool]:
+    check_pixels(*struct.unpack_from("<HH", data, 6))
+    frames = _gif_frames(data)
+    box, num_colours = next(frames, ((0, 0, 0, 0), 0))
+    check_pixels(box[2] - box[0], box[3] - box[1])
+    with GifImagePlugin.GifImageFile(io.BytesIO(data)) as image:
+        check_pixels(*image.size)
+        image.load()
+        frame = image.crop(box)
+    check_palette(frame, num_colours)
+    if frame.size != image.size:  # what the frame does not cover is transparent
+        whole = Image.new("RGBA", image.size)
+        whole.paste(frame.convert("RGBA"), box)
+        frame = whole
+    return frame, len(list(frames)) > 0
+
+
+# --- TIFF (6.0) -------------------------------------------------------------------------------------------------------
+
+_SUBFILE, _DNG = 254, 50706
+_COMPRESSIONS = frozenset({"raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "packbits"})
+_TIFF_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBX", "RGBA", "CMYK", "I;16", "I;16B"})
+# A tile may be larger than the picture, but takes memory for its own size.
+_MOST_TILE_PIXELS = 1 << 20
+
+
+def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
+    _silence_tiff()
+    try:
+        image = Tiff.TiffImageFile(io.BytesIO(data))
+    except SyntaxError as error:
+        is_odd = isinstance(error.__cause__, KeyError) or "pixel mode" in str(error)
+        raise DecodeError("unsupported" if is_odd else "damaged", f"TIFF: {error}") from None
+    check_pixels(*image.size)
+
+    def tag(name: int, default: int | tuple[int, ...]) -> NDArray[np.int64]:
+        return np.atleast_1d(np.asarray(image.tag_v2.get(name, default), np.int64))
+
+    bits, colours, meaning = (
+        tag(Tiff.BITSPERSAMPLE, 1),
+        tag(Tiff.COLORMAP, 0),
+        tag(Tiff.PHOTOMETRIC_INTERPRETATION, -1)[0],
+    )
+    for found, is_refused in {
+        "a reduced picture or a camera's raw data": tag(_SUBFILE, 0)[0] & 1 or _DNG in image.tag_v2,
+        f"compression {image.info['compression']}": image.info["compression"] not in _COMPRESSIONS,
+        f"mode {image.mode}, photometric {meaning}": image.mode not in _TIFF_MODES or meaning not in (0, 1, 2, 3, 5),
+        f"{bits.tolist()} bits": not set(bits.tolist()) <= {1, 2, 4, 8, 16},  # Pillow shows 12 bits as if they were 16
+        "16 bits where 0 is white": image.mode.startswith("I") and meaning == 0,
+        "a palette of 8 bits": 0 < colours.max() < 256,
+    }.items():
+        if is_refused:
+            raise DecodeError("unsupported", f"expected a TIFF of integers in a common layout, found {found}")
+    _check_places(len(data), tag)
+    image.load()
+    if image.mode == "P":
+        check_palette(image, len(colours) // 3)
+    return image, image.is_animated
+
+
+def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None:
+    """Raises DecodeError unless the file holds all strips or tiles. Otherwise libtiff guesses where they are."""
+    width, height, samples = (int(tag(n, 1)[0]) for n in (Tiff.IMAGEWIDTH, Tiff.IMAGELENGTH, Tiff.SAMPLESPERPIXEL))
+    planes = samples if tag(Tiff.PLANAR_CONFIGURATION, 1)[0] == 2 else 1
+    across, down = width, min(int(tag(Tiff.ROWSPERSTRIP, height)[0]), height)
+    places, sizes = tag(Tiff.STRIPOFFSETS, ()), tag(Tiff.STRIPBYTECOUNTS, ())
+    if not (is_striped := places.size > 0):
+        across, down = int(tag(Tiff.TILEWIDTH, 0)[0]), int(tag(Tiff.TILELENGTH, 0)[0])
+        places, sizes = tag(Tiff.TILEOFFSETS, ()), tag(Tiff.TILEBYTECOUNTS, ())
+        if across % 16 or down % 16 or across * down > max(width * height, _MOST_TILE_PIXELS):
+            raise DecodeError("unsupported", f"expected tiles of a common size in a TIFF, found {across} x {down}")
+    if across < 1 or down < 1:
+        raise DecodeError("damaged", f"expected strips or tiles with pixels in a TIFF, found {across} x {down}")
+    count = planes * -(-width // across) * -(-height // down)
+    if not len(places) == len(sizes) == count or (sizes < 1).any() or (places + sizes > num_bytes).any():
+        raise DecodeError("damaged", f"expected a TIFF with all of its {count} strips or tiles, found some or none")
+    row_nbytes = -(-across * (samples // planes) * int(tag(Tiff.BITSPERSAMPLE, 1)[0]) // 8)
+    nbytes = row_nbytes * (planes * height if is_striped else count * down)
+    if tag(Tiff.COMPRESSION, 1)[0] == 1 and sizes.sum() < nbytes:
+        raise DecodeError("damaged", f"expected a TIFF with {nbytes} bytes of pixels, found {sizes.sum()}")
+
+
+@cache
+def _silence_tiff() -> None:
+    """Keeps Pillow and libtiff from printing the errors that Pillow raises."""
+    Tiff.logger.addHandler(logging.NullHandler())
+    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
+        for path in {line.split()[-1] for line in maps if "/libtiff" in line}:
+            ctypes.CDLL(path).TIFFSetErrorHandler(None)
+
+
+# --- AVIF -------------------------------------------------------------------------------------------------------------
+
+
+def open_avif(data: bytes) -> Image.Image:
+    """Returns the image with its header read and its pixels not decoded."""
+    if "avif" not in features.modules or not features.check("avif"):
+        raise DecodeError(
+            "unsupported", "expected a Pillow that decodes AVIF, found none: install Pillow 11.3 or later"
+        )
+    from PIL import AvifImagePlugin
+
+    image = AvifImagePlugin.AvifImageFile(io.BytesIO(data))
+    check_pixels(*image.size)
+    return image
+
+
+def _decode_avif(data: bytes) -> tuple[Image.Image, bool]:
+    image = open_avif(data)
+    image.load()
+    return image, bool(getattr(image, "n_frames", 1) > 1)
+
+
+# --- BMP --------------------------------------------------------------------------------------------------------------
+
+
+def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
+    offset, nbytes = struct.unpack_from("<II", data, 10)
+    (bits,) = struct.unpack_from("<H", data, 24 if nbytes == 12 else 28)
+    try:
+        image = BmpImagePlugin.BmpImageFile(io.BytesIO(data))
+    except OSError as error:
+        raise DecodeError("unsupported" if "nsupported" in str(error) else "damaged", f"BMP: {error}") from None
+    check_pixels(*image.size)
+    if image.tile[0][0] != "raw":
+        raise DecodeError("unsupported", "expected a BMP without run lengths, found one with them")
+    # Pillow takes pixels of other sizes for pixels of 1 or 8 bits, if the palette is of greys.
+    if bits != {"1": 1, "L": 8}.get(image.mode, bits):
+        raise DecodeError("unsupported", f"expected a BMP of {bits} bits with a palette of colours, found greys")
+    num_colours = len(image.palette.palette) // (3 if nbytes == 12 else 4) if image.palette else 256
+    if offset < 14 + nbytes:
+        raise DecodeError(
+            "damaged", f"expected a BMP with pixels after its {14 + nbytes} bytes of header, found {offset}"
+        )
+    image.load()
+    if image.mode == "P":
+        check_palette(image, num_colours)
+    if image.mode == "RGBA" and image.getchannel("A").getextrema() == (
+        0,
+        0,
+    ):  # written by programs that know of no alpha
+        return image.convert("RGB"), False
+    return image, False
+
+
+# --- PPM, PGM and PBM (Netpbm) ----------------------------------------------------------------------------------------
+
+
+def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
+    if data[1] in b"23" and data[-1:].isdigit():
+        raise DecodeError("damaged", "expected a PPM of digits to end with a line, found a number that may be cut")
+    image = PpmImagePlugin.PpmImageFile(io.BytesIO(data))
+    check_pixels(*image.size)
+    arguments: Any
+    decoder, _, start, arguments = image.tile[0]
+    if decoder != "ppm":
+        try:
+            image.load()
+        except ValueError as error:  # its text would be taken for the text about a large picture
+            raise DecodeError("damaged", f"PPM: {error}") from None
+        return image, False
+    # Pillow takes numbers that are too large for the largest, and a second per million pixels.
+    most = int(arguments[-1])
+    shape = (image.height, image.width, 3) if image.mode == "RGB" else (image.height, image.width)
+    values = np.frombuffer(data, ">u2" if most > 255 else np.uint8, np.prod(shape), start).reshape(shape)
+    if values.max() > most:
+        raise DecodeError("damaged", f"expected numbers up to {most} in a PPM, found {values.max()}")
+    levels = ((np.arange(most + 1) * 255 + most // 2) // most).astype(np.uint8)
+    return Image.fromarray(np.stack([levels[row] for row in values])), False
