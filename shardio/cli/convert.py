@@ -97,13 +97,16 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.
 
-    SRC is a folder of class folders (SRC/CLASS/IMAGE) or of images without labels, or of train, val and test folders of
-    these; the folder of ImageNet's archives, or of Kaggle's ILSVRC; a table: a CSV or a list of lines `PATH LABEL`;
-    tars, as a folder or a quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG, WebP, GIF, TIFF, AVIF,
-    BMP and PPM are recognised by content. If a file has several pictures, the first one is taken.
-    Damaged images are left out and listed in OUT/rejects.jsonl.
+    \b
+    shardio convert imagenet/ out/                    class folders, or splits of them
+    shardio convert photos/ out/                      a folder without labels
+    shardio convert photos/ out/ --table labels.csv   and a table with the labels
+    shardio convert list.csv out/ --root photos/      a table of paths and labels
+    shardio convert imagenet-1k/ out/                 parquet as of Hugging Face
+    shardio convert 'tars/{000..146}.tar' out/        WebDataset
 
-    After an interruption or a kill, the same command keeps finished shards and makes the missing shards.
+    Damaged images are left out and listed in OUT/rejects.jsonl. After an interruption or a kill, the same command keeps
+    finished shards and makes the missing shards. docs/guide/sources.md has the command for every kind of SRC.
     """
     run_convert(src, out, as_json, **options)
 

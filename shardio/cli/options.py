@@ -136,15 +136,15 @@ table_options = together(
         "one for each split.",
     ),
     click.option("--root", type=folder, metavar="DIR", help="Folder of paths, if SRC is a table.  [default: its own]"),
-    click.option("--path-column", metavar="NAME", default="", help="Column of paths.  [default: guessed]"),
+    click.option("--path-column", metavar="NAME", default="", show_default="guessed", help="Column of paths."),
     click.option(
         "--label-column",
         "label_columns",
         multiple=True,
         metavar="NAME",
-        help="Column of class names, integers or other numbers; given again for a vector.  [default: guessed]",
+        help="Column of classes or numbers; given again for a vector.  [default: guessed]",
     ),
-    click.option("--split-column", metavar="NAME", default="", help="Column of splits.  [default: guessed]"),
+    click.option("--split-column", metavar="NAME", default="", show_default="guessed", help="Column of splits."),
     click.option(
         "--column",
         "columns",
@@ -208,8 +208,8 @@ max_bad_option = click.option(
 labels_option = click.option(
     "--labels",
     type=click.Choice(["folders", "none"]),
-    help="folders: the first folders in SRC, or in a split, are classes. none: take all images without labels.  "
-    "[default: folders with images are classes, a flat folder has no labels]",
+    help="folders: the first folders in SRC or a split are classes. none: no image has a label.  [default: folders with "
+    "images are classes]",
 )
 empty_classes_option = click.option(
     "--empty-classes",
