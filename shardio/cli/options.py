@@ -208,7 +208,7 @@ max_bad_option = click.option(
 labels_option = click.option(
     "--labels",
     type=click.Choice(["folders", "none"]),
-    help="folders: the first folders in SRC or a split are classes. none: no image has a label.  [default: folders with "
+    help="folders: the first folders in SRC or a split are classes. none: no image has a label.  [default: folders of "
     "images are classes]",
 )
 empty_classes_option = click.option(
