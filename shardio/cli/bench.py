@@ -142,6 +142,7 @@ def python_line(result: BenchResult, chosen: LoaderSpeed) -> str:
 def summary(result: BenchResult) -> Iterator[str]:
     """Yields the lines that summarise a benchmark, at most 100 characters each unless the set's path is long."""
     shape, machine = " x ".join(map(str, result.sample_shape)), result.machine
+    shape += " bytes of arrays" if len(result.sample_shape) == 1 else ""
     cached = "" if result.resident_share is None else f", {result.resident_share:.0%} in the page cache before"
     devices = "".join(f", {device}: {name}" for device, name in machine["devices"].items())
     yield f"{result.path}, {result.split}: {counted(result.num_samples, 'sample')} of {shape}"
@@ -199,7 +200,11 @@ def _loaders(result: BenchResult) -> Iterator[str]:
 
 def _speeds(result: BenchResult, speeds: Sequence[Speed]) -> list[Column]:
     return [
-        Column("images/s", [f"{speed.images_per_second:,.0f}" for speed in speeds], right=True),
+        Column(
+            "samples/s" if len(result.sample_shape) == 1 else "images/s",
+            [f"{speed.images_per_second:,.0f}" for speed in speeds],
+            right=True,
+        ),
         Column("GB/s", [_short(result.gigabytes_per_second(speed)) for speed in speeds], right=True),
         Column("/image", [_short(speed.cpu_microseconds_per_image) for speed in speeds], above="CPU us", right=True),
     ]

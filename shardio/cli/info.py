@@ -217,7 +217,7 @@ def _summary(
         yield from _arrays(split, in_use.get(split_name))
     if (main := first_split(manifest.splits)) in counts:
         yield from _classes(manifest, main, counts[main])
-    yield f"  refused {counted(manifest.rejects.num_rejects, 'image')} when it was made"
+    yield f"  refused {counted(manifest.rejects.num_rejects, 'image' if shape else 'sample')} when it was made"
     if made := describe_making(manifest):
         yield from _fact("made by", made, verbose)
     if shape and (levels := stored_levels(manifest.provenance, shape[2])):

@@ -77,7 +77,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
         f"{output}: {bytes_text(len(page))}, {counted(overview.num_samples, 'sample')}, "
         f"{overview.num_read:,} pictures read"
     )
-    for line in normalize_lines(overview).split("\n"):
+    for line in filter(None, normalize_lines(overview).split("\n")):
         say(line)
 
 

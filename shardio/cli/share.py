@@ -113,7 +113,9 @@ def _listed(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None
     columns = [
         Column("name", [printable(entry.name) for _, entry in found]),
         Column("samples", [", ".join(f"{s} {n:,}" for s, n in entry.num_samples.items()) for _, entry in found]),
-        Column("shape", [" x ".join(map(str, entry.sample_shape)) for _, entry in found]),
+        Column(
+            "shape", [" x ".join(map(str, entry.sample_shape)) or (entry.digest and "arrays") for _, entry in found]
+        ),
         Column("size", [bytes_text(entry.nbytes) if entry.digest else "" for _, entry in found]),
         Column("digest", [entry.digest[:12] for _, entry in found]),
         Column("state", [entry.state for _, entry in found]),

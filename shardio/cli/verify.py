@@ -87,9 +87,10 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
         yield f"damaged: {problem.detail}"
     what = "sizes, headers, labels and orders" if quick else "every checksum"
     if report.subset is not None:
-        values = f" and {report.subset.num_values:,} values of arrays" if report.subset.num_values else ""
         samples = counted(report.subset.num_samples, "sample")
-        what = f"{samples}{values} (seed {report.subset.seed}), sizes, headers and indexes"
+        values = f"{report.subset.num_values:,} values of arrays"
+        some = [*([samples] if report.subset.num_samples else []), *([values] if report.subset.num_values else [])]
+        what = f"{' and '.join(some)} (seed {report.subset.seed}), sizes, headers and indexes"
     verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
     yield f"{out}: {verdict}: {what} of {counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}"
 

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardio.format.layout import sample_nbytes
 from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
 from shardio.loading.options import Function
@@ -71,7 +70,7 @@ def candidates(shards: ShardSet) -> Sweep:
 
     A set that fits in memory is read from the page cache, where the readers hardly differ.
     """
-    facts = look_at(shards, len(shards))
+    facts = look_at(shards, len(shards), shards.main_tables)
     in_memory = facts.resident_share == 1.0 or fits_in_memory(facts)
     cores = usable_cores()
     most = min(64, cores if in_memory else max(8, 2 * cores))
@@ -103,7 +102,7 @@ def bench(
     cannot work.
     """
     shards = open_shards(path, split)
-    sample_shape = shards.sample_shape  # pixels are what is measured
+    shape = shards.sample_shape if shards.has_pixels else (limits.nbytes_of(shards),)
     open_loader = partial(_open, path, split, transform)
     found = [_look_at(open_loader, combination) for combination in sweep.combinations(len(shards))]
     loaders = list({loader.combination: loader for loader in found}.values())
@@ -114,8 +113,8 @@ def bench(
         split=split,
         digest=shards.digest,
         num_samples=len(shards),
-        sample_shape=sample_shape,
-        resident_share=shards.resident_share(),
+        sample_shape=shape,
+        resident_share=_resident_share(shards),
         machine=_machine(shards, loaders),
         rounds=rounds,
         seconds=seconds,
@@ -130,6 +129,12 @@ def bench(
         if on_turn is not None:
             on_turn(done, rounds * len(turns))
     return result
+
+
+def _resident_share(shards: ShardSet) -> float | None:
+    """Returns the smallest share of a table of samples that is in the page cache; None if it is unknown."""
+    shares = [shards.resident_share(name=name) for name in shards.main_tables]
+    return min((share for share in shares if share is not None), default=None)
 
 
 def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combination) -> LoaderSpeed:
@@ -151,7 +156,7 @@ def _limits(
     shards: ShardSet, loaders: Sequence[LoaderSpeed], direct: bool
 ) -> Iterator[tuple[LimitSpeed, Callable[[int], Steps]]]:
     """Yields each limit once, with a function that returns its steps for a seed."""
-    nbytes = sample_nbytes(shards.sample_shape)
+    nbytes = limits.nbytes_of(shards)
     yield LimitSpeed("memcpy"), _without_seed(partial(limits.memcpy, nbytes))
     for size in dict.fromkeys(loader.combination.batch_size for loader in loaders):
         yield LimitSpeed("take", size), partial(limits.take, shards, size)

@@ -40,6 +40,11 @@ _STEPS_DRAWN = 64
 _COPIES_IN_A_STEP = 32
 
 
+def nbytes_of(shards: ShardSet) -> int:
+    """Returns the bytes of one sample: of its pixels, or of all its arrays if it has none."""
+    return sum(shards.table_of(name).row_nbytes for name in shards.main_tables)
+
+
 def memcpy(image_nbytes: int) -> Steps:
     """Copies one large block of memory, a whole number of images, to another block. Gathers no scattered samples."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
@@ -53,20 +58,23 @@ def memcpy(image_nbytes: int) -> Steps:
 def take(shards: ShardSet, batch_size: int, seed: int) -> Steps:
     """Copies random samples of a random shard by np.take(out=, mode="clip"), into slots like the loader's, in turn.
 
-    This is the fastest way to copy a batch without native code.
+    This is the fastest way to copy a batch without native code. Of samples without pixels, all arrays are copied.
     """
     rng = np.random.default_rng(seed)
-    arrays = shards.shard_arrays
-    sizes = np.array([len(array) for array in arrays])
-    nbytes = sample_nbytes(shards.sample_shape)
-    for out in cycle([aligned_empty((batch_size, nbytes)) for _ in range(SLOTS_IN_TURN)]):
-        array = arrays[rng.choice(len(arrays), p=sizes / sizes.sum())]
-        np.take(array, rng.integers(0, len(array), batch_size), axis=0, out=out, mode="clip")
+    tables = [shards.mapped(name).file_rows for name in shards.main_tables]
+    sizes = [np.array(list(map(len, arrays))) for arrays in tables]
+    shapes = [(batch_size, arrays[0].shape[1]) for arrays in tables]
+    for slot in cycle([list(map(aligned_empty, shapes)) for _ in range(SLOTS_IN_TURN)]):
+        for arrays, counts, out in zip(tables, sizes, slot, strict=True):
+            array = arrays[rng.choice(len(arrays), p=counts / counts.sum())]
+            np.take(array, rng.integers(0, len(array), batch_size), axis=0, out=out, mode="clip")
         yield batch_size
 
 
 def why_no_direct_reads(shards: ShardSet) -> str | None:
     """Returns why `direct_reads` cannot work, or None if it can."""
+    if not shards.has_pixels:
+        return "they are measured on pixels alone"
     alignment = alignment_of(shards)
     nbytes = sample_nbytes(shards.sample_shape)
     if alignment is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shardio.format.layout import SampleShape, sample_nbytes
+from shardio.format.layout import SampleShape
 from shardio.reading.choose import Io
 
 LimitKind = Literal["memcpy", "take", "direct", "pinned_copy"]
@@ -86,7 +87,8 @@ class BenchResult:
     split: str
     digest: str
     num_samples: int
-    sample_shape: SampleShape
+    sample_shape: SampleShape | tuple[int]
+    """(height, width, channels); of samples without pixels, (bytes of a sample,)."""
     resident_share: float | None
     """The share of the split that was in the page cache before the benchmark; None if unknown."""
     machine: dict[str, Any]
@@ -98,8 +100,8 @@ class BenchResult:
     loaders: list[LoaderSpeed]
 
     def gigabytes_per_second(self, speed: Speed) -> float:
-        """Returns the speed in gigabytes per second, counting the stored bytes of the images."""
-        return speed.images_per_second * sample_nbytes(self.sample_shape) / 1e9
+        """Returns the speed in gigabytes per second, counting the stored bytes of the samples."""
+        return speed.images_per_second * math.prod(self.sample_shape) / 1e9
 
     def ratios(self, loader: LoaderSpeed) -> dict[LimitKind, float]:
         """Returns the ratio of this loader's speed to each limit that applies to it."""

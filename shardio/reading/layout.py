@@ -105,7 +105,8 @@ class SplitLayout:
         if self.manifest.sample_shape is None:
             arrays = ", ".join(self.content.arrays)
             raise ShardioError(
-                f"{self.path}, {self.split}: expected a set with pixels, found a set that has only arrays ({arrays})"
+                f"{self.path}, {self.split}: expected a set with pixels, found a set that has only arrays ({arrays}): "
+                "there is no picture to show. `shardio extract` writes arrays as NPY files"
             )
         return self.manifest.sample_shape
 

@@ -143,12 +143,13 @@ class SplitOverview:
 
 @dataclass(frozen=True)
 class SetOverview:
-    """A set in numbers. `levels` come from the manifest if `levels_are_stored`; otherwise they were computed."""
+    """A set in numbers. `levels` come from the manifest if `levels_are_stored`; otherwise they were computed. There are
+    none of samples without pixels."""
 
     manifest: Manifest
     splits: tuple[SplitOverview, ...]
     classes: tuple[LabelCounts, ...]
-    levels: Levels
+    levels: Levels | None
     levels_are_stored: bool
     repeats: Repeats
     num_read: int
@@ -162,9 +163,16 @@ class SetOverview:
 def make_overview(
     splits: Mapping[str, ShardSet], num_pictures: int, on_progress: OnProgress | None = None
 ) -> SetOverview:
-    """Returns the numbers of a set. Reads the index and at most `num_pictures` pictures, but at least one per split."""
+    """Returns the numbers of a set. Reads the index and at most `num_pictures` pictures, but at least one per split.
+
+    Samples without pixels are only counted.
+    """
     manifest = next(iter(splits.values())).manifest
     labels = {name: labels_for_page(shards) for name, shards in splits.items()}
+    counted = tuple(count_labels(list(labels.values()), len(manifest.classes)))
+    if manifest.sample_shape is None:
+        bare = tuple(_describe(shards, "", labels[name], np.empty(0)) for name, shards in splits.items())
+        return SetOverview(manifest, bare, counted, None, False, Repeats((), (), 0), 0)
     total = sum(map(len, splits.values()))
     chosen = {
         name: chosen_samples(len(shards), max(1, num_pictures * len(shards) // total))
@@ -182,15 +190,15 @@ def make_overview(
             if on_progress is not None:
                 on_progress(done, num_read)
         hashed[name] = HashedSamples(indices, hashes)
-    levels = stored_levels(manifest.provenance, splits[next(iter(splits))].sample_shape[2])
-    fit = _fit_of(manifest, next(iter(splits.values())).sample_shape)
+    levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
+    fit = _fit_of(manifest, manifest.sample_shape)
     return SetOverview(
         manifest,
         tuple(
             _describe(shards, "squash" if shards.content.squashed else fit, labels[name], greys[name])
             for name, shards in splits.items()
         ),
-        tuple(count_labels(list(labels.values()), len(manifest.classes))),
+        counted,
         levels or _measure(splits),
         levels is not None,
         find_repeats(splits, labels, hashed),
@@ -238,7 +246,6 @@ def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDAr
     widths, heights = widths[known].astype(np.float64), heights[known].astype(np.float64)
     counts = np.unique(labels, return_counts=True)[1]
     empty = np.zeros(max(0, len(shards.classes) - len(counts)), np.int64)
-    height, width, _ = shards.sample_shape
     return SplitOverview(
         shards.split,
         len(shards),
@@ -246,6 +253,6 @@ def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDAr
         histogram_of_sizes(widths),
         histogram_of_sizes(heights),
         histogram_of_sizes(widths / heights, per_octave=8),
-        measure_loss(widths, heights, (height, width), fit) if fit else None,
+        measure_loss(widths, heights, shards.sample_shape[:2], fit) if fit else None,
         histogram_of_shares(greys),
     )

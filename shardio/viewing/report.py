@@ -74,7 +74,7 @@ def make_report(
     overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
     listed = _listed(overview.classes)
-    gallery = make_gallery(first, labels_for_page(first), [one.label for one in listed])
+    gallery = make_gallery(first, labels_for_page(first), [one.label for one in listed]) if first.has_pixels else {}
     groups = overview.repeats.groups[:_MAX_GROUPS]
     repeated = [sample for group in groups for sample in group.samples[:_MAX_OF_GROUP]]
     repeated += [group.samples[0] for group in overview.repeats.keys[:_MAX_GROUPS]]
@@ -110,7 +110,9 @@ def make_report(
 
 
 def normalize_lines(overview: SetOverview) -> str:
-    """Returns the lines of Python that normalize images of the set, to paste into a training script."""
+    """Returns the lines of Python that normalize images of the set, to paste into a script; "" without pixels."""
+    if overview.levels is None:
+        return ""
     mean, std = (", ".join(f"{n:.4f}" for n in numbers) for numbers in (overview.levels.mean, overview.levels.std))
     comma = "," if len(overview.levels.mean) == 1 else ""
     return f"from shardio.augment import Normalize\nNormalize(mean=({mean}{comma}), std=({std}{comma}))"
@@ -186,7 +188,8 @@ def _cards(
 ) -> Iterator[tuple[RepeatedSample, SampleCard]]:
     wanted = sorted(set(repeated))
     for name, shards in splits.items():
-        some = [sample for sample in wanted if sample.split == name]
+        if not (some := [sample for sample in wanted if sample.split == name]):
+            continue
         indices = [sample.index for sample in some]
         pictures = read_pictures(shards, np.array(indices, np.int64))
         for sample, key, picture in zip(some, keys_of(shards, indices), pictures, strict=True):
