@@ -86,7 +86,7 @@ def _summary(report: ChangeReport) -> Iterator[str]:
     if "new_classes" in report.notes:
         yield f"  {counted(len(report.classes), 'class')}{_some(report.notes['new_classes'])}"
     if report.notes.get("refused"):
-        yield f"  refused {sum(report.notes['refused'].values()):,} of the new images, listed in rejects.jsonl"
+        yield f"  refused {sum(report.notes['refused'].values()):,} of the new sources, listed in rejects.jsonl"
     yield next_step("info", report.path)
 
 
@@ -232,7 +232,7 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
 # --- append -----------------------------------------------------------------------------------------------------------
 
 
-@click.command(short_help="Add images to a set, in a new one.")
+@click.command(short_help="Add images or arrays to a set, in a new one.")
 @set_argument
 @click.argument("src", type=folder)
 @new_argument
@@ -258,7 +258,7 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
         def tell(report: ConvertReport) -> None:
             bar.close()
             if not as_json:
-                say(f"converted {counted(sum(report.num_samples.values()), 'image')} in {report.seconds:,.1f} s")
+                say(f"converted {counted(sum(report.num_samples.values()), 'sample')} in {report.seconds:,.1f} s")
 
         source, options = with_tables(src, **options)
         report = append_images(out, source, new, on_converted=tell, on_progress=bar.show, on_room=tell_room, **options)

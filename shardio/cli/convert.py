@@ -50,7 +50,7 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     return value
 
 
-@click.command(short_help="Turn images into a shard set.")
+@click.command(short_help="Turn images or arrays into a shard set.")
 @click.argument("src", type=folder)
 @click.argument("out", type=folder)
 @image_options
@@ -95,7 +95,7 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
 )
 @json_option
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
-    """Convert the images in SRC into a shard set in OUT.
+    """Convert the images, or the arrays, in SRC into a shard set in OUT.
 
     \b
     shardio convert imagenet/ out/                    class folders, or splits of them
@@ -104,6 +104,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     shardio convert list.csv out/ --root photos/      a table of paths and labels
     shardio convert imagenet-1k/ out/                 parquet as of Hugging Face
     shardio convert 'tars/{000..146}.tar' out/        WebDataset
+    shardio convert latents.npz out/                  arrays without images
 
     Damaged images are left out and listed in OUT/rejects.jsonl. After an interruption or a kill, the same command keeps
     finished shards and makes the missing shards. docs/guide/sources.md has the command for every kind of SRC.
@@ -153,15 +154,21 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
             f"part to finish publishes. Missing: {some(report.unfinished.parts)}"
         )
     elif report.digest:
-        say(next_step("view", out))
+        say(next_step("view" if _noun(report.source) == "image" else "info", out))
+
+
+def _noun(source: str) -> str:
+    """Returns what a source of this kind is made of."""
+    return "sample" if source in ("arrays", "npy", "npz") else "image"
 
 
 def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     from shardio.conversion.images.decode import JUNK
 
+    noun = _noun(report.source)
     if report.num_converted:
         rate = report.num_converted / report.seconds
-        yield f"converted {counted(report.num_converted, 'image')} in {report.seconds:,.1f} s ({rate:,.0f} images/s)"
+        yield f"converted {counted(report.num_converted, noun)} in {report.seconds:,.1f} s ({rate:,.0f} {noun}s/s)"
     else:
         yield f"nothing to do: {'this part is finished' if report.unfinished else 'the set is published'}"
     yield f"  source  {report.source}, {src}"
@@ -226,16 +233,17 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
 
 
 def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
-    yield f"{src}: {report.source}, {counted(report.num_sources, 'image')} of {counted(report.num_classes, 'class')}"
+    noun = _noun(report.source)
+    yield f"{src}: {report.source}, {counted(report.num_sources, noun)} of {counted(report.num_classes, 'class')}"
     for name, split in report.splits.items():
         least, most = split.smallest, split.largest
         if least is None or most is None:
-            yield f"  {name:<8}{counted(split.num_sources, 'image'):>19}, without labels"
+            yield f"  {name:<8}{counted(split.num_sources, noun):>19}, without classes"
             continue
         sizes = f"{least.num_sources:,} ({least.name}) to {most.num_sources:,} ({most.name}) of a class"
         if least.num_sources == most.num_sources:
             sizes = f"{most.num_sources:,} of each class"
-        yield f"  {name:<8}{counted(split.num_sources, 'image'):>19}, {sizes}"
+        yield f"  {name:<8}{counted(split.num_sources, noun):>19}, {sizes}"
     for note in report.notes:
         yield f"  table   {note}"
     if report.ignored:
@@ -246,12 +254,13 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
     yield f"  source  {'of unknown size' if report.source_nbytes is None else bytes_text(report.source_nbytes)}"
     yield f"  set     {bytes_text(report.nbytes)} in {counted(report.num_shards, 'shard')}"
     if report.spool_nbytes:
-        yield f"  copies  {bytes_text(report.spool_nbytes)} of images out of parquet, until the set is published"
+        what = f"{noun}s out of {report.source}"
+        yield f"  copies  {bytes_text(report.spool_nbytes)} of {what}, until the set is published"
     if report.free_nbytes is not None:
         yield f"  room    {bytes_text(report.free_nbytes)} at {out}: {'enough' if report.fits else 'TOO LITTLE'}"
-    rate = f"{report.images_per_second:,.0f} images/s"
+    rate = f"{report.images_per_second:,.0f} {noun}s/s"
     yield f"  time    {_duration(report.seconds)} with {counted(report.workers, 'worker')}, at {rate}"
-    without = "copying out of parquet or " if report.spool_nbytes else ""
+    without = f"copying out of {report.source} or " if report.spool_nbytes else ""
     yield f"          as measured on {report.num_measured:,}, without {without}writing"
 
 

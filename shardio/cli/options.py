@@ -120,11 +120,13 @@ def workers_option(help: str, default: int | None = None) -> Callable[[Command],
 
 
 cores_option = workers_option("Cores to use.  [default: all]")
+_KINDS = ["tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
 source_option = click.option(
     "--source",
-    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet"]),
+    type=click.Choice(["auto", *_KINDS]),
+    metavar="KIND",
     default="auto",
-    help="Kind of SRC. auto: detect it.",
+    help=f"Kind of SRC: {', '.join(_KINDS)}. auto: detect it.",
 )
 table_options = together(
     click.option(

@@ -116,7 +116,7 @@ def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -
     if options.only_common:
         return
     for name, split in parent.manifest.splits.items():
-        if split.arrays:
+        if split.arrays and parent.manifest.sample_shape is not None:
             raise ConvertError(
                 f"{parent.folder}: split {name!r} has arrays ({', '.join(split.arrays)}), which new images do not "
                 "have: leave them out by `--only-common`, from Python `only_common=True`, and add arrays of all "

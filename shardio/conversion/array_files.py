@@ -1,6 +1,7 @@
 """Makes the arrays of a shard: for each array a file with the values for the shard's samples, in the shard's order.
 
-Arrays are made from the finished shard, one array at a time, so more arrays need no more memory.
+Arrays are made from the finished shard, one array at a time, so more arrays need no more memory. If samples have no
+pixels, there is no shard, and all arrays are made in one pass over the sources.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -22,11 +24,13 @@ from shardio.conversion.images.fit import resize_pixels
 from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished
+from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished, note_refused
 from shardio.conversion.sources.collection import Given, Item, Source
 from shardio.conversion.sources.masks import MaskedOrigin
+from shardio.conversion.writing.publish import Reject
+from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, FormatError
-from shardio.format.layout import crc32, sample_nbytes, shard_nbytes
+from shardio.format.layout import SampleShape, crc32, sample_nbytes, shard_nbytes
 from shardio.sets.rows import RowsFile
 from shardio.system.opening import OpenFile, naming, open_untrusted
 
@@ -60,6 +64,69 @@ def make_arrays(
     return parts
 
 
+def make_rows(
+    task: ShardTask, threads: int, on_block: Callable[[], None], report: Callable[[int, int], None]
+) -> ShardRecord:
+    """Makes the files of the arrays of samples without pixels, publishes them, and returns the task's record.
+
+    `on_block` is called before each block of sources and `report` after it, with the numbers of its sources and of its
+    refused sources. Both may raise to end the work. A repair publishes only the files that it repairs.
+    """
+    rows = IndexRows()
+    rejects: list[Reject] = []
+    crc32s: dict[str, list[int]] = {spec.name: [] for spec in task.arrays}
+    most = max(_PER_THREAD * threads, _BLOCK_NBYTES // sum(spec.row.nbytes for spec in task.arrays))
+
+    def blocks() -> Iterator[Sequence[Source]]:
+        for start in range(0, len(task.sources), most):
+            on_block()
+            yield task.sources[start : start + most]
+
+    with contextlib.ExitStack() as stack:
+        files = {
+            spec.name: stack.enter_context(RowsFile(task.out / task.array_name(spec), spec.row, len(task.sources)))
+            for spec in task.arrays
+        }
+        check_unpublished(task)
+        read = stack.enter_context(contextlib.closing(map_ahead(partial(read_item, task), blocks(), threads, most)))
+        sources = iter(task.sources)
+        for block in read:
+            kept, first = [], len(rejects)
+            for found, source in zip(block, sources, strict=False):
+                if isinstance(found, Reject):
+                    rejects.append(found)
+                    if task.wanted is None:
+                        note_refused(task, found)
+                else:
+                    rows.append(label=found.label, key=source.key, source_size=(0, 0), crc32=0)
+                    kept.append(found.arrays)
+            for name, file in files.items() if kept else ():
+                content = np.stack([values[name] for values in kept]).reshape(len(kept), -1).view(np.uint8)
+                crc32s[name] += map(crc32, content)
+                file.write(content)
+            report(len(kept) + len(rejects) - first, len(rejects) - first)
+        parts = {}
+        for name, file in files.items() if len(rows) else ():
+            entry = file.complete()
+            if task.publishes(entry):
+                file.publish()
+            parts[name] = ArrayPart(entry, np.array(crc32s[name], np.uint32))
+    made = rows.to_array(task.key_nbytes, has_label=task.has_label)
+    return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), None, parts)
+
+
+def read_item(task: ShardTask, source: Source) -> Given | Reject:
+    """Returns a source without a picture, with the values of all arrays, or why it is refused."""
+    try:
+        with KeptWarnings():
+            found = task.origin.read(source)
+    except DecodeError as error:
+        return Reject(task.split, source.key, error.reason, error.detail)
+    assert isinstance(found, Given)
+    labels = {spec.name: _label(spec, source) for spec in task.arrays if spec.source == "label"}
+    return found._replace(arrays={**found.arrays, **labels}) if labels else found
+
+
 def _make_array(
     task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
 ) -> ArrayPart:
@@ -83,15 +150,17 @@ def _make_values(
     task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
 ) -> Generator[NDArray[Any], None, None]:
     """Yields the array's values for the samples in `rows`, in blocks."""
+    shape = task.options.sample_shape
+    assert shape is not None
     sources = {source.key: source for source in task.sources}
     shard: OpenFile | None = None
-    most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(task.options.sample_shape)))
+    most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(shape)))
 
     def blocks() -> Iterator[Sequence[tuple[np.void, NDArray[np.uint8]]]]:
         for start in range(0, len(rows), most):
             on_block()
             some = rows[start : start + most]
-            yield list(zip(some, _read_pixels(task, shard, start, some), strict=True))
+            yield list(zip(some, _read_pixels(task, shape, shard, start, some), strict=True))
 
     def make(sample: tuple[np.void, NDArray[np.uint8]]) -> NDArray[Any]:
         row, pixels = sample
@@ -151,11 +220,12 @@ def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixel
 # --- pixels -----------------------------------------------------------------------------------------------------------
 
 
-def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDArray[np.void]) -> NDArray[np.uint8]:
+def _read_pixels(
+    task: ShardTask, shape: SampleShape, shard: OpenFile | None, start: int, rows: NDArray[np.void]
+) -> NDArray[np.uint8]:
     """Returns the pixels of the shard's samples from `start` on, one for each of `rows`; (n, 0) without a shard."""
     if shard is None:
         return np.empty((len(rows), 0), np.uint8)
-    shape = task.options.sample_shape
     pixels = np.empty((len(rows), *shape), np.uint8)
     view, offset = pixels.data.cast("B"), shard_nbytes(start, shape)
     done = 0
@@ -175,6 +245,10 @@ def _read_pixels(task: ShardTask, shard: OpenFile | None, start: int, rows: NDAr
 
 # A source's own value for an array: a mask before it is cropped and resized, or a value to store as it is.
 Raw = NDArray[Any]
+
+
+def _label(spec: ArraySpec, source: Source) -> NDArray[Any]:
+    return np.array(source.label, spec.dtype).reshape(spec.row.shape)
 
 
 def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded: Decoded) -> None:
@@ -235,7 +309,7 @@ def _raw(
             raise DecodeError(error.reason, f"mask: {error.detail}") from None
         return mask.astype(spec.dtype)
     if spec.source == "label":
-        return np.array(source.label, spec.dtype).reshape(spec.row.shape)
+        return _label(spec, source)
     assert isinstance(found, Given)
     assert isinstance(source.place, Item)
     where = f"dataset {source.place.where.decode()!r}, item {source.place.number}: "

@@ -27,6 +27,9 @@ ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
 Label = int | tuple[float, ...] | None
 """A label: the number of a class; float32 numbers, as many as in all labels of the split; or none."""
 
+ARRAY = "array"
+"""The name of the array of samples that come without a name: an NPY file, or an item that is only an array."""
+
 NO_LABEL = -1.0
 """The label of an empty row of boxes."""
 
@@ -131,6 +134,17 @@ def declare(
             raise type(error)(f"array {name!r}: {error}") from None
     check_count(specs)
     return tuple(specs)
+
+
+def label_name(names: Iterable[str], where: str = "") -> str:
+    """Returns which of the names of a sample's values is that of its label: `label`, `labels`, or "" without a label.
+
+    Raises ValueError if there are both. The message begins with `where`.
+    """
+    found = [name for name in names if name in ("label", LABELS_NAME)]
+    if len(found) > 1:
+        raise ValueError(f"{where}expected labels under one name, found {found[0]!r} and {found[1]!r}")
+    return "".join(found)
 
 
 def check_count(specs: Sequence[ArraySpec]) -> None:

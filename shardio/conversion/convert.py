@@ -61,7 +61,7 @@ from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME, has_label
+from shardio.format.layout import MANIFEST_NAME, MAX_CLASSES, REJECTS_NAME, has_label
 from shardio.format.manifest import Manifest
 from shardio.sets.fill import Filler
 from shardio.sets.levels import LEVELS, first_split, levels_of
@@ -80,7 +80,7 @@ def convert(
     source: SourceKind = "auto",
     labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
-    size: Size = 256,
+    size: Size | None = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
     quality: Quality = "exact",
@@ -141,10 +141,12 @@ def _plan(
     sources.check(src, out, options)
     if not (out / MANIFEST_NAME).exists():
         engine.check()
-    collection, arrays = sources.collect(src, options)
+    collection = sources.collect(src, options)
+    if hash_sources and not collection.has_pixels:
+        raise ValueError("report_duplicates compares images, and SRC has arrays without images: leave it out")
     if engine.sends:
         collection.origin.check_sendable()
-    return make_plan(out, collection, options, hash_sources=hash_sources, arrays=arrays)
+    return make_plan(out, collection, options, hash_sources=hash_sources)
 
 
 # Refused images that the error names; rejects.jsonl lists them all.
@@ -265,7 +267,7 @@ class Conversion:
             copies = f" and {copied:,} for copies of the images until the set is published" if copied else ""
             raise SpaceError(
                 f"{plan.out}: expected room for {room:,} more bytes ({plan.nbytes:,} in all){copies}, found {free:,} "
-                "free. Make room, or choose a smaller size"
+                f"free. Make room{', or choose a smaller size' if plan.options.size else ''}"
             )
 
     # --- the set ------------------------------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ class Conversion:
         for name in collection.splits:
             records = [self._records[task.name] for task in plan.tasks if task.split == name]
             shards = [record.entry for record in records if record.entry is not None]
-            if not shards:
+            if not any(len(record.rows) for record in records):
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused; nothing is published")
             rows = np.concatenate([record.rows for record in records])
             specs = next(task.arrays for task in plan.tasks if task.split == name)
@@ -300,7 +302,7 @@ class Conversion:
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
 
     def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:
-        parts = [record.arrays[spec.name] for record in records if record.entry is not None]
+        parts = [record.arrays[spec.name] for record in records if record.arrays]
         crc32s = write_crc32s(self._plan.out, split, spec.name, np.concatenate([part.crc32s for part in parts]))
         return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
 
@@ -354,6 +356,9 @@ class Conversion:
 
 
 def _numbers(splits: Iterable[SplitContent]) -> tuple[str, ...]:
-    """Returns numbers as the classes of a collection without class names, up to the largest label in `splits`."""
+    """Returns numbers as the classes of a collection without class names, up to the largest label in `splits`; () if a
+    label is no number of a class."""
     labels = [content.rows["label"] for content in splits if has_label(content.rows.dtype)]
-    return tuple(map(str, range(1 + max(int(found.max()) for found in labels)))) if labels else ()
+    most = max((int(found.max()) for found in labels), default=-1)
+    are_classes = most < MAX_CLASSES and all(found.min() >= 0 for found in labels)
+    return tuple(map(str, range(most + 1))) if are_classes else ()

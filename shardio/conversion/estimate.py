@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import make_value
+from shardio.conversion.array_files import make_value, read_item
 from shardio.conversion.engines.engine import THREADS_PER_PROCESS
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
@@ -144,8 +144,8 @@ def estimate(
         out = Path(os.path.abspath(out))
     sources = SourceOptions(source, labels, empty_classes, table, masks)
     sources.check(src, out)
-    collection, arrays = sources.collect(src, options)
-    plan = make_plan(Path(os.devnull), collection, options, arrays=arrays)
+    collection = sources.collect(src, options)
+    plan = make_plan(Path(os.devnull), collection, options)
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
     task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
@@ -174,7 +174,7 @@ def estimate(
 def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstimate:
     sources, classes = collection.splits[split], collection.classes
     labels = [source.label for source in sources if isinstance(source.label, int)]
-    if not labels:
+    if not labels or not classes:
         return SplitEstimate(len(sources), num_shards, None, None)
     counts = np.bincount(labels, minlength=len(classes))
     smallest, largest = (ClassSize(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
@@ -205,6 +205,9 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
+        if task.options.sample_shape is None:
+            found = read_item(task, source)
+            return found.reason if isinstance(found, Reject) else ""
         pixels = np.empty(task.options.sample_shape, np.uint8)
         result = prepare(task, (source, pixels)).result
         if isinstance(result, Reject):

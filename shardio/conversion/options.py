@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -39,6 +39,9 @@ Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 DEFAULT_MAX_BAD = 0.01
 """The share of a conversion's images that may be refused, by default."""
 
+# The options that also matter to samples without pixels.
+_OF_ARRAYS = ("shard_nbytes", "order", "seed")
+
 MASK = "mask"
 """The name of the array with the masks from a folder of masks."""
 
@@ -49,8 +52,9 @@ class SourceOptions:
 
     source: SourceKind = "auto"
     """The kind of the path: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list"
-    file, "webdataset" tars (a file, a folder or a pattern), or "parquet" files (a file or a folder). "auto" detects the
-    kind, and the report names it."""
+    file, "webdataset" tars (a file, a folder or a pattern), "parquet" files (a file or a folder), or "arrays" without
+    pictures (a folder tree of NPY files, an NPY file or an NPZ file). "auto" detects the kind, and the report names
+    it."""
     labels: Labels | None = None
     """Whether folders are classes, where that is not clear: "folders" or "none". "none" takes the images of any kind of
     source without labels."""
@@ -100,23 +104,25 @@ class SourceOptions:
             if out is not None:
                 check_apart(Path(os.path.abspath(self.masks)), out)
 
-    def declared(self, sample_shape: SampleShape) -> tuple[ArraySpec, ...]:
+    def declared(self, sample_shape: SampleShape | None) -> tuple[ArraySpec, ...]:
         """Returns the arrays declared for a dataset's items."""
         return declare(self.arrays, sample_shape, ("image", "label"))
 
-    def collect(self, src: Src, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
-        """Scans SRC. Returns its sources and the arrays of its samples."""
+    def collect(self, src: Src, options: ConvertOptions) -> Collection:
+        """Scans SRC."""
         if not isinstance(src, (str, os.PathLike)):
-            collection, specs = collect_datasets(src, self.declared(options.sample_shape))
-            return self._describe(collection, [read_table(table) for table in self.tables.values()]), specs
+            collection = collect_datasets(src, self.declared(options.sample_shape))
+            return self._describe(collection, [read_table(table) for table in self.tables.values()])
         return self.add_masks(self._collect(src), options)
 
-    def add_masks(self, collection: Collection, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
-        """Returns the collection with its masks and the array of masks. Without `masks`, there is no array."""
+    def add_masks(self, collection: Collection, options: ConvertOptions) -> Collection:
+        """Returns the collection with its masks, if there are `masks`."""
         if self.masks is None:
-            return collection, ()
+            return collection
+        if not collection.has_pixels:
+            raise ValueError("masks are for images, and SRC has arrays without images: leave `masks` out")
         collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
-        return collection, (ArraySpec(MASK, "mask", RowType(dtype.str, options.sample_shape[:2]), "file"),)
+        return replace(collection, arrays=(ArraySpec(MASK, "mask", RowType(dtype.str, options.fitting.size), "file"),))
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -150,8 +156,8 @@ class SourceOptions:
 class ConvertOptions:
     """Everything that decides the bytes of the set, other than the sources. Raises ValueError if one is invalid."""
 
-    size: Size = 256
-    """The height and width of a sample in pixels, or one number for both."""
+    size: Size | None = 256
+    """The height and width of a sample in pixels, or one number for both. None: samples have no pixels, only arrays."""
     fit: FitMode = "crop"
     """"crop" (short side to size, then the center), "squash", or "pad" (with black)."""
     resample: Resample = "bicubic"
@@ -175,7 +181,7 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         if isinstance(self.also, (str, int)):
             raise ValueError(f"`also` must be a list of sizes, such as [128] or [(96, 128)]; found {self.also!r}")
-        size, also = self.fitting.size, tuple(map(_sides, self.also))
+        size, also = self.size if self.size is None else self.fitting.size, tuple(map(_sides, self.also))
         # However a caller writes them, equal options compare and are described as equal.
         for name, value in {"size": size, "background": self.decode.background, "also": also}.items():
             object.__setattr__(self, name, value)
@@ -189,13 +195,25 @@ class ConvertOptions:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
         for sides in also:
             Fit(sides)  # which checks it
-            if sides == size or any(n > most for n, most in zip(sides, size, strict=True)):
+            if size is None or sides == size or any(n > most for n, most in zip(sides, size, strict=True)):
                 raise ValueError(f"`also` must have sizes smaller than `size`, {size}; found {sides!r}")
         if (repeated := first_repeated(map(str, also))) is not None:
             raise ValueError(f"`also` must have each size once; found {repeated} twice")
 
+    def without_pixels(self) -> ConvertOptions:
+        """Returns the options for samples without pixels. Raises ValueError if an option of images has been chosen."""
+        plain = ConvertOptions(None, **{name: getattr(self, name) for name in _OF_ARRAYS})
+        usual = replace(plain, size=self.size and ConvertOptions.size)
+        if given := [one.name for one in fields(self) if getattr(self, one.name) != getattr(usual, one.name)]:
+            raise ValueError(
+                f"{', '.join(given)}: expected no options of images, as SRC has only arrays: leave them out"
+            )
+        return plain
+
     @cached_property
     def fitting(self) -> Fit:
+        """How pictures become samples. Only for samples with pixels."""
+        assert self.size is not None
         return Fit(_sides(self.size), self.fit, self.resample)
 
     @cached_property
@@ -204,8 +222,9 @@ class ConvertOptions:
         return DecodeOptions(self.exif_rotate, background)
 
     @property
-    def sample_shape(self) -> SampleShape:
-        return (*self.fitting.size, 3)
+    def sample_shape(self) -> SampleShape | None:
+        """(height, width, channels); None if samples have no pixels."""
+        return None if self.size is None else (*self.fitting.size, 3)
 
     def also_arrays(self) -> tuple[ArraySpec, ...]:
         """Returns the arrays of the sizes in `also`: "image128" for 128 x 128 pixels, "image96x128" if not square."""
@@ -223,11 +242,13 @@ class ConvertOptions:
     def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
         """A function from a picture's (height, width) to the minimum size to decode it at; None to decode at full
         size."""
-        return self.fitting.least_size if self.quality == "fast" else None
+        return self.fitting.least_size if self.size is not None and self.quality == "fast" else None
 
     def describe(self) -> dict[str, Any]:
         """Returns the options as JSON values."""
         described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        if self.size is None:
+            return {name: described[name] for name in ("size", *_OF_ARRAYS)}
         if not self.also:
             del described["also"]
         return described
@@ -264,6 +285,8 @@ def count_workers(workers: int | None) -> int:
 def read_options(values: Mapping[str, Any]) -> ConvertOptions:
     """Returns the options from the JSON values that `describe` has returned. Raises ValueError for other values."""
     try:
+        if values["size"] is None:
+            return ConvertOptions(None, **{name: values[name] for name in _OF_ARRAYS})
         given = {field.name: values[field.name] for field in fields(ConvertOptions) if field.name != "also"}
         given |= {name: tuple(given[name]) for name in ("size", "background")}
         return ConvertOptions(**given, also=tuple(map(tuple, values.get("also", ()))))

@@ -27,6 +27,7 @@ from shardio.format.layout import (
     array_shard_name,
     index_nbytes,
     key_field_nbytes,
+    sample_nbytes,
     shard_name,
     shard_nbytes,
 )
@@ -68,7 +69,7 @@ class ShardTask:
     @property
     def has_label(self) -> bool:
         """Whether the samples of the split have integer labels, which are in the index."""
-        return isinstance(self.sources[0].label, int)
+        return self.sources[0].indexed is not None
 
     @property
     def name(self) -> str:
@@ -76,8 +77,8 @@ class ShardTask:
 
     @property
     def file_names(self) -> list[str]:
-        """The names of the shard and of its arrays' files."""
-        return [self.name, *map(self.array_name, self.arrays)]
+        """The names of the shard, if samples have pixels, and of its arrays' files."""
+        return [*([] if self.options.sample_shape is None else [self.name]), *map(self.array_name, self.arrays)]
 
     def publishes(self, entry: FileEntry) -> bool:
         """Whether the task publishes the file: always in a conversion; in a repair if it is a wanted file, intact."""
@@ -90,8 +91,9 @@ class ShardTask:
     @property
     def nbytes(self) -> int:
         """Size of the shard and of its arrays' files if no source is refused."""
-        count = len(self.sources)
-        return shard_nbytes(count, self.options.sample_shape) + sum(s.row.file_nbytes(count) for s in self.arrays)
+        count, shape = len(self.sources), self.options.sample_shape
+        pixels = 0 if shape is None else shard_nbytes(count, shape)
+        return pixels + sum(spec.row.file_nbytes(count) for spec in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -171,24 +173,23 @@ def library_versions() -> dict[str, str]:
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
-def make_plan(
-    out: Path,
-    collection: Collection,
-    options: ConvertOptions,
-    *,
-    hash_sources: bool = False,
-    arrays: Sequence[ArraySpec] = (),
-) -> Plan:
-    """Returns the plan of a conversion into `out`, with `arrays` and the arrays of `options.also`.
+def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, hash_sources: bool = False) -> Plan:
+    """Returns the plan of a conversion into `out`.
 
     Raises ConvertError if a manifest could not describe the set, and ValueError if two arrays or columns have the same
-    name.
+    name, or if the options are those of images, or of arrays, and there are none.
     """
-    specs = (*arrays, *options.also_arrays())
+    if not collection.has_pixels:
+        options = options.without_pixels()
+    elif options.size is None:
+        raise ValueError("size must be a number of pixels or (height, width), as SRC has images; found None")
+    specs = (*collection.arrays, *options.also_arrays())
     _check_arrays(specs, collection)
     collection = replace(collection, origin=collection.origin.with_copies_in(out / WORK_FOLDER))
     tasks: list[ShardTask] = []
-    most = min(MAX_SAMPLES, samples_per_shard(options.shard_nbytes, options.sample_shape))
+    shape = options.sample_shape
+    rows = [spec.row.nbytes for spec in specs] if shape is None else [sample_nbytes(shape)]
+    most = min(MAX_SAMPLES, samples_per_shard(options.shard_nbytes, max(rows)))
     for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
         mine = (*specs, *label_array(ordered[0].label))

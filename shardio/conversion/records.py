@@ -52,7 +52,7 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The results of a finished task. `entry` is None if all sources of the task were refused."""
+    """The results of a finished task. `entry` is None if samples have no pixels, or all sources were refused."""
 
     entry: ShardEntry | None
     rows: NDArray[np.void]
@@ -66,7 +66,7 @@ class ShardRecord:
     hashes: bytes | None = None
     """The concatenated hashes of the task's sources, in order; None unless the task asked for hashes."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
-    """The files with the values of the task's arrays, by name of the array; empty if there is no shard."""
+    """The files with the values of the task's arrays, by name of the array; empty if there is no sample."""
 
     @property
     def num_sources(self) -> int:
@@ -74,7 +74,7 @@ class ShardRecord:
 
     @property
     def files(self) -> list[FileEntry]:
-        return [] if self.entry is None else [self.entry, *(part.entry for part in self.arrays.values())]
+        return [*([] if self.entry is None else [self.entry]), *(part.entry for part in self.arrays.values())]
 
     @property
     def has_unreadable(self) -> bool:
@@ -169,7 +169,7 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
         entry = fields["entry"] and ShardEntry(**fields["entry"])
         arrays = {}
-        for spec in task.arrays if entry else ():
+        for spec in task.arrays if fields["arrays"] else ():
             content, crc32s = fields["arrays"][spec.name]
             part = ArrayShard(**content, row=spec.row)
             arrays[spec.name] = ArrayPart(part, np.frombuffer(base64.b64decode(crc32s), "<u4"))

@@ -149,8 +149,10 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         raise ConvertError(f"{folder}: {error}") from None
     changes = []
     for collection in _readings(src, sources):
-        collection, arrays = sources.add_masks(collection, options)
-        plan = make_plan(folder, collection, options, arrays=arrays)
+        if (options.size is None) is collection.has_pixels:
+            changes.append(f"{'images' if options.size is None else 'arrays'} instead of the others")
+            continue
+        plan = make_plan(folder, sources.add_masks(collection, options), options)
         # The names of classes are in the manifest alone, and not every kind of storage has them.
         ignored = {"class_names_sha256"}
         ignored |= set() if collection.columns else {"columns_sha256"}
@@ -160,7 +162,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         if not changes[-1]:
             return plan
     closest = min(changes, key=len)
-    raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other images than then ({closest})")
+    raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other sources than then ({closest})")
 
 
 def _readings(src: str | os.PathLike[str], sources: SourceOptions) -> Iterator[Collection]:

@@ -63,7 +63,8 @@ class ConvertReport:
     refused: Mapping[str, int]
     """Refused sources per reason; rejects.jsonl lists every refused source."""
     source: str
-    """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" for a Python dataset."""
+    """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" for a Python dataset; of
+    arrays "arrays" (a tree), "npy" or "npz"."""
     mended: tuple[MendedSource, ...]
     """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
@@ -151,15 +152,14 @@ def report_work(
     samples: Counter[str] = Counter()
     for split, record in done:
         samples[split] += len(record.rows)
-    shards = [record.entry for _, record in done if record.entry is not None]
-    arrays = [part.entry for _, record in done for part in record.arrays.values()]
+    files = [record.files for _, record in done if record.files]
     noted = [source for _, record in done for source in record.mended]
     return ConvertReport(
         out=str(plan.out),
         digest="",
         num_samples=dict(samples),
-        num_shards=len(shards),
-        nbytes=sum(entry.nbytes for entry in (*shards, *arrays)),
+        num_shards=len(files),
+        nbytes=sum(entry.nbytes for entries in files for entry in entries),
         num_sources=sum(record.num_sources for _, record in done),
         refused=_count_reasons(reject for _, record in done for reject in record.rejects),
         source=plan.collection.kind,
@@ -181,7 +181,10 @@ def report_set(
         work,
         digest=manifest.digest,
         num_samples={name: split.num_samples for name, split in manifest.splits.items()},
-        num_shards=sum(len(split.shards) for split in manifest.splits.values()),
+        num_shards=sum(
+            max(len(split.shards), *(len(array.shards) for array in split.arrays.values()), 0)
+            for split in manifest.splits.values()
+        ),
         nbytes=manifest.nbytes,
         num_sources=plan.collection.num_sources,
         refused=_count_reasons(read_rejects(plan.out / REJECTS_NAME)),
@@ -200,10 +203,10 @@ Tell = Callable[[Progress], None]
 
 
 class ImagesBar(Bar):
-    """A progress bar that counts images. Its rate leaves out images kept from earlier calls."""
+    """A progress bar that counts sources. Its rate leaves out sources kept from earlier calls."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(unit=" images", smoothing=0.1, **options)
+        super().__init__(unit=" samples", smoothing=0.1, **options)
 
     def show(self, progress: Progress) -> None:
         """Shows the progress. Can be passed to `convert` as `on_progress`."""
@@ -213,12 +216,12 @@ class ImagesBar(Bar):
             for note in progress.notes:
                 self.write(f"shardio: {note}", file=sys.stderr)
             if progress.kept:
-                line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} images were kept"
+                line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} samples were kept"
                 self.write(line, file=sys.stderr)
                 # Rate and remaining time count the images that this call converts itself.
                 self.n = self.initial = self.last_print_n = progress.kept
         spooling = progress.spooled and not progress.done
-        self.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
+        self.set_description(f"copying out of SRC: {progress.spooled:,}" if spooling else None, refresh=False)
         self.set_postfix(refused=progress.refused, refresh=False)
         self.update(progress.done - self.n)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import check_values, make_arrays, map_ahead
+from shardio.conversion.array_files import check_values, make_arrays, make_rows, map_ahead
 from shardio.conversion.duplicates import UNREAD, hash_source
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
@@ -35,7 +35,7 @@ from shardio.conversion.sources.collection import Given, Source, digest
 from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
-from shardio.format.layout import crc32
+from shardio.format.layout import SampleShape, crc32
 from shardio.sets.levels import sum_levels
 
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
@@ -92,11 +92,10 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
-            label: int | None
             if isinstance(found, Given):
                 image, label = found.image, found.label
             else:
-                image, label = found, source.label if isinstance(source.label, int) else None
+                image, label = found, source.indexed
                 if task.hash_sources:
                     hashed = hash_source(found)
             decoded = decode_image(image, options.decode, least_size=options.least_size)
@@ -166,7 +165,8 @@ def one_torch_thread(needed: bool = True) -> Iterator[None]:
 
 def needs_torch(task: ShardTask) -> bool:
     """Whether the task uses torch: to resize pictures without the kernel, or to make pictures of other sizes."""
-    return task.options.fitting.needs_torch or any(spec.source == "pixels" for spec in task.arrays)
+    resizes = task.options.size is not None and task.options.fitting.needs_torch
+    return resizes or any(spec.source == "pixels" for spec in task.arrays)
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
@@ -183,24 +183,28 @@ def _do_task(task: ShardTask, control: Control) -> ShardRecord:
     fingerprints = task.origin.fingerprints(task.sources)  # first: a source that is replaced meanwhile is seen later
     if task.wanted is None:
         discard_refused(task)  # by an earlier try
-    record = replace(_make_shard(task, control), sources_sha256=digest(fingerprints))
 
     def on_block() -> None:
         control.check()
         control.report(0, 0)  # raises if the work is to end
 
-    record = replace(record, arrays=make_arrays(task, record, control.threads, on_block))
+    if task.options.sample_shape is None:
+        record = make_rows(task, control.threads, on_block, control.report)
+    else:
+        record = _make_shard(task, task.options.sample_shape, control)
+        record = replace(record, arrays=make_arrays(task, record, control.threads, on_block))
+    record = replace(record, sources_sha256=digest(fingerprints))
     if task.wanted is None:
         save_record(task, record)
     return record
 
 
-def _make_shard(task: ShardTask, control: Control) -> ShardRecord:
+def _make_shard(task: ShardTask, shape: SampleShape, control: Control) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
     hashes: list[bytes] = []
-    level_sums = np.zeros((4, task.options.sample_shape[2]), np.int64)
-    with ShardFileWriter(task.out / task.name, task.options.sample_shape, len(task.sources)) as shard:
+    level_sums = np.zeros((4, shape[2]), np.int64)
+    with ShardFileWriter(task.out / task.name, shape, len(task.sources)) as shard:
         check_unpublished(task)
         # Closed here and not when the garbage collector comes by: it may have threads.
         with contextlib.closing(_prepare_blocks(task, shard, control.threads)) as blocks:
@@ -226,5 +230,5 @@ def _make_shard(task: ShardTask, control: Control) -> ShardRecord:
         entry = shard.complete() if len(shard.rows) else None
         if entry is not None and task.publishes(entry):
             shard.publish()
-        rows = shard.rows.to_array(task.key_nbytes)
+        rows = shard.rows.to_array(task.key_nbytes, has_label=task.has_label)
     return ShardRecord(entry, rows, tuple(rejects), tuple(mended), "", level_sums, b"".join(hashes) or None)

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from shardio.errors import ShardioError, SourceError
 from shardio.system.opening import check_unpacked, naming, open_untrusted
 
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
+HEADER_MOST = 16 << 10
+"""NumPy writes and reads no longer header."""
 
 Keys = str | os.PathLike[str] | Sequence[str | bytes] | NDArray[Any]
 
@@ -46,8 +48,8 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 
 @contextlib.contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Turns errors of files that hold no array into a SourceError that names the file."""
+def refusing(path: str | Path) -> Iterator[None]:
+    """Turns errors about content that is no array into a SourceError that names the file."""
     try:
         yield
     except ShardioError:
@@ -59,6 +61,40 @@ def _refusing(path: Path) -> Iterator[None]:
         raise SourceError(
             f"{path}: expected an array as `np.save` writes it, without Python objects, found: {first}"
         ) from None
+
+
+class ArrayHeader(NamedTuple):
+    """The header of an NPY file."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    by_columns: bool
+    start: int
+    """The first byte of the values."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
+
+
+def parse_header(first: bytes) -> ArrayHeader:
+    """Returns the header from the first HEADER_MOST bytes of an NPY file.
+
+    May raise any exception if there is no header of an array: call it inside `refusing`.
+    """
+    file = io.BytesIO(first)
+    # Version 3 has names of fields in UTF-8, and no array of a set has fields.
+    read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)[0]
+    if version not in read:
+        raise ValueError(f"version {version} of the format")
+    shape, by_columns, dtype = read[version](file)
+    if dtype.hasobject:
+        raise ValueError("Python objects")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the shape {shape}")
+    return ArrayHeader(dtype, shape, by_columns, file.tell())
 
 
 class ArrayFile:
@@ -73,18 +109,12 @@ class ArrayFile:
         self._file = file = open_untrusted(path, refusal=SourceError)
         if os.pread(file.fileno(), len(_ZIP), 0) == _ZIP:
             raise SourceError(f"{path}: expected an NPY file, found an archive: save each array by `np.save`")
-        with _refusing(path):
-            # Version 3 has names of fields in UTF-8, and no array of a set has fields.
-            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-            self.shape, by_columns, self.dtype = read_header[np.lib.format.read_magic(file)[0]](file)
-            if self.dtype.hasobject:
-                raise ValueError("Python objects")
-            self._start = file.tell()
+        with refusing(path):
+            header = parse_header(os.pread(file.fileno(), HEADER_MOST, 0))
+            self.dtype, self.shape, by_columns, self._start = header
             self._row_nbytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-            nbytes = self._start + math.prod(self.shape) * self.dtype.itemsize
-            if min(self.shape, default=0) < 0 or os.fstat(file.fileno()).st_size < nbytes:
-                raise ValueError(f"fewer bytes than the {nbytes:,} of an array of shape {self.shape}")
-            file.seek(0)
+            if os.fstat(file.fileno()).st_size < header.nbytes:
+                raise ValueError(f"fewer bytes than the {header.nbytes:,} of an array of shape {self.shape}")
             # A row of an array that is stored by columns is nowhere in one piece.
             in_memory = by_columns or not self.shape
             self._whole: NDArray[Any] | None = np.load(file, allow_pickle=False) if in_memory else None
@@ -129,7 +159,7 @@ def read_keys(keys: Keys) -> list[bytes]:
     with open_untrusted(path, refusal=SourceError) as opened, io.BufferedReader(opened) as file:
         if not file.peek(len(_NPY)).startswith((_NPY, _ZIP)):
             return _lines(path, file.read())
-        with _refusing(path):
+        with refusing(path):
             return _checked_keys(_load(path, file), f"{path}: ")
 
 

@@ -67,7 +67,7 @@ def describe_making(manifest: Manifest) -> str:
         if "seed" in conversion:
             told.append(f"seed {_short(conversion['seed'])}")
         if type(count := conversion.get("num_sources")) is int:
-            told.append(counted(count, "image"))
+            told.append(counted(count, "sample" if conversion.get("size", 0) is None else "image"))
         parts.append(f"`shardio convert`: {', '.join(told)}")
         if isinstance(libraries := one.get("libraries"), dict):
             parts.append(", ".join(f"{name} {_short(value)}" for name, value in libraries.items()))

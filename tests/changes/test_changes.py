@@ -1197,7 +1197,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     run("change", "a", "d", "--labels", "labels.csv", "--classes", "new", told="4 classes, 1 of them new: wolf")
     run("change", "a", "d2", "--labels", "labels.csv", "--classes", "classes.txt", told="1 sample relabelled")
     run("merge", "a", "d", "e", "--same-keys", "allow", "--same-images", "keep", told="24 samples")
-    run("append", out, more, "f", told="converted 4 images")
+    run("append", out, more, "f", told="converted 4 samples")
     run("info", "f", "-v", told="  change.operation: append")
     assert (
         json.loads(shardio("change", "a", "g", "--keep", "--class", "n01", "--json", cwd=tmp_path).stdout)["num_files"]

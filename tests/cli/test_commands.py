@@ -491,7 +491,7 @@ def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Pa
     assert not (out / "manifest.json").exists()
     assert not list(out.glob(".*.tmp"))
     again = shardio(*words, "--json")
-    assert again.stderr == f"shardio: resuming: {kept} of 240 images were kept\n"
+    assert again.stderr == f"shardio: resuming: {kept} of 240 samples were kept\n"
     report = json.loads(again.stdout)
     assert report["num_samples"] == {"train": 240}
     assert report["num_converted"] == 240 - int(kept)

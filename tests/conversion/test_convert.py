@@ -440,7 +440,6 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         ({"max_bad": "1%"}, "max_bad must be a count such as 10, or a share such as 0.01; found '1%'"),
         ({"max_bad": None}, "max_bad must be a count such as 10, or a share such as 0.01; found None"),
         ({"size": "256"}, "size must be .*; found '256'"),
-        ({"size": None}, "size must be .*; found None"),
         ({"shard_size": "4GiB"}, "shard size must be a positive integer, in bytes; found '4GiB'"),
         ({"shard_size": 4e9}, "shard size must be a positive integer, in bytes; found 4000000000.0"),
         ({"seed": "1"}, "seed must be an integer from 0 to .*; found '1'"),
@@ -570,6 +569,16 @@ def test_a_split_of_refused_images_only_is_not_published(image_tree: Path, out: 
         convert(image_tree, out, **OPTIONS, max_bad=1.0)
     assert str(caught.value).startswith(f"{out}: ")
     assert not (out / "manifest.json").exists()
+
+
+def test_a_shard_of_refused_images_only_is_left_out_of_a_set_without_labels(tmp_path: Path, out: Path) -> None:
+    for number in range(6):
+        write_jpeg(tmp_path / "src" / f"{number}.jpg", random_picture(np.random.default_rng(number), 16, 16))
+    for number in range(2, 4):
+        (tmp_path / "src" / f"{number}.jpg").write_bytes(b"\xff\xd8\xff")
+    two = {"size": 16, "shard_size": 4096 + 2 * 16 * 16 * 3, "order": "source"}
+    assert convert(tmp_path / "src", out, **two, max_bad=2).num_samples == {"train": 4}
+    assert verify(out).ok
 
 
 # --- the same call again, and other calls -----------------------------------------------------------------------------

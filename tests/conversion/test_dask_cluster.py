@@ -170,7 +170,7 @@ def test_ctrl_c_stops_the_cluster_too_and_the_same_command_goes_on(
     conversion = start(src, out, cluster)
     stdout, stderr = conversion.communicate(timeout=PATIENCE_SECONDS)
     were_kept = PER_SHARD * num_finished
-    assert (conversion.returncode, stderr) == (0, f"shardio: resuming: {were_kept} of {NUM_IMAGES} images were kept\n")
+    assert (conversion.returncode, stderr) == (0, f"shardio: resuming: {were_kept} of {NUM_IMAGES} samples were kept\n")
     assert json.loads(stdout)["num_converted"] == NUM_IMAGES - were_kept
     assert hashes(out) == finished
 

@@ -648,13 +648,13 @@ def test_another_dataset_into_the_same_folder_is_refused(tmp_path: Path, name: s
 
 
 def test_a_collection_of_datasets_names_each_item_by_its_number() -> None:
-    collection, arrays = collect_datasets({"train": Pictures(2), "val": Pictures(1)})
+    collection = collect_datasets({"train": Pictures(2), "val": Pictures(1)})
     assert dict(collection.splits) == {
         "train": (Source(b"train/0", -1, Item(b"train", 0)), Source(b"train/1", -1, Item(b"train", 1))),
         "val": (Source(b"val/0", -1, Item(b"val", 0)),),
     }
-    assert not arrays
-    assert [source.key for source in collect_datasets(Pictures(2))[0].splits["train"]] == [b"0", b"1"]
+    assert not collection.arrays
+    assert [source.key for source in collect_datasets(Pictures(2)).splits["train"]] == [b"0", b"1"]
 
 
 # --- with everything else that a conversion can do ------------------------------------------------------------------

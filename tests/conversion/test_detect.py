@@ -217,7 +217,7 @@ def test_files_are_told_by_what_they_begin_with(imagenet: Path, tmp_path: Path) 
         find_kind(archives / "ILSVRC2012_devkit_t12.tar.gz")
     image = next((imagenet / "val").rglob("*01.JPEG"))
     with pytest.raises(
-        SourceError, match=r"expected a folder, a tar, a parquet file or a list of images, found .* ff d8"
+        SourceError, match=r"expected a folder, a tar, a parquet file, arrays or a list of images, found .* ff d8"
     ):
         find_kind(image)
 

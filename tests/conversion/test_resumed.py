@@ -115,4 +115,4 @@ def test_the_bar_says_what_was_kept_and_does_not_count_it_as_done_now(
     for done in (37_016, 37_116):
         bar.show(Progress(done, 0, 40_000, kept=37_016))
     assert (bar.n, bar.initial, bar.total) == (37_116, 37_016, 40_000)
-    assert capsys.readouterr().err == "shardio: resuming: 37,016 of 40,000 images were kept\n"
+    assert capsys.readouterr().err == "shardio: resuming: 37,016 of 40,000 samples were kept\n"

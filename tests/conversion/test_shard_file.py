@@ -113,7 +113,7 @@ def test_index_rows_follow_the_samples(tmp_path: Path) -> None:
         for i in range(5):
             shard.append(sample_pixels(i, SHAPE), label=i - 2, key=b"\xff\xfe/%d" % i, source_size=(i + 1, 1 << 20))
         shard.finish()
-        rows = shard.rows.to_array(12)
+        rows = shard.rows.to_array(12, has_label=True)
     assert len(shard.rows) == 5
     assert rows["label"].tolist() == [-2, -1, 0, 1, 2]
     assert rows["key"].tolist() == [b"\xff\xfe/%d" % i for i in range(5)]

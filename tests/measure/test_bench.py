@@ -130,7 +130,7 @@ def test_candidates_begin_with_the_default_and_are_what_the_machine_can_do(
     cores: int, fits: bool, alignment: int | None, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = ReaderFacts("ext4", 100, 0.0, 1000 if fits else 10, alignment)
-    monkeypatch.setattr(shardio.measure.bench, "look_at", lambda shards, count: facts)
+    monkeypatch.setattr(shardio.measure.bench, "look_at", lambda shards, count, tables: facts)
     monkeypatch.setattr(shardio.measure.bench, "usable_cores", lambda: cores)
     sweep = candidates(open_shards(path))
     first, *others = sweep.combinations(30)

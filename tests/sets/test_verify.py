@@ -58,7 +58,7 @@ def write_set(
                     key = f"{split}/{i}.png".encode()
                     shard.append(sample_pixels(i, shape), label=label_of(i), key=key, source_size=(9, 9))
                 entries.append(shard.finish())
-                rows.append(shard.rows.to_array(20))
+                rows.append(shard.rows.to_array(20, has_label=True))
         splits[split] = SplitContent(entries, np.concatenate(rows))
     rejects = [Reject("train", b"train/bad.JPEG", "damaged", "cut short"), Reject("val", b"\xff", "empty", "0 bytes")]
     return publish_set(out, shape, classes, splits, rejects, {"by": "a test"})

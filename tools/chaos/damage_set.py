@@ -112,7 +112,7 @@ def write_set(folder: Path, seed: int) -> Contents:
                     pixels = rng.integers(0, 256, SHAPE, dtype=np.uint8)
                     shard.append(pixels, label=label, key=key, source_size=(99, 99))
                 entries.append(shard.finish())
-                rows.append(shard.rows.to_array(20))
+                rows.append(shard.rows.to_array(20, has_label=True))
         splits[split] = SplitContent(entries, np.concatenate(rows))
     rejects = [Reject("train", b"train/x.JPEG", "damaged", "cut short")]
     manifest = publish_set(folder, SHAPE, ("a", "b", "c"), splits, rejects, {})

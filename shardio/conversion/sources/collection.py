@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import Label
+from shardio.conversion.arrays import ArraySpec, Label
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.columns import ColumnTable
 from shardio.errors import DecodeError
@@ -63,7 +63,7 @@ class Given(NamedTuple):
     """An image from a dataset with its label, which the scan did not know."""
 
     image: object
-    """An object that `decode_image` takes."""
+    """An object that `decode_image` takes; None if samples have no pixels."""
     label: int | None
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
     """The item's values for the arrays of the set, by name."""
@@ -78,6 +78,11 @@ class Source:
     """All labels of a split are of one kind."""
     place: bytes | Extent | Item | Fault | None = None
     """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
+
+    @property
+    def indexed(self) -> int | None:
+        """The label for the index; None if labels are no integers."""
+        return self.label if isinstance(self.label, int) else None
 
 
 class Origin(ABC):
@@ -140,6 +145,10 @@ class Collection:
     """How SRC was understood, where that was guessed."""
     doubts: tuple[str, ...] = ()
     """What in the layout of SRC could be understood in two ways."""
+    arrays: tuple[ArraySpec, ...] = ()
+    """The arrays that the sources have, other than labels that the scan has read."""
+    has_pixels: bool = True
+    """False for arrays without images."""
 
     @property
     def num_sources(self) -> int:
@@ -162,7 +171,7 @@ class FileOrigin(Origin):
         file, extent = (place.file, place) if isinstance(place, Extent) else (place, None)
         return os.path.join(self.folder, os.fsdecode(file)), extent
 
-    def read(self, source: Source) -> bytes:
+    def read(self, source: Source) -> bytes | Given:
         return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec, Label, as_float32, label_array
+from shardio.conversion.arrays import ARRAY, ArraySpec, Label, as_float32, declare, label_array, label_name
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
@@ -44,6 +44,8 @@ class Dataset(Protocol):
     - The label is an integer; or a number or vector of numbers, which are stored as float32. Without labels, an item is
       an image, or (image,).
     - An item may also be a dict with "image", perhaps "label", and a value for each declared array.
+    - Items without a picture are dicts of arrays, perhaps with "label"; or single arrays. Undeclared arrays of uint8
+      with two or three dimensions are pictures.
     - `classes`, if present, has the names of the classes, or of the numbers of a vector. `targets`, if present, only
       helps to recognize the dataset.
     """
@@ -63,13 +65,14 @@ class DatasetOrigin(Origin):
     like: Label
     """The label of one item: those of the others are of its kind."""
     arrays: tuple[ArraySpec, ...] = ()
+    has_pixels: bool = True
 
     def read(self, source: Source) -> Given:
         """Returns an item. Raises DecodeError if the dataset raises, TypeError or ValueError if the item is invalid."""
         assert isinstance(source.place, Item)
         split, number = source.place.where.decode(), source.place.number
         item = _get(split, self.datasets[split], number)
-        return _given(item, f"dataset {split!r}, item {number}", self.num_classes, self.like, self.arrays)
+        return _given(item, f"dataset {split!r}, item {number}", self)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns the identity of the dataset for each source. It does not change when an item changes."""
@@ -92,12 +95,10 @@ class DatasetOrigin(Origin):
             )
 
 
-def collect_datasets(
-    src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()
-) -> tuple[Collection, tuple[ArraySpec, ...]]:
-    """Returns the collection of a dataset, or of a dataset for each split, and the arrays of its samples.
+def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Collection:
+    """Returns the collection of a dataset, or of a dataset for each split. Reads a few items of each dataset, twice.
 
-    Reads a few items of each dataset, twice. With `arrays`, items are dicts with a value for each array. Labels that
+    With `arrays`, items are dicts with a value for each array. Labels that
     are no integers become one more array. Keys are the numbers of the items: b"17", or b"train/17"
     if there are several splits. Raises TypeError or ValueError if `src` is not a dataset or its items are not images
     with labels, and SourceError if a dataset is empty or none of its items can be read.
@@ -116,13 +117,14 @@ def collect_datasets(
             raise SourceError(f"dataset {split!r}: expected items, found none")
     check_split_words("datasets", given, "Give one of them another name")
     datasets = {split_name(split): dataset for split, dataset in given.items()}
-    like = next(map(_label_of_one, datasets.items()), None)
+    found, like = _look_at_one(*next(iter(datasets.items())), arrays)
+    arrays, has_pixels = found or arrays, not found
     classes, class_names = _common_classes(datasets) if like is not None else ((), ())
     if classes and isinstance(like, tuple) and len(like) != len(classes):
         raise ValueError(
             f"datasets: expected a class for each of the {len(like)} numbers of a label, found {len(classes)}"
         )
-    origin = DatasetOrigin(datasets, len(classes), "", like, arrays)
+    origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels)
     sha256 = hashlib.sha256()
     for split, dataset in datasets.items():
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
@@ -131,7 +133,7 @@ def collect_datasets(
         sha256.update(_try_items(split, origin))
     unknown = _UNKNOWN_LABEL if isinstance(like, int) else None
     above = {split: f"{split}/" if isinstance(src, Mapping) else "" for split in datasets}
-    collection = Collection(
+    return Collection(
         replace(origin, identity=sha256.hexdigest()),
         classes,
         {
@@ -146,8 +148,9 @@ def collect_datasets(
         kind="dataset",
         identity=sha256.hexdigest(),
         notes=(f"labels are float32, {counted(len(like), 'number')} each",) if isinstance(like, tuple) else (),
+        arrays=(*arrays, *(replace(spec, source="item") for spec in label_array(like))),
+        has_pixels=has_pixels,
     )
-    return collection, (*arrays, *(replace(spec, source="item") for spec in label_array(like)))
 
 
 def _get(split: str, dataset: Dataset, number: int) -> Any:
@@ -161,18 +164,54 @@ def _get(split: str, dataset: Dataset, number: int) -> Any:
         raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
 
 
-def _label_of_one(named: tuple[str, Dataset]) -> Label:
-    """Returns the label of the first item that can be read; None if it has none, or no item can be read."""
-    split, dataset = named
+def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) -> tuple[tuple[ArraySpec, ...], Label]:
+    """Returns the arrays of the first item that can be read, () if it has a picture, and its label."""
+
+    def look(item: Any, where: str) -> tuple[tuple[ArraySpec, ...], Label]:
+        arrays = _find_arrays(item, where, declared)
+        return arrays, _label(_parts(item, where, not arrays)[1], where)
+
     for number in _some(dataset):
         with contextlib.suppress(DecodeError), KeptWarnings():
-            where = f"dataset {split!r}, item {number}"
-            return _label(_parts(_get(split, dataset, number), where)[1], where)
-    return None
+            return look(_get(split, dataset, number), f"dataset {split!r}, item {number}")
+    return (), None
 
 
-def _parts(item: Any, where: str) -> tuple[Any, Any]:
-    """Returns (image, label) of an item."""
+def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tuple[ArraySpec, ...]:
+    """Returns the arrays of items without pictures, of which `item` is one; () if it has, or may be, a picture.
+
+    Raises ValueError for a dict with an array that may be a picture, and for what no set can hold.
+    """
+    values = item if isinstance(item, Mapping) else {ARRAY: item} if hasattr(item, "dtype") else {}
+    if "image" in values:
+        return ()
+    label = label_name(values, f"{where}: ")
+    names = [name for name in values if name != label]
+    stored = [spec.name for spec in declared] or [name for name in names if hasattr(values[name], "dtype")]
+    if not names or not set(names) <= set(stored):
+        return ()
+    if wrong := [spec.name for spec in declared if spec.kind != "array"]:
+        raise ValueError(f"{where}: array {wrong[0]!r}: expected the kind array, as items have no `image`")
+    try:
+        found = {name: np.asarray(values[name]) for name in names}
+        for name, value in found.items() if not declared else ():
+            if value.dtype == np.uint8 and value.ndim in (2, 3):
+                if not isinstance(item, Mapping):
+                    return ()
+                declaration = f'arrays={{{name!r}: ("array", "uint8", {value.shape})}}'
+                raise ValueError(
+                    f"expected an item with `image`, or arrays, found uint8 of {value.shape}, which may be a picture: "
+                    f"pass {declaration} to store it as it is"
+                )
+        return declared or declare({name: ("array", value.dtype, value.shape) for name, value in found.items()}, None)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _parts(item: Any, where: str, has_pixels: bool) -> tuple[Any, Any]:
+    """Returns (image, label) of an item, without an image (None, label)."""
+    if not has_pixels:
+        return None, item.get(label_name(item, f"{where}: ")) if isinstance(item, Mapping) else None
     if isinstance(item, Mapping):
         if "image" not in item:
             raise TypeError(f"{where}: expected a dict with image, found one with {', '.join(map(str, item))[:200]}")
@@ -200,15 +239,19 @@ def _label(label: Any, where: str) -> Label:
     return tuple(map(float, numbers.reshape(-1)))
 
 
-def _given(item: Any, where: str, num_classes: int, like: Label, arrays: tuple[ArraySpec, ...]) -> Given:
+def _given(item: Any, where: str, origin: DatasetOrigin) -> Given:
+    like, arrays, has_pixels = origin.like, origin.arrays, origin.has_pixels
+    if not has_pixels and not isinstance(item, Mapping):
+        item = {ARRAY: item}
     if arrays and (not isinstance(item, Mapping) or any(spec.name not in item for spec in arrays)):
-        expected = ", ".join(("image", *(spec.name for spec in arrays)))
+        expected = ", ".join(["image"] * has_pixels + [spec.name for spec in arrays])
         found = f"one with {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
         raise TypeError(f"{where}: expected a dict with {expected}, found {found:.200}")
-    image, told = _parts(item, where)
+    image, told = _parts(item, where, has_pixels)
     try:
         torch = sys.modules.get("torch")  # without it, there are no tensors
-        image = check_object(_to_array(image) if torch and isinstance(image, torch.Tensor) else image)
+        if has_pixels:
+            image = check_object(_to_array(image) if torch and isinstance(image, torch.Tensor) else image)
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from None
     label = _label(told, where)
@@ -216,10 +259,12 @@ def _given(item: Any, where: str, num_classes: int, like: Label, arrays: tuple[A
         label = (float(label),)
     if _kind(label) != _kind(like):
         raise TypeError(f"{where}: expected a label of the kind of other labels, such as {like}, found {told!r:.80}")
-    most = (num_classes or MAX_CLASSES) - 1
+    most = (origin.num_classes or MAX_CLASSES) - 1
     if isinstance(label, int) and not 0 <= label <= most:
         raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
-    values = {spec.name: spec.check_dtype(item[spec.name], f"{where}: ") for spec in arrays}
+    check = ArraySpec.check_dtype if has_pixels else ArraySpec.check
+    # A copy, as the dataset may use its memory again for the next item.
+    values = {spec.name: check(spec, item[spec.name], f"{where}: ").copy() for spec in arrays}
     for spec in label_array(label):
         values[spec.name] = np.array(label, spec.dtype).reshape(spec.row.shape)
     return Given(image, label if isinstance(label, int) else None, values)
@@ -261,7 +306,7 @@ def _try_items(split: str, origin: DatasetOrigin) -> bytes:
             hashes += hashlib.sha256(error.reason.encode()).digest()
             continue
         if first != again:
-            what = "image, label and arrays" if origin.arrays else "image and label"
+            what = f"{'image, ' * origin.has_pixels}label and arrays" if origin.arrays else "image and label"
             raise ValueError(
                 f"dataset {split!r}, item {number}: expected the same {what} at every call, found a difference. "
                 "Leave out random transforms: they belong in training, where every epoch draws them anew"
@@ -275,8 +320,10 @@ def _try_items(split: str, origin: DatasetOrigin) -> bytes:
 
 
 def _hash_item(given: Given) -> bytes:
-    pixels = decode_image(given.image).pixels
-    sha256 = hashlib.sha256(f"{given.label} {pixels.shape[0]} {pixels.shape[1]} ".encode() + pixels.tobytes())
+    sha256 = hashlib.sha256(f"{given.label} ".encode())
+    if given.image is not None:
+        pixels = decode_image(given.image).pixels
+        sha256.update(b"%d %d " % pixels.shape[:2] + pixels.tobytes())
     for name, value in given.arrays.items():
         sha256.update(f"\0{name} {value.shape}\0".encode() + value.tobytes())
     return sha256.digest()

@@ -17,17 +17,21 @@ from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
 from shardio.conversion.sources.names import entries, known_split
+from shardio.conversion.sources.npy import scan_arrays
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.table import Table, scan_table
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tiny_imagenet import is_tiny_imagenet, scan_tiny_imagenet
-from shardio.conversion.sources.tree import Labels, scan_tree
+from shardio.conversion.sources.tree import Labels, holds_only_arrays, scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import SourceError
+from shardio.format.layout import LABELS_NAME
 
-SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet"]
+SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
 
+_TREES: Mapping[str, Callable[[Path, Labels | None], Collection]] = {"tree": scan_tree, "arrays": scan_arrays}
+"""The functions that scan trees of folders."""
 _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "ilsvrc": scan_ilsvrc,
     "kaggle": scan_kaggle,
@@ -38,7 +42,7 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
 
 # A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or a name
 # from a list for all labels, in use or not.
-_KINDS_WITH_FOLDERS = ("tree", "kaggle", "ilsvrc")
+_KINDS_WITH_FOLDERS = ("tree", "arrays", "kaggle", "ilsvrc")
 _MOST_NAMED = 5
 
 # All rows of an index are as wide as the longest key. Names that people give are never so unequal.
@@ -57,7 +61,7 @@ def scan(
     labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
 ) -> Collection:
-    """Returns the images in SRC as a collection.
+    """Returns the images, or the arrays, in SRC as a collection.
 
     - `labels` says whether folders are classes, where a tree could be understood in two ways; "none" takes the images
       of any kind of SRC without their labels.
@@ -75,10 +79,12 @@ def scan(
     is_table = isinstance(src, Table)
     table, src = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
     found = "list" if is_table else find_kind(src) if kind == "auto" else kind
-    if labels == "folders" and found != "tree":
+    if labels == "folders" and found not in _TREES:
         raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found {found}")
-    if found in ("tree", "list"):
-        collection = scan_tree(src, labels) if found == "tree" else scan_table(table, unlabelled=labels == "none")
+    if found in _TREES:
+        collection = _TREES[found](src, labels)
+    elif found == "list":
+        collection = scan_table(table, unlabelled=labels == "none")
     elif found == "parquet":
         collection = scan_parquet(src, unlabelled=labels == "none")
     else:
@@ -96,7 +102,7 @@ def scan(
         ways = f"If the first folders are classes, run `{command} folders`. To take all images without labels, run "
         raise SourceError(
             f"{src}: {'; '.join(doubts)}. {ways}`{command} none` (from Python, `labels='folders'` or `labels='none'`)"
-            if found == "tree"
+            if found in _TREES
             else f"{src}: {'; '.join(doubts)}. Rename them, or take the images without labels: `{command} none`"
         )
     return collection
@@ -106,7 +112,8 @@ def _without_labels(collection: Collection) -> Collection:
     splits = {
         split: tuple(replace(source, label=None) for source in sources) for split, sources in collection.splits.items()
     }
-    return replace(collection, classes=(), class_names=(), splits=splits, doubts=())
+    arrays = tuple(spec for spec in collection.arrays if spec.name != LABELS_NAME)
+    return replace(collection, classes=(), class_names=(), splits=splits, doubts=(), arrays=arrays)
 
 
 def _doubt_words(collection: Collection) -> Iterator[str]:
@@ -204,9 +211,9 @@ def _kind_of_folder(src: Path) -> str:
             return "ilsvrc"
         if all(_holds_only_tars(src / name) for name in folders) and (folders or tars):
             return "webdataset"
+        return "arrays" if holds_only_arrays(src) else "tree"
     except OSError:
-        pass  # scan_tree names what cannot be read
-    return "tree"
+        return "tree"  # whose scan names what cannot be read
 
 
 def _holds_only_tars(folder: Path) -> bool:
@@ -224,6 +231,8 @@ def _kind_of_file(src: Path) -> str:
         return "parquet"
     with open(src, "rb") as file:
         first = file.read(_SNIFFED_NBYTES)
+    if first.startswith(b"\x93NUMPY") or (src.suffix == ".npz" and first.startswith(b"PK")):
+        return "arrays"
     check_plain(str(src), first)
     if is_header(first[:BLOCK_NBYTES]):
         with open_archive(src) as archive:
@@ -231,6 +240,6 @@ def _kind_of_file(src: Path) -> str:
     if b"\0" not in first:
         return "list"
     raise SourceError(
-        f"{src}: expected a folder, a tar, a parquet file or a list of images, found a file that begins with "
+        f"{src}: expected a folder, a tar, a parquet file, arrays or a list of images, found a file that begins with "
         f"{first[:8].hex(' ')}"
     )

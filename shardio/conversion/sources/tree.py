@@ -6,9 +6,10 @@ other.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,8 +29,32 @@ Labels = Literal["folders", "none"]
 """What the folders in SRC, or in the folder of a split, are: classes, or nothing."""
 
 
-def scan_tree(root: Path, labels: Labels | None = None) -> Collection:
-    """Returns the images in the class folders of `root`, or in `root` itself; or in such folders of splits.
+@dataclass(frozen=True)
+class _Files:
+    """The files of a tree that are sources: their name in the plural, and a function that recognizes a path."""
+
+    noun: str
+    recognize: Callable[[str], bool]
+
+
+IMAGES = _Files("images", holds_image)
+ARRAYS = _Files("arrays", lambda path: path.endswith(".npy"))
+
+
+def holds_only_arrays(root: Path) -> bool:
+    """Whether there are arrays in or below a folder, and no images. Stops reading at the first image."""
+    scan = _Scan(root, _Files("files", lambda path: ARRAYS.recognize(path) or holds_image(path)))
+    found = False
+    with contextlib.suppress(SourceError):  # the scan of the tree raises it again
+        for _, name in scan.files(root, ()):
+            if not ARRAYS.recognize(name):
+                return False
+            found = True
+    return found
+
+
+def scan_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) -> Collection:
+    """Returns the `files` in the class folders of `root`, or in `root` itself; or in such folders of splits.
 
     Classes are numbered in the order of their sorted names, with or without images. All splits use the numbers of the
     first split that has classes. A folder without class folders has no labels. With "none", no image has a label, and
@@ -39,8 +64,8 @@ def scan_tree(root: Path, labels: Labels | None = None) -> Collection:
     """
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing"
-        raise SourceError(f"{root}: expected a folder of images, found {found}")
-    scan = _Scan(root)
+        raise SourceError(f"{root}: expected a folder of {files.noun}, found {found}")
+    scan = _Scan(root, files)
     folders, images = scan.list(root)
     named = {name: split for name in folders if (split := known_split(name))}
     all_named = len(named) == len(folders) and labels != "folders"
@@ -59,11 +84,13 @@ def scan_tree(root: Path, labels: Labels | None = None) -> Collection:
     where = parts[0].path if len(parts) == 1 else root
     if not any(part.images or part.full for part in parts):
         raise SourceError(
-            f"{where}: expected images, or class folders with images ({where.name}/CLASS/IMAGE), found none"
+            f"{where}: expected {files.noun}, or class folders with {files.noun} ({where.name}/CLASS/FILE), found none"
         )
     scan.doubt(parts)
     if labels == "folders" and not any(part.full for part in parts):
-        raise SourceError(f"{where}: expected class folders with images, found images alone: pass `--labels none`")
+        raise SourceError(
+            f"{where}: expected class folders with {files.noun}, found {files.noun} alone: pass `--labels none`"
+        )
     classes, splits = ((), {part.split: part.unlabelled() for part in parts}) if labels == "none" else scan.label(parts)
     splits = {split or DEFAULT_SPLIT: sources for split, sources in splits.items() if sources}
     return Collection(FileOrigin(root), classes, splits, +scan.ignored, doubts=tuple(scan.doubts))
@@ -100,8 +127,9 @@ class _Part:
 class _Scan:
     """Scans one tree. Not thread safe."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: _Files) -> None:
         self.root = root
+        self._sources = files
         self.ignored: Counter[str] = Counter()
         self.doubts: list[str] = []
 
@@ -117,26 +145,27 @@ class _Scan:
         classes = {}
         deep = ""
         for name in folders:
-            found = sorted(self._files(folder / name, above))
+            found = sorted(self.files(folder / name, above))
             deep = deep or next((path for path, _ in found if path != str(folder / name)), "")
             classes[name] = [prefix + os.fsencode(f"{path}/{file}"[start:]) for path, file in found]
         return _Part(folder, split, [prefix + os.fsencode(name) for name in images], classes, deep)
 
     def doubt(self, parts: list[_Part]) -> None:
         """Adds to `doubts` what the layout of the parts leaves open."""
+        noun = self._sources.noun
         for part in parts:
             if part.images and part.full:
                 self.doubts.append(
-                    f"expected images either in {str(part.path)!r} itself or in folders in it, found "
-                    f"{len(part.images):,} in it, and folders with images such as {part.full[0]!r}"
+                    f"expected {noun} either in {str(part.path)!r} itself or in folders in it, found "
+                    f"{len(part.images):,} in it, and folders with {noun} such as {part.full[0]!r}"
                 )
             elif not part.images and not part.full:
-                self.doubts.append(f"expected images in {str(part.path)!r}, found none: the split would be left out")
+                self.doubts.append(f"expected {noun} in {str(part.path)!r}, found none: the split would be left out")
         flat, labelled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
         if flat and labelled:
             self.doubts.append(
                 f"expected class folders in {flat[0].path.name!r}, as in {labelled[0].path.name!r}, found "
-                f"{len(flat[0].images):,} images without"
+                f"{len(flat[0].images):,} {noun} without"
             )
         full = sorted({name for part in labelled for name in part.full})
         deep = next((part.deep for part in labelled if part.deep), "")
@@ -146,7 +175,7 @@ class _Scan:
             )
             self.doubts.append(f"expected at least two classes, found one, {full[0]!r}{inside}")
         elif deep:
-            self.doubts.append(f"expected images directly in the class folders, found some deeper, in {deep!r}")
+            self.doubts.append(f"expected {noun} directly in the class folders, found some deeper, in {deep!r}")
 
     def label(self, parts: list[_Part]) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
         """Returns the classes and the sources of each part. A part without class folders has no labels.
@@ -190,13 +219,13 @@ class _Scan:
         """Whether a source is to be made of the entry, which is no folder. Counts it in `ignored` otherwise."""
         if _kind(entry) == "other":
             self.ignored["not a regular file"] += 1
-        elif holds_image(entry.path):
+        elif self._sources.recognize(entry.path):
             return True
         else:
-            self.ignored["not an image"] += 1
+            self.ignored[f"not an {self._sources.noun.removesuffix('s')}"] += 1
         return False
 
-    def _files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
+    def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
         """Yields (folder, file name) of all images in or below `top`. `above` identifies the folders above."""
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:

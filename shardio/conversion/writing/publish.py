@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, SplitEntry
-from shardio.format.layout import HEADER_NBYTES, REJECTS_NAME, SampleShape, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES, REJECTS_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.sets.rows import write_index
@@ -68,8 +68,8 @@ class SplitContent:
     squashed: bool = False
 
 
-def samples_per_shard(shard_nbytes: int, sample_shape: SampleShape) -> int:
-    return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes(sample_shape))
+def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
+    return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes)
 
 
 def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:

@@ -32,6 +32,7 @@ from shardio.format.layout import (
     check_split_name,
     index_name,
     key_field_nbytes,
+    sample_nbytes,
     shard_name,
 )
 from shardio.format.manifest_file import check_names_fit
@@ -220,8 +221,10 @@ class ShardWriter:
                 )
             state.arrays[spec.name].append(values[spec.name][np.newaxis])
         writer = state.writer
-        if writer is not None and len(writer.rows) == samples_per_shard(self._shard_nbytes, writer.sample_shape):
-            self._finish_shard(state)
+        if writer is not None:
+            most = samples_per_shard(self._shard_nbytes, sample_nbytes(writer.sample_shape))
+            if len(writer.rows) == most:
+                self._finish_shard(state)
 
     def _check_label(self, label: Any) -> int | None:
         """Returns the label for the index; None if the index has no labels."""
@@ -274,14 +277,14 @@ class ShardWriter:
             self._discard()  # nothing, if the set was published
 
     def _publish(self) -> None:
-        splits = {}
+        splits, has_label = {}, self._label_row == LABEL_ROW
         for name, state in self._splits.items():
             self._finish_shard(state)
             if state.loose_rows.keys:
                 state.rows.append(state.loose_rows)
             if state.rows:
                 key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
-                rows = np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])
+                rows = np.concatenate([rows.to_array(key_nbytes, has_label=has_label) for rows in state.rows])
                 values = {column: np.array(state.columns[column], kind) for column, kind in self.columns}
                 arrays = {name: array.finish() for name, array in state.arrays.items()}
                 rows = with_columns(rows, self.columns, values)

@@ -73,9 +73,8 @@ class IndexRows:
         self.source_widths.append(source_size[1])
         self.crc32s.append(crc32)
 
-    def to_array(self, key_nbytes: int) -> NDArray[np.void]:
+    def to_array(self, key_nbytes: int, *, has_label: bool) -> NDArray[np.void]:
         """Returns the rows as an array of `index_dtype` with keys of `key_nbytes` bytes."""
-        has_label = None not in self.labels
         rows = np.zeros(len(self), index_dtype(key_nbytes, has_label=has_label))
         if has_label:
             rows["label"] = self.labels

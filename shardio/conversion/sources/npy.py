@@ -1,0 +1,377 @@
+"""Arrays in files as sources: a tree of NPY files, one NPY file, or an NPZ archive. Their samples have no pixels.
+
+Each file of a tree is one sample. In an NPY file or an archive, the first axis is the samples, and rows are read one by
+one from where they lie. Compressed arrays of an archive are first copied into OUT/.convert. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.conversion.arrays import ARRAY, ArraySpec, as_float32, declare, label_name
+from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
+from shardio.conversion.sources.collection import (
+    Collection,
+    Extent,
+    Fault,
+    FileOrigin,
+    Given,
+    Item,
+    Origin,
+    Source,
+    identify,
+    read_file,
+)
+from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split
+from shardio.conversion.sources.tree import ARRAYS, Labels, scan_tree
+from shardio.errors import DecodeError, SourceError, SpaceError
+from shardio.format.layout import LABELS_NAME, MAX_ARRAYS, MAX_CLASSES, RowType
+from shardio.sets.given import HEADER_MOST, ArrayHeader, parse_header, refusing
+from shardio.sets.names import looks_like_a_set
+from shardio.system.files import AtomicFile, write_all
+from shardio.system.machine import memory_left
+from shardio.system.opening import check_unpacked, naming, open_untrusted
+
+_BLOCK_NBYTES = 8 << 20
+# Files of a tree that are read to find the first sound one, and rows of a file that are hashed to recognize it.
+_MOST_TRIED = 1000
+_MOST_HASHED = 8
+# What a plan and its tasks keep of a sample. A small file may claim to hold billions.
+_SOURCE_NBYTES = 300
+# At these bytes of a member's header in a zip are the lengths of its name and of the extra field; both come after it.
+_LENGTHS = struct.Struct("<26xHH")
+
+
+def scan_arrays(src: Path, labels: Labels | None = None) -> Collection:
+    """Returns the arrays in a tree of NPY files, whose rules are those of images; in an NPY file, or in an archive.
+
+    The array of NPY files is called `array`. Arrays of an archive have the names of its members; the member `label`, or
+    `labels`, is the labels. Raises SourceError if the arrays cannot be samples.
+    """
+    if not src.is_file():
+        return _scan_tree(src, labels)
+    if labels == "folders":
+        raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found a file")
+    with open(src, "rb") as file:
+        is_archive = file.read(2) == b"PK"
+    members = _read_archive(src) if is_archive else {ARRAY: _read_array(src)}
+    return _collect(src, members, "npz" if is_archive else "npy")
+
+
+def _row_type(header: ArrayHeader, shape: tuple[int, ...]) -> RowType:
+    """Returns the type of a stored value. Raises ValueError if a set cannot hold it."""
+    return RowType(header.dtype.newbyteorder("<").str, shape)
+
+
+def _check_values(values: NDArray[Any]) -> NDArray[Any]:
+    """Returns the values, little-endian. Raises DecodeError for a bool that is neither 0 nor 1."""
+    if values.dtype == np.bool_ and (largest := values.view(np.uint8).max(initial=0)) > 1:
+        raise DecodeError("damaged", f"expected bytes of 0 or 1 for bool, found {largest}")
+    return values.astype(values.dtype.newbyteorder("<"), copy=False)
+
+
+# --- a tree of files --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TreeOrigin(FileOrigin):
+    """NPY files that are one sample each, all of one type."""
+
+    row: RowType | None = None
+    """The type of all arrays. None reads arrays of any type."""
+    first: str = ""
+    """The key of the file that decided about the type."""
+
+    def read(self, source: Source) -> Given:
+        data = super().read(source)
+        assert isinstance(data, bytes)
+        if not data:
+            raise DecodeError("empty", "expected an array, found an empty file")
+        try:
+            with refusing("the file"):
+                header = parse_header(data[:HEADER_MOST])
+        except SourceError as error:
+            raise DecodeError("damaged", str(error)) from None
+        try:
+            row = _row_type(header, header.shape)
+        except ValueError as error:
+            raise DecodeError("unsupported", str(error)) from None
+        if self.row not in (None, row):
+            assert self.row is not None
+            raise DecodeError(
+                "unsupported",
+                f"expected {self.row.dtype} {self.row.shape}, as {self.first} has, found {row.dtype} {row.shape}",
+            )
+        if len(data) != header.nbytes:
+            raise DecodeError("damaged", f"expected {header.nbytes:,} bytes, found {len(data):,}")
+        values = np.frombuffer(data, header.dtype, offset=header.start)
+        values = values.reshape(header.shape, order="F" if header.by_columns else "C")
+        return Given(None, source.indexed, {ARRAY: _check_values(values)})
+
+
+def _scan_tree(src: Path, labels: Labels | None) -> Collection:
+    if looks_like_a_set(src):
+        raise SourceError(f"{src}: expected arrays, found a set")
+    collection = scan_tree(src, labels, ARRAYS)
+    sources = list(chain.from_iterable(collection.splits.values()))
+    if len(sources) > 1 and all(known_split(os.fsdecode(source.key).removesuffix(".npy")) for source in sources):
+        raise SourceError(
+            f"{src}: expected a file for each sample, found a file for each split. Convert the splits from Python: "
+            '`shardio.convert({"train": np.load("train.npy", mmap_mode="r"), ...}, OUT)`'
+        )
+    origin, failed = TreeOrigin(src), ""
+    for source in islice(sources, _MOST_TRIED):
+        try:
+            values = origin.read(source).arrays[ARRAY]
+        except DecodeError as error:
+            failed = failed or f"{os.fsdecode(source.key)}: {error}"
+            continue
+        row = RowType(values.dtype.str, values.shape)
+        origin = TreeOrigin(src, row, os.fsdecode(source.key))
+        specs = (ArraySpec(ARRAY, "array", row),)
+        return replace(collection, origin=origin, kind="arrays", arrays=specs, has_pixels=False)
+    raise SourceError(f"{src}: expected arrays, found none that can be stored; {failed}")
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+class _Member(NamedTuple):
+    """An array in a file, whose first axis is the samples."""
+
+    header: ArrayHeader
+    row: RowType
+    offset: int | None
+    """The first byte of its NPY header in the file; None if it is compressed."""
+    crc32: int | None
+    """As the archive says; None outside of an archive."""
+
+
+@dataclass(frozen=True)
+class RowsOrigin(Origin):
+    """Reads rows of the arrays in one file, or of the copies that `prepare` makes of compressed arrays. Thread safe."""
+
+    path: Path
+    identity: str
+    """The size and time of the file at the time of the scan."""
+    members: Mapping[str, _Member]
+    label: str = ""
+    """The member with labels that are stored as float32."""
+    spool: Path | None = None
+    """The folder for the copies. If it is None, reading a row of a compressed array costs reading all rows before."""
+
+    def read(self, source: Source) -> Given:
+        if isinstance(source.place, Fault):
+            raise DecodeError("incomplete", source.place.detail)
+        assert isinstance(source.place, Item)
+        values = {name: self._read_row(name, source.place.number) for name in self.members}
+        if self.label:
+            try:
+                values[LABELS_NAME] = as_float32(values.pop(self.label))
+            except ValueError as error:
+                raise DecodeError("unsupported", str(error)) from None
+        return Given(None, source.indexed, values)
+
+    def _read_row(self, name: str, number: int) -> NDArray[Any]:
+        header, row, offset, _ = self.members[name]
+        start = header.start + number * row.nbytes
+        if offset is not None:
+            data = read_file(self.path, Extent(b"", offset + start, row.nbytes))
+        elif self.spool is not None:
+            copy = self._copy_of(name, self.spool)
+            with naming(copy), open_untrusted(copy) as file:
+                data = os.pread(file.fileno(), row.nbytes, start)
+        else:
+            with self._open(name) as member, refusing(self.path):
+                member.seek(start)
+                data = member.read(row.nbytes)
+        if len(data) != row.nbytes:
+            raise DecodeError("damaged", f"{name}: expected {row.nbytes:,} bytes at {start:,}, found {len(data):,}")
+        return _check_values(np.frombuffer(data, header.dtype).reshape(row.shape))
+
+    @contextlib.contextmanager
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
+        with contextlib.ExitStack() as stack:
+            with refusing(self.path):
+                archive = stack.enter_context(zipfile.ZipFile(self.path))
+                file = stack.enter_context(archive.open(f"{name}.npy"))
+            yield file
+
+    def _read_block(self, file: IO[bytes]) -> bytes:
+        with naming(self.path), refusing(self.path):  # the last block raises if the checksum differs
+            return file.read(_BLOCK_NBYTES)
+
+    def read_all(self, name: str) -> NDArray[Any]:
+        """Returns all rows of an array of an archive."""
+        header = self.members[name].header
+        with self._open(name) as file, refusing(self.path):
+            return np.frombuffer(file.read(), header.dtype, offset=header.start).reshape(header.shape)
+
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        return [identify(self.path)] * len(sources)
+
+    def nbytes(self, sources: Sequence[Source]) -> int:
+        return self.path.stat().st_size
+
+    # --- copies of compressed arrays ---
+
+    def with_copies_in(self, folder: Path) -> RowsOrigin:
+        return replace(self, spool=folder)
+
+    def _copy_of(self, name: str, spool: Path) -> Path:
+        state = hashlib.sha256(f"{name}\0{self.identity}".encode()).hexdigest()
+        return spool / f"{state[:32]}.rows"
+
+    def _is_missing(self, name: str) -> bool:
+        is_stored = self.members[name].offset is not None
+        return not is_stored and (self.spool is None or not self._copy_of(name, self.spool).exists())
+
+    def copies_nbytes(self) -> int:
+        return sum(member.header.nbytes for name, member in self.members.items() if self._is_missing(name))
+
+    def prepare(self, report: Callable[[int], None]) -> None:
+        """Copies compressed arrays, and compares the checksums of other arrays of an archive. See `Origin.prepare`."""
+        if identify(self.path) != self.identity:
+            raise SourceError(f"{self.path}: expected the file as it was scanned, found it changed: run again")
+        for name, member in self.members.items():
+            if member.crc32 is None or (member.offset is None and not self._is_missing(name)):
+                continue
+            with contextlib.ExitStack() as stack:
+                copy: AtomicFile | None = None
+                if member.offset is None:
+                    assert self.spool is not None
+                    stack.enter_context(naming(target := self._copy_of(name, self.spool)))
+                    copy = stack.enter_context(AtomicFile(target))
+                file, count = stack.enter_context(self._open(name)), member.header.shape[0]
+                done = reported = 0
+                while block := self._read_block(file):
+                    if copy is not None:
+                        write_all(copy.descriptor, block)
+                    done += len(block)
+                    reached = count * done // member.header.nbytes
+                    report(reached - reported)
+                    reported = reached
+                if copy is not None:
+                    copy.commit()
+
+
+def _read_array(path: Path) -> _Member:
+    with open(path, "rb") as file, refusing(path):
+        header = parse_header(file.read(HEADER_MOST))
+        return _Member(header, _check_rows(path, header, os.fstat(file.fileno()).st_size), 0, None)
+
+
+def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:
+    """Returns the type of a row of an array in a file of `nbytes`. Raises SourceError unless rows can be samples."""
+    if not header.shape:
+        raise SourceError(f"{where}: expected an array whose first axis is the samples, found a single value")
+    try:
+        row = _row_type(header, header.shape[1:])
+    except ValueError as error:
+        raise SourceError(f"{where}: {error}") from None
+    if header.nbytes != nbytes:
+        raise SourceError(
+            f"{where}: expected {header.nbytes:,} bytes, as its header says, found {nbytes:,}: the file was truncated "
+            "or changed"
+        )
+    if not header.shape[0]:
+        raise SourceError(f"{where}: expected samples, found an array of shape {header.shape}")
+    if header.by_columns and len(header.shape) > 1:
+        raise SourceError(
+            f"{where}: expected sample after sample, found an array stored by columns (Fortran order): save it again, "
+            "by `np.save(FILE, np.ascontiguousarray(array))`"
+        )
+    if row.nbytes > MAX_SOURCE_NBYTES:
+        raise SourceError(f"{where}: expected samples up to {MAX_SOURCE_NBYTES:,} bytes, found {row.nbytes:,}")
+    return row
+
+
+def _read_archive(path: Path) -> dict[str, _Member]:
+    members: dict[str, _Member] = {}
+    with refusing(path), zipfile.ZipFile(path) as archive:
+        found = archive.infolist()
+        if len(found) > MAX_ARRAYS + 1:
+            raise SourceError(f"{path}: expected at most {MAX_ARRAYS} arrays, found {len(found):,}")
+        check_unpacked(path, sum(one.file_size for one in found), refusal=SourceError)
+        for one in found:
+            where, name = f"{path}: {one.filename!r}", one.filename.removesuffix(".npy")
+            if name == one.filename or name in members:
+                raise SourceError(f"{where}: expected members NAME.npy, each name once, as `np.savez` writes them")
+            if one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise SourceError(f"{where}: expected an array stored or deflated, found method {one.compress_type}")
+            with archive.open(one) as file, refusing(where):
+                header = parse_header(file.read(HEADER_MOST))
+                row = _check_rows(where, header, one.file_size)
+            offset = None
+            if one.compress_type == zipfile.ZIP_STORED:
+                assert archive.fp is not None
+                archive.fp.seek(one.header_offset)
+                offset = one.header_offset + 30 + sum(_LENGTHS.unpack(archive.fp.read(30)))
+            members[name] = _Member(header, row, offset, one.CRC)
+    return members
+
+
+def _collect(src: Path, members: dict[str, _Member], kind: str) -> Collection:
+    counts = {name: member.header.shape[0] for name, member in members.items()}
+    if len(set(counts.values())) != 1:
+        sizes = ", ".join(f"{count:,} of {name}" for name, count in counts.items()) or "no array"
+        raise SourceError(f"{src}: expected arrays with a row for each sample, found {sizes}")
+    try:
+        label = label_name(members)
+        rows = {name: one.row for name, one in members.items() if name != label}
+        specs = declare({name: ("array", row.dtype, row.shape) for name, row in rows.items()}, None)
+    except ValueError as error:
+        raise SourceError(f"{src}: {error}") from None
+    if not specs:
+        raise SourceError(f"{src}: expected an array for each sample, found labels alone")
+    origin = RowsOrigin(src, identify(src), members, label)
+    count, left = next(iter(counts.values())), memory_left()
+    if left is not None and count * _SOURCE_NBYTES > left:
+        raise SpaceError(
+            f"{src}: expected memory for {count:,} samples, about {count * _SOURCE_NBYTES:,} bytes, found {left:,}. "
+            "Convert it in pieces, and join them by `shardio merge`"
+        )
+    labels: list[int | None] = [None] * count
+    classes: tuple[str, ...] = ()
+    if label and (members[label].header.dtype.kind not in "iu" or members[label].row.shape):
+        row = members[label].row
+        if len(row.shape) > 1:
+            raise SourceError(f"{src}: {label}: expected numbers, or vectors of numbers, found rows of {row.shape}")
+        specs += (ArraySpec(LABELS_NAME, "array", RowType("<f4", row.shape)),)
+    elif label:
+        found = origin.read_all(label)
+        labels, least, most = found.tolist(), int(found.min()), int(found.max())
+        if most >= 1 << 63:
+            raise SourceError(f"{src}: {label}: expected integers that fit in int64, found {most}")
+        if least >= 0 and most < MAX_CLASSES:
+            classes = tuple(map(str, range(most + 1)))
+        origin = replace(origin, members={name: members[name] for name in rows}, label="")
+    file = os.fsencode(src.name)
+    sources = tuple(Source(b"%d" % number, one, Item(file, number)) for number, one in enumerate(labels))
+    collection = Collection(origin, classes, {DEFAULT_SPLIT: sources}, {}, kind=kind, arrays=specs, has_pixels=False)
+    return replace(collection, identity=_hash(collection, origin))
+
+
+def _hash(collection: Collection, origin: RowsOrigin) -> str:
+    """Returns a hash of the checksums in an archive, or of some rows of an NPY file: keys are only numbers."""
+    sha256 = hashlib.sha256()
+    for name, member in origin.members.items():
+        sha256.update(f"{name}\0{member.row}\0{member.header.shape[0]}\0{member.crc32}\0".encode())
+    if ARRAY in origin.members and origin.members[ARRAY].crc32 is None:
+        sources = collection.splits[DEFAULT_SPLIT]
+        for number in np.unique(np.linspace(0, len(sources) - 1, _MOST_HASHED).astype(np.int64)).tolist():
+            with contextlib.suppress(DecodeError):
+                sha256.update(origin.read(sources[number]).arrays[ARRAY].tobytes())
+    return sha256.hexdigest()

@@ -1,0 +1,599 @@
+"""Arrays without pictures as sources: trees of NPY files, NPY and NPZ files, and datasets of Python."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from folders import flip, hashes
+from numpy.typing import NDArray
+from pictures import random_picture, write_jpeg
+
+from shardio.cli.main import cli
+from shardio.conversion.append import append
+from shardio.conversion.convert import convert
+from shardio.conversion.estimate import estimate
+from shardio.conversion.repair import repair
+from shardio.conversion.sources.table import Table
+from shardio.conversion.writing.publish import read_rejects
+from shardio.errors import ConvertError, ShardioError, SourceError, SpaceError
+from shardio.loading.loader import ShardLoader
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+COUNT = 40
+LATENTS = np.random.default_rng(0).normal(size=(COUNT, 2, 3, 4)).astype(np.float16)
+TOKENS = np.random.default_rng(1).integers(0, 50_000, (COUNT, 5)).astype(np.int32)
+LABELS = np.arange(COUNT) % 3
+SOFT = np.random.default_rng(2).random((COUNT, 3))
+SHARD_NBYTES = 4096 + 10 * LATENTS[0].nbytes
+"""For ten samples in a shard."""
+
+
+def npz(path: Path, save: Callable[..., None] = np.savez, **arrays: Any) -> Path:
+    save(path, latent=LATENTS, token=TOKENS, **arrays)
+    return path
+
+
+def npy(path: Path, array: NDArray[Any] = LATENTS) -> Path:
+    np.save(path, array)
+    return path
+
+
+def tree(root: Path, names: str = "train/{label}/{number}.npy") -> Path:
+    for number, latent in enumerate(LATENTS):
+        path = root / names.format(label="abc"[LABELS[number]], number=number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, latent)
+    return root
+
+
+SOURCES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a tree of classes": (tree, "array"),
+    "a flat folder": (lambda path: tree(path, "{number}.npy"), "array"),
+    "an NPY file": (lambda path: npy(path.with_suffix(".npy")), "array"),
+    "an archive": (lambda path: npz(path.with_suffix(".npz"), label=LABELS), "latent"),
+    "a compressed archive": (lambda path: npz(path.with_suffix(".npz"), np.savez_compressed, labels=SOFT), "latent"),
+}
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str, str]:
+    """The path of a source, its kind in words, and the name of the array with LATENTS."""
+    make, name = SOURCES[request.param]
+    return make(tmp_path / "src"), request.param, name
+
+
+def numbers_of(out: Path) -> list[int]:
+    keys = [Path(os.fsdecode(key)).stem for key in open_shards(out).index["key"]]
+    return list(map(int, keys))
+
+
+def check(out: Path, kind: str, name: str) -> None:
+    """Checks that the set has the values and labels of all samples."""
+    shards, numbers = open_shards(out), numbers_of(out)
+    assert not shards.has_pixels
+    assert sorted(numbers) == list(range(COUNT))
+    for sample, number in zip(shards, numbers, strict=True):
+        assert sample.arrays[name].dtype == np.float16
+        np.testing.assert_array_equal(sample.arrays[name], LATENTS[number])
+        if name == "latent":
+            np.testing.assert_array_equal(sample.arrays["token"], TOKENS[number])
+        if kind in ("a tree of classes", "an archive"):
+            assert sample.label == LABELS[number]
+        elif kind == "a compressed archive":
+            np.testing.assert_array_equal(sample.label, SOFT[number].astype(np.float32))
+        else:
+            assert sample.label is None
+
+
+def test_a_set_has_the_arrays_as_they_are(source: tuple[Path, str, str], tmp_path: Path) -> None:
+    src, kind, name = source
+    report = convert(src, tmp_path / "out", shard_size=SHARD_NBYTES, workers=1)
+    check(tmp_path / "out", kind, name)
+    assert (report.num_samples, report.num_shards) == ({"train": COUNT}, 4)
+    assert verify(tmp_path / "out").ok
+    assert convert(src, tmp_path / "out", shard_size=SHARD_NBYTES).num_converted == 0
+    processes = convert(src, tmp_path / "processes", shard_size=SHARD_NBYTES, workers=5)
+    assert processes.digest == report.digest
+    assert estimate(src, shard_size=SHARD_NBYTES, seconds=0.01).nbytes == report.nbytes - _fixed(tmp_path / "out")
+
+
+def _fixed(out: Path) -> int:
+    """The bytes of the manifest's other files, which an estimate leaves out."""
+    return (out / "rejects.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("items", "names", "label"),
+    [
+        (list(LATENTS), ["array"], None),
+        (LATENTS, ["array"], None),
+        ([{"latent": a, "token": b} for a, b in zip(LATENTS, TOKENS, strict=True)], ["latent", "token"], None),
+        ([{"latent": a, "label": i % 3} for i, a in enumerate(LATENTS)], ["latent"], int),
+        ([{"latent": a, "label": i / 3} for i, a in enumerate(LATENTS)], ["latent"], float),
+        ([{"latent": a, "label": s} for a, s in zip(LATENTS, SOFT, strict=True)], ["latent"], np.ndarray),
+    ],
+)
+def test_datasets_of_arrays_become_sets(items: Any, names: list[str], label: type | None, tmp_path: Path) -> None:
+    report = convert({"train": items[:30], "val": items[30:]}, tmp_path / "out", shard_size=SHARD_NBYTES)
+    assert report.num_samples == {"train": 30, "val": 10}
+    assert report.unlabelled == (() if label else ("train", "val"))
+    shards = open_shards(tmp_path / "out", "val")
+    for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
+        number = 30 + int(key.removeprefix(b"val/"))
+        assert sorted(sample.arrays) == names
+        np.testing.assert_array_equal(sample.arrays[names[0]], LATENTS[number])
+        assert sample.label is None if label is None else isinstance(sample.label, label)
+    assert convert({"train": items[:30], "val": items[30:]}, tmp_path / "out", shard_size=SHARD_NBYTES).digest
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "error", "match"),
+    [
+        ([np.zeros((8, 8, 5), np.uint8)], {}, TypeError, "item 0: expected a PIL image"),
+        ([{"img": np.zeros((8, 8), np.uint8)}], {}, ValueError, "arrays={'img': "),
+        (
+            [{"img": np.zeros((8, 8), np.uint8)}],
+            {"arrays": {"clip": ("array", "<f4", (2,))}},
+            TypeError,
+            "a dict with image, found one with img",
+        ),
+        ([{"clip": np.zeros(2)}], {"arrays": {"clip": ("boxes", "<f4", (2, 5))}}, ValueError, "the kind array"),
+        ([{"clip": np.array(["a"])}], {}, ValueError, "item 0: .*type must be one of"),
+        ([{"label": 1}], {}, TypeError, "a dict with image, found one with label"),
+        ([{"a": np.zeros(2), "label": 1, "labels": np.zeros(2)}], {}, ValueError, "'label' and 'labels'"),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(3)}], {}, ValueError, r"item 1: array 'a': expected shape \(2,\)"),
+        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], {}, TypeError, "item 1: expected a dict with a, found one with b"),
+        ([np.zeros(2), np.zeros(2, np.int8)], {}, TypeError, "item 1: array 'array': expected float64, found int8"),
+        ([{"a": np.zeros(2), "label": -1}], {}, ValueError, "expected a label from 0"),
+        ([np.zeros(2)], {"size": 32}, ValueError, "size: expected no options of images"),
+        ([np.zeros(2)], {"report_duplicates": True}, ValueError, "report_duplicates"),
+    ],
+)
+def test_datasets_that_are_no_arrays_are_refused(
+    items: Any, options: dict[str, Any], error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=match):
+        convert(items, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+class _Reusing:
+    """A dataset that uses the memory of an item again for the next."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty_like(LATENTS[0])
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> NDArray[np.float16]:
+        self._memory[:] = LATENTS[index]
+        return self._memory
+
+
+def test_a_dataset_may_use_its_memory_again(tmp_path: Path) -> None:
+    convert(_Reusing(), tmp_path / "out")
+    check(tmp_path / "out", "a dataset", "array")
+
+
+def test_a_picture_that_is_declared_an_array_is_stored_as_it_is(tmp_path: Path) -> None:
+    items = [{"plan": np.full((8, 8), i, np.uint8)} for i in range(9)]
+    convert(items, tmp_path / "out", arrays={"plan": ("array", "uint8", (8, 8))}, order="source")
+    assert [sample.arrays["plan"][0, 0] for sample in open_shards(tmp_path / "out")] == list(range(9))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f4", "|b1", ">i8", "<u2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_tree_takes_every_byte_order_and_layout(dtype: str, order: Any, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (6, 3, 4)).astype(dtype)
+    for number, value in enumerate(values):
+        (tmp_path / "src").mkdir(exist_ok=True)
+        np.save(tmp_path / "src" / f"{number}.npy", np.asarray(value, order=order))
+    convert(tmp_path / "src", tmp_path / "out", order="source")
+    np.testing.assert_array_equal([sample.arrays["array"] for sample in open_shards(tmp_path / "out")], values)
+
+
+def test_an_npy_file_of_big_endian_numbers_is_stored_little_endian(tmp_path: Path) -> None:
+    convert(npy(tmp_path / "a.npy", np.arange(9, dtype=">i4")), tmp_path / "out", order="source")
+    assert [int(sample.arrays["array"]) for sample in open_shards(tmp_path / "out")] == list(range(9))
+
+
+def test_labels_none_drops_labels_of_every_kind(source: tuple[Path, str, str], tmp_path: Path) -> None:
+    src, _, name = source
+    report = convert(src, tmp_path / "out", labels="none")
+    shards = open_shards(tmp_path / "out")
+    assert (report.unlabelled, shards.content.label_row) == (("train",), None)
+    np.testing.assert_array_equal(shards[0].arrays[name], LATENTS[numbers_of(tmp_path / "out")[0]])
+
+
+def test_labels_that_are_no_classes_need_no_names(tmp_path: Path) -> None:
+    labels = np.array([-5, 1 << 40], np.int64)
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), label=labels)
+    convert(tmp_path / "a.npz", tmp_path / "out", order="source")
+    shards = open_shards(tmp_path / "out")
+    assert (shards.classes, shards.labels.tolist()) == ((), labels.tolist())
+
+
+def test_images_next_to_arrays_are_what_is_converted(tmp_path: Path) -> None:
+    src = tree(tmp_path / "src")
+    write_jpeg(src / "train" / "a" / "picture.jpg", random_picture(np.random.default_rng(0), 20, 20))
+    write_jpeg(src / "train" / "b" / "picture.jpg", random_picture(np.random.default_rng(0), 20, 20))
+    report = convert(src, tmp_path / "out", size=8, empty_classes="omit")
+    assert (report.source, report.num_sources, report.ignored) == ("tree", 2, {"not an image": COUNT})
+    assert convert(src, tmp_path / "arrays", source="arrays").num_sources == COUNT
+
+
+def _save(*arrays: NDArray[Any]) -> bytes:
+    file = io.BytesIO()
+    for array in arrays:
+        np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def _header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def _zip(method: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(name.replace("__", "/").replace("_npy", ".npy"), data)
+    return file.getvalue()
+
+
+_SOUND = _save(LATENTS)
+_ENCRYPTED = bytearray(_zip(a_npy=_SOUND))
+_ENCRYPTED[6] |= 1  # the flag, in the local header and in the directory
+_ENCRYPTED[_ENCRYPTED.index(b"PK\x01\x02") + 8] |= 1
+_FLIPPED = bytearray(_zip(a_npy=_SOUND))
+_FLIPPED[1000] ^= 4
+_BOMB = bytearray(_zip(zipfile.ZIP_DEFLATED, a_npy=_SOUND))
+_BOMB[(place := _BOMB.index(b"PK\x01\x02") + 24) : place + 4] = b"\xf0\xff\xff\xff"  # its size, in the directory
+
+HOSTILE_FILES: dict[str, tuple[str, bytes, str]] = {
+    "truncated": ("a.npy", _SOUND[:-1], r"expected 2,048 bytes, as its header says, found 2,047"),
+    "longer": ("a.npy", _SOUND + b"x", "expected 2,048 bytes"),
+    "two arrays": ("a.npy", _SOUND + _SOUND, "expected 2,048 bytes"),
+    "nothing but the magic": ("a.npy", b"\x93NUMPY", "expected an array as `np.save` writes it"),
+    "objects": ("a.npy", _save(np.array([{}, None])), "Python objects"),
+    "text": ("a.npy", _save(np.array(["a", "b"])), "type must be one of"),
+    "fields": ("a.npy", _save(np.zeros(3, [("a", "<i4")])), "type must be one of"),
+    "complex numbers": ("a.npy", _save(np.zeros(3, complex)), "type must be one of"),
+    "a single value": ("a.npy", _save(np.array(3)), "whose first axis is the samples"),
+    "no samples": ("a.npy", _save(np.zeros((0, 3))), r"expected samples, found an array of shape \(0, 3\)"),
+    "empty samples": ("a.npy", _save(np.zeros((3, 0))), "numbers from 1 to"),
+    "by columns": ("a.npy", _save(np.asfortranarray(np.zeros((3, 4)))), "Fortran"),
+    "negative": ("a.npy", _header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4)}"), r"\(-1, 4\)"),
+    "petabytes": (
+        "a.npy",
+        _header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 65536)}"),
+        "bytes, as its header says",
+    ),
+    "huge samples": (
+        "a.npy",
+        _header("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 65536, 65536, 65536)}"),
+        "bytes, as its header says",
+    ),
+    "code": ("a.npy", _header("__import__('os').system('true')"), "a.npy: expected an array"),
+    "nested": ("a.npy", _header("(" * 9000), "a.npy: expected an array"),
+    "another version": ("a.npy", b"\x93NUMPY\x09\x00" + _SOUND[8:], "version 9"),
+    "no zip": ("a.npz", b"PK\x03\x04 and nothing", "a.npz: expected an array"),
+    "an empty archive": ("a.npz", _zip(), "a.npz"),
+    "a truncated archive": ("a.npz", _zip(a_npy=_SOUND)[:-30], "a.npz: expected an array"),
+    "a truncated member": ("a.npz", _zip(a_npy=_SOUND[:-1]), "'a.npy': expected 2,048 bytes, as its header says"),
+    "a member that differs from its checksum": ("a.npz", bytes(_FLIPPED), "CRC"),
+    "encrypted": ("a.npz", bytes(_ENCRYPTED), "encrypted|password"),
+    "a member of objects": ("a.npz", _zip(a_npy=_save(np.array([{}, None]))), "'a.npy': .*Python objects"),
+    "a member that is no array": ("a.npz", _zip(readme=b"hello"), "'readme': expected members NAME.npy"),
+    "a path": ("a.npz", _zip(**{".._npy": _SOUND, "..__..__etc__x_npy": _SOUND}), "name must be"),
+    "a reserved name": ("a.npz", _zip(images_npy=_SOUND), "'images'"),
+    "other counts": ("a.npz", _zip(a_npy=_SOUND, b_npy=_save(np.zeros(3))), "found 40 of a, 3 of b"),
+    "labels alone": ("a.npz", _zip(label_npy=_save(LABELS)), "labels alone"),
+    "two labels": (
+        "a.npz",
+        _zip(a_npy=_SOUND, label_npy=_save(LABELS), labels_npy=_save(LABELS)),
+        "labels",
+    ),
+    "labels of text": ("a.npz", _zip(a_npy=_SOUND, label_npy=_save(np.full(COUNT, "a"))), "'label.npy'"),
+    "a bomb": ("a.npz", bytes(_BOMB), "expected at most 67,108,864 bytes once unpacked"),
+    "another method": ("a.npz", _zip(zipfile.ZIP_LZMA, a_npy=_SOUND), "stored or deflated"),
+    "many members": (
+        "a.npz",
+        _zip(**{f"a{i}_npy": _save(np.zeros(3)) for i in range(60)}),
+        "at most 50 arrays",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_FILES)
+def test_files_that_hold_no_samples_are_refused(case: str, tmp_path: Path) -> None:
+    name, data, match = HOSTILE_FILES[case]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=match) as caught:
+        convert(tmp_path / name, tmp_path / "out")
+    assert name in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_claims_billions_of_samples_takes_no_memory(tmp_path: Path) -> None:
+    header = _header("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000,)}")
+    (tmp_path / "a.npy").write_bytes(header)
+    os.truncate(tmp_path / "a.npy", len(header) + 10**12)
+    with pytest.raises(SpaceError, match=r"a\.npy: expected memory for 1,000,000,000,000 samples"):
+        convert(tmp_path / "a.npy", tmp_path / "out")
+
+
+HOSTILE_SAMPLES: dict[str, tuple[bytes, str, str]] = {
+    "nothing": (b"", "empty", "an empty file"),
+    "truncated": (_save(LATENTS[0])[:-1], "damaged", "expected 176 bytes, found 175"),
+    "text": (b"hello", "damaged", "expected an array"),
+    "objects": (_save(np.array([{}, None])), "damaged", "Python objects"),
+    "complex numbers": (_save(np.zeros(3, complex)), "unsupported", "type must be one of"),
+    "another type": (_save(LATENTS[0].astype("<f4")), "unsupported", "expected <f2 (2, 3, 4), as 0.npy has"),
+    "another shape": (_save(LATENTS[0][0]), "unsupported", "found <f2 (3, 4)"),
+}
+
+
+def test_arrays_of_a_tree_that_cannot_be_stored_are_listed(tmp_path: Path) -> None:
+    src = tree(tmp_path / "src", "{number}.npy")
+    for number, (data, _, _) in enumerate(HOSTILE_SAMPLES.values(), 100):
+        (src / f"{number}.npy").write_bytes(data)
+    with pytest.raises(ConvertError, match="expected at most 0 refused") as caught:
+        convert(src, tmp_path / "out", max_bad=0)
+    assert "100.npy: empty" in str(caught.value)
+    report = convert(src, tmp_path / "out", max_bad=0.5)
+    assert report.num_samples == {"train": COUNT}
+    found = {reject.key: (reject.reason, reject.detail) for reject in read_rejects(tmp_path / "out" / "rejects.jsonl")}
+    for number, (_, reason, detail) in enumerate(HOSTILE_SAMPLES.values(), 100):
+        assert found[b"%d.npy" % number][0] == reason
+        assert detail in found[b"%d.npy" % number][1]
+
+
+def test_a_bool_that_is_neither_0_nor_1_is_refused(tmp_path: Path) -> None:
+    data = _save(np.zeros((50, 4), bool))
+    (tmp_path / "a.npy").write_bytes(data[:-1] + b"\x07")
+    convert(tmp_path / "a.npy", tmp_path / "out", max_bad=1)
+    (reject,) = read_rejects(tmp_path / "out" / "rejects.jsonl")
+    assert (reject.key, reject.reason, "found 7" in reject.detail) == (b"49", "damaged", True)
+
+
+def test_a_shard_whose_sources_are_all_refused_is_left_out(tmp_path: Path) -> None:
+    src = tree(tmp_path / "src", "{number:02}.npy")
+    for number in range(10, 20):
+        (src / f"{number}.npy").write_bytes(b"")
+    report = convert(src, tmp_path / "out", max_bad=10, shard_size=SHARD_NBYTES, order="source")
+    assert (report.num_samples, report.num_shards) == ({"train": 30}, 3)
+    assert verify(tmp_path / "out").ok
+    assert len(open_shards(tmp_path / "out")) == 30
+
+
+def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:
+    convert(npy(tmp_path / "a.npy"), tmp_path / "out")
+    with pytest.raises(SourceError, match=r"out: expected arrays, found a set.* SRC is a shard set"):
+        convert(tmp_path / "out", tmp_path / "again")
+    (tmp_path / "splits").mkdir()
+    for name in ("train", "val"):
+        npy(tmp_path / "splits" / f"{name}.npy")
+    with pytest.raises(SourceError, match="splits: expected a file for each sample, found a file for each split"):
+        convert(tmp_path / "splits", tmp_path / "again")
+    with pytest.raises(SourceError, match=r"a\.npy: expected a tree of folders"):
+        convert(tmp_path / "a.npy", tmp_path / "again", labels="folders")
+    with pytest.raises(ValueError, match="fit, also: expected no options of images"):
+        convert(tmp_path / "a.npy", tmp_path / "again", fit="pad", also=[8])
+    with pytest.raises(ValueError, match="masks are for images"):
+        convert(tmp_path / "a.npy", tmp_path / "again", masks=tmp_path / "splits")
+    write_jpeg(tmp_path / "images" / "picture.jpg", random_picture(np.random.default_rng(0), 20, 20))
+    with pytest.raises(ValueError, match=r"size must be .* as SRC has images"):
+        convert(tmp_path / "images", tmp_path / "again", size=None)
+    assert not (tmp_path / "again").exists()
+
+
+def test_tables_describe_arrays(source: tuple[Path, str, str], tmp_path: Path) -> None:
+    src, kind, name = source
+    path = "train/{label}/{number}" if kind == "a tree of classes" else "{number}"
+    paths = [path.format(label="abc"[LABELS[number]], number=number) for number in range(COUNT)]
+    rows = [f"{path},{number / 4},{number},{number}" for number, path in enumerate(paths)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,x,y,n", *rows, "missing,1,2,3"]))
+    table = Table(tmp_path / "table.csv", label_columns=["x", "y"], columns=["n"])
+    report = convert(src, tmp_path / "out", table=table, max_bad=1)
+    assert report.refused == {"incomplete": 1}
+    shards = open_shards(tmp_path / "out")
+    for sample, number in zip(shards, shards.index["n"].tolist(), strict=True):
+        np.testing.assert_array_equal(sample.arrays[name], LATENTS[number])
+        assert sample.label.tolist() == [number / 4, number]
+    flip(tmp_path / "out" / "train-labels-00000.npy", 4100)
+    assert repair(tmp_path / "out", src, table=table).repaired == ("train-labels-00000.npy",)
+
+
+# --- kills, parts and repairs -----------------------------------------------------------------------------------------
+
+_KILLED = """
+import os, signal, sys
+from shardio.conversion.convert import convert
+def kill(progress):
+    if progress.done >= 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+convert(sys.argv[1], sys.argv[2], shard_size=int(sys.argv[3]), workers=1, on_progress=kill)
+"""
+
+
+def test_a_killed_conversion_resumes(source: tuple[Path, str, str], tmp_path: Path) -> None:
+    src, kind, name = source
+    whole = convert(src, tmp_path / "whole", shard_size=SHARD_NBYTES)
+    words = [sys.executable, "-c", _KILLED, src, tmp_path / "out", str(SHARD_NBYTES)]
+    assert subprocess.run(words).returncode == -signal.SIGKILL
+    report = convert(src, tmp_path / "out", shard_size=SHARD_NBYTES)
+    assert 0 < report.num_converted < COUNT
+    assert report.digest == whole.digest
+    check(tmp_path / "out", kind, name)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_a_file_that_changes_is_not_resumed_from(tmp_path: Path) -> None:
+    src = npy(tmp_path / "a.npy")
+
+    def stop(progress: Any) -> None:
+        if progress.done >= 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, tmp_path / "out", shard_size=SHARD_NBYTES, workers=1, on_progress=stop)
+    npy(src, LATENTS[::-1])
+    with pytest.raises(ConvertError, match="the list of sources, changed since"):
+        convert(src, tmp_path / "out", shard_size=SHARD_NBYTES)
+
+
+def test_parts_make_the_set(source: tuple[Path, str, str], tmp_path: Path) -> None:
+    src, kind, name = source
+    reports = [convert(src, tmp_path / "out", shard_size=SHARD_NBYTES, part=(k, 3)) for k in (3, 1, 2)]
+    assert [report.unfinished is None for report in reports] == [False, False, True]
+    check(tmp_path / "out", kind, name)
+
+
+def test_every_damaged_file_is_made_again(source: tuple[Path, str, str], tmp_path: Path) -> None:
+    src, _, _ = source
+    convert(src, tmp_path / "out", shard_size=SHARD_NBYTES)
+    before = hashes(tmp_path / "out")
+    for path in sorted((tmp_path / "out").glob("*.npy")):
+        flip(path, 4100)
+    assert repair(tmp_path / "out", src, workers=1).repaired
+    assert hashes(tmp_path / "out") == before
+    shutil.rmtree(src) if src.is_dir() else src.unlink()
+    npy(src, LATENTS[:3]) if src.suffix == ".npy" else tree(src.with_suffix(""), "{number}.npy")
+    if src.suffix != ".npz":
+        (tmp_path / "out" / "rejects.jsonl").unlink()
+        if src.suffix == ".npy":
+            with pytest.raises(ConvertError, match="cannot be made again"):
+                repair(tmp_path / "out", src)
+
+
+def test_a_set_of_images_is_not_repaired_from_arrays_nor_the_other_way(tmp_path: Path) -> None:
+    write_jpeg(tmp_path / "images" / "0.jpg", random_picture(np.random.default_rng(0), 20, 20))
+    convert(tmp_path / "images", tmp_path / "pictures", size=8)
+    convert(npy(tmp_path / "a.npy"), tmp_path / "arrays")
+    for out, src in (("pictures", "a.npy"), ("arrays", "images")):
+        with pytest.raises(ConvertError, match=f"{out}: cannot be made again from"):
+            repair(tmp_path / out, tmp_path / src)
+
+
+def test_arrays_are_appended_to_arrays(source: tuple[Path, str, str], tmp_path: Path) -> None:
+    src, _, name = source
+    convert(src, tmp_path / "out", order="source")
+    append(tmp_path / "out", src, tmp_path / "new", same_keys="allow")
+    assert len(open_shards(tmp_path / "new")) == 2 * COUNT
+    assert verify(tmp_path / "new").ok
+    numbers = numbers_of(tmp_path / "new")
+    np.testing.assert_array_equal(open_shards(tmp_path / "new")[COUNT].arrays[name], LATENTS[numbers[COUNT]])
+
+
+# --- training and commands --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["int", "vector", "none"])
+def latents(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A set of all arrays, in the order of LATENTS."""
+    labels = {"int": {"label": LABELS}, "vector": {"labels": SOFT}, "none": {}}[request.param]
+    convert(npz(tmp_path / "src.npz", **labels), tmp_path / "out", shard_size=SHARD_NBYTES, order="source")
+    return tmp_path / "out"
+
+
+def _checked(batch: tuple[Any, ...]) -> list[int]:
+    """Checks the values of a batch, and returns the samples."""
+    *labels, indices, arrays = batch
+    numbers = indices.tolist()
+    assert sorted(arrays) == ["latent", "token"]
+    np.testing.assert_array_equal(arrays["latent"].numpy(), LATENTS[numbers])
+    np.testing.assert_array_equal(arrays["token"].numpy(), TOKENS[numbers])
+    for found in labels:
+        expected = LABELS if found.ndim == 1 else SOFT.astype(np.float32)
+        np.testing.assert_array_equal(found.numpy(), expected[numbers])
+    return list(numbers)
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_loader_yields_all_arrays_of_any_reader_rank_and_place(latents: Path, io: Any, tmp_path: Path) -> None:
+    def make(rank: int = 0, world_size: int = 1, batch_size: int = 8, **more: Any) -> ShardLoader:
+        options: dict[str, Any] = {"device": "cpu", "seed": 3, "return_indices": True, "io": io, "check": "sample"}
+        return ShardLoader(latents, batch_size, rank=rank, world_size=world_size, **options, **more)
+
+    with make() as loader:
+        whole = [_checked(batch) for batch in loader]
+    assert sorted(number for batch in whole for number in batch) == list(range(COUNT))
+    with make() as loader:
+        batches = iter(loader)
+        assert [_checked(next(batches)) for _ in range(2)] == whole[:2]
+        state = loader.state_dict()
+    ranks = []
+    for rank in range(2):
+        with make(rank, 2, 4) as loader:
+            loader.load_state_dict(state)
+            ranks.append([_checked(batch) for batch in loader])
+    assert [sorted(a + b) for a, b in zip(*ranks, strict=True)] == [sorted(batch) for batch in whole[2:]]
+    if io == "mmap":
+        for _ in range(2):  # while it is staged, and from the copy
+            with make(cache=tmp_path / "cache") as loader:
+                assert [_checked(batch) for batch in loader] == whole
+    replayed = CliRunner().invoke(
+        cli, ["replay", str(latents), "--batch-size=8", "--seed=3", "--step=1", f"--save={tmp_path / 'batch.npz'}"]
+    )
+    assert replayed.exit_code == 0, replayed.output
+    with np.load(tmp_path / "batch.npz") as batch:
+        assert batch["indices"].tolist() == whole[1]
+        np.testing.assert_array_equal(batch["latent"], LATENTS[whole[1]])
+
+
+def test_a_damaged_value_is_found_when_it_is_read(latents: Path) -> None:
+    flip(latents / "train-latent-00001.npy", 4100)
+    with (
+        ShardLoader(latents, 8, device="cpu", check="sample") as loader,
+        pytest.raises(ShardioError, match=r"train-latent-00001\.npy"),
+    ):
+        list(loader)
+
+
+def call(*words: object) -> str:
+    result = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_commands_speak_of_samples(latents: Path, tmp_path: Path) -> None:
+    src = tmp_path / "src.npz"
+    output = call("convert", src, tmp_path / "again")
+    assert f"converted {COUNT} samples" in output
+    assert f"next: shardio info {tmp_path / 'again'}" in output
+    assert "images" not in output
+    assert f"npz, {COUNT} samples" in call("plan", src, "--seconds", "0.01")
+    assert f"`shardio convert`: source, seed 0, {COUNT} samples" in call("info", latents)
+    assert "arrays" in next(line for line in call("list", tmp_path).splitlines() if line.startswith("out"))
+    assert "every checksum" in call("verify", latents)
+    assert "intact, 0 files repaired" in call("repair", latents, src)
+    page = tmp_path / "page.html"
+    assert "0 pictures read" in call("report", latents, "-o", page)
+    assert "Their arrays:" in page.read_text()
+    assert "Resizing" not in page.read_text()
+
+
+def test_bench_measures_arrays(latents: Path) -> None:
+    output = call("bench", latents, "--rounds", "1", "--seconds", "0.01", "--threads", "1")
+    nbytes = LATENTS[0].nbytes + TOKENS[0].nbytes + (12 if "labels" in open_shards(latents).arrays else 0)
+    assert f"{COUNT} samples of {nbytes} bytes of arrays" in output
+    assert "np.take into slots" in output
+    assert "samples/s" in output
