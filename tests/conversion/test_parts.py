@@ -247,7 +247,7 @@ def test_refused_images_of_other_parts_count(image_tree: Path, out: Path, bad: l
 
 
 def test_refused_images_that_were_mended_since_do_not_count(
-    image_tree: Path, out: Path, bad: list[str], finished: dict[str, str]
+    image_tree: Path, out: Path, finished: dict[str, str], bad: list[str]
 ) -> None:
     convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
     for name in bad[:2]:
