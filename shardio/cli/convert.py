@@ -98,7 +98,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images, or the arrays, in SRC into a shard set in OUT.
 
     \b
-    shardio convert imagenet/ out/                    class folders, or splits of them
+    shardio convert imagenet/ out/                    class folders, or splits
     shardio convert photos/ out/                      a folder without labels
     shardio convert photos/ out/ --table labels.csv   and a table with the labels
     shardio convert list.csv out/ --root photos/      a table of paths and labels
