@@ -66,7 +66,7 @@ def bytes_text(count: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Returns the count with its noun, in the plural if needed: "1 shard", "1,000 classes"."""
-    plural = "es" if noun.endswith("s") else "s"
+    plural = "es" if noun.endswith(("s", "x")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 

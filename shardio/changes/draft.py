@@ -115,6 +115,7 @@ class ArrayDraft:
     kind: ArrayKind
     row: RowType
     stored: StoredRows
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

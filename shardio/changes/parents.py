@@ -45,7 +45,9 @@ class Parent:
             index=OldFile(self.folder, split.index),
             pixels=self._stored(split.shards, split.order, orders),
             arrays={
-                name: ArrayDraft(array.kind, array.row, self._stored(array.shards, array.order, orders, array))
+                name: ArrayDraft(
+                    array.kind, array.row, self._stored(array.shards, array.order, orders, array), array.names
+                )
                 for name, array in split.arrays.items()
             },
             squashed=split.squashed,

@@ -57,7 +57,8 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
 @click.option(
     "--workers",
     type=click.IntRange(1),
-    help="Cores to use; with --scheduler, for each shard.  [default: all; with --scheduler, 1]",
+    show_default="all; 1 for each shard on a cluster",
+    help="Cores to use.",
 )
 @click.option(
     "--order",
@@ -65,7 +66,7 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     default="shuffled",
     help="How samples are stored. shuffled: any contiguous run is a fair sample of the whole.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the shuffled order.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the order.")
 @click.option("--exif-rotate", is_flag=True, help="Apply the Exif orientation of pictures.")
 @click.option(
     "--background",
@@ -98,9 +99,8 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images, or the arrays, in SRC into a shard set in OUT.
 
     \b
-    shardio convert imagenet/ out/                    class folders, or splits
-    shardio convert photos/ out/                      a folder without labels
-    shardio convert photos/ out/ --table labels.csv   and a table with the labels
+    shardio convert imagenet/ out/                    folders of classes or splits
+    shardio convert photos/ out/ --table labels.csv   a table with the labels
     shardio convert list.csv out/ --root photos/      a table of paths and labels
     shardio convert imagenet-1k/ out/                 parquet as of Hugging Face
     shardio convert 'tars/{000..146}.tar' out/        WebDataset

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Larger indexes are fetched from a server only if --verbose asks for it.
 _MOST_FETCHED_NBYTES = 8 << 20
+_WIDEST_NAMES = 40
 _MOST_CLASSES = 3
 _MOST_COMPARED = 5
 
@@ -180,6 +181,7 @@ def _array_facts(array: ArrayEntry) -> dict[str, Any]:
         "nbytes": sum(entry.nbytes for entry in array.files),
         "num_stored": array.num_rows,
         "order": array.order,
+        **({"names": list(array.names)} if array.names else {}),
     }
 
 
@@ -308,6 +310,8 @@ def _arrays(split: SplitEntry, in_use: list[int] | None) -> Iterator[str]:
             for _, array in arrays
         ]
         columns.append(Column("order", stored))
+    if any(array.names for _, array in arrays):
+        columns.append(Column("classes", [shortened(", ".join(array.names), _WIDEST_NAMES) for _, array in arrays]))
     if split.arrays:
         yield from (f"          {line}" for line in table(columns))
 

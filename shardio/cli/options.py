@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -177,11 +177,17 @@ def with_tables(
     if not tables:
         is_table = any((root, path_column, label_columns, split_column, columns))
         return table(src) if is_table else src, others
-    named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in tables]
-    if len({split for split, _, _ in named}) < len(named):
-        raise click.BadParameter("expected one table, or one for each split: SPLIT=FILE", param_hint="--table")
-    found = {split: table(file) for split, _, file in named}
+    found = {split: table(file) for split, file in by_split(tables, "--table").items()}
     return src, {**others, "table": found.get("", found) if len(found) == 1 else found}
+
+
+def by_split(texts: Sequence[str], option: str) -> dict[str, str]:
+    """Returns files by split, from texts such as train=FILE; or one file by ""."""
+    named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in texts]
+    found = {split: file for split, _, file in named}
+    if len(found) < len(named) or ("" in found and len(found) > 1):
+        raise click.BadParameter("expected one file, or one for each split: SPLIT=FILE", param_hint=option)
+    return found
 
 
 masks_option = click.option(
@@ -190,6 +196,13 @@ masks_option = click.option(
     metavar="DIR",
     help="A mask for each picture, for the array `mask`: a PNG or lossless WebP at the same path below DIR. A picture "
     "without its mask is refused.",
+)
+boxes_option = click.option(
+    "--boxes",
+    multiple=True,
+    callback=lambda context, parameter, values: by_split(values, "--boxes") or None,
+    metavar="[SPLIT=]FILE|DIR",
+    help="Boxes: COCO's JSON; or DIR with an XML file of VOC or a text file of YOLO for each picture.",
 )
 size_option = click.option(
     "--size",
@@ -291,7 +304,7 @@ image_options = together(
         "--resample",
         type=click.Choice(["bicubic", "bilinear", "lanczos"]),
         default="bicubic",
-        help="Filter, always antialiased.",
+        help="Filter, antialiased.",
     ),
     click.option(
         "--quality",
@@ -300,6 +313,8 @@ image_options = together(
         help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
     ),
     masks_option,
+    boxes_option,
+    click.option("--max-boxes", type=click.IntRange(1), metavar="N", show_default="all", help="Room for boxes."),
     click.option(
         "--also",
         multiple=True,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from shardio.errors import DecodeError
 from shardio.format.layout import (
     LABELS_NAME,
     MAX_ARRAYS,
@@ -34,6 +35,44 @@ NO_LABEL = -1.0
 """The label of an empty row of boxes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The boxes of a picture, as a file of annotations has them."""
+
+    rows: bytes
+    """Rows of float64: left, top, right, bottom, number of the category."""
+    size: tuple[int, int] | None = None
+    """The picture's (height, width) in that file; None if the file does not say."""
+    relative: bool = False
+    """Whether coordinates are shares of the picture's width and height, and not pixels."""
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) // (5 * 8)
+
+    def in_pixels(self, height: int, width: int) -> NDArray[np.float32]:
+        """Returns (left, top, right, bottom, label) for each box, in pixels, clipped to a picture of this size.
+
+        Raises DecodeError if the file is about a picture of another size, or a box has its centre outside.
+        """
+        if self.size not in (None, (height, width)):
+            turned = " (which `--exif-rotate` changes)" if self.size == (width, height) else ""
+            raise DecodeError(
+                "damaged", f"boxes: expected a picture of (height, width) {self.size}{turned}, found {(height, width)}"
+            )
+        rows = np.frombuffer(self.rows).reshape(-1, 5).copy()
+        side = np.array([width, height], np.float64)
+        corners = rows[:, :4].reshape(-1, 2, 2)
+        if self.relative:
+            corners *= side
+        centres = corners.mean(axis=1)
+        if (outside := ~((centres >= 0) & (centres <= side)).all(axis=1)).any():
+            found = rows[outside.argmax()].tolist()
+            raise DecodeError("damaged", f"boxes: expected boxes in a picture of {(height, width)}, found {found}")
+        corners[:] = corners.clip(0, side)
+        return rows.astype(np.float32)
+
+
 @dataclass(frozen=True)
 class ArraySpec:
     """An array to make: its name, its kind, the type of its rows, and where its values come from."""
@@ -41,9 +80,11 @@ class ArraySpec:
     name: str
     kind: ArrayKind
     row: RowType
-    source: Literal["item", "file", "pixels", "label"] = "item"
+    source: Literal["item", "file", "pixels", "label", "boxes"] = "item"
     """Where values come from: the entry of a dataset's item with the array's name ("item"), the file of a mask
-    ("file"), the stored pixels ("pixels"), or the labels, which are no integers ("label")."""
+    ("file"), the stored pixels ("pixels"), the labels, which are no integers ("label"), or the source's boxes."""
+    names: tuple[str, ...] = ()
+    """The names of the labels of boxes; empty if they have none."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -27,6 +27,7 @@ from shardio.conversion.images.decode import Colour
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.options import (
     DEFAULT_MAX_BAD,
+    Annotations,
     ConvertOptions,
     Quality,
     Size,
@@ -94,6 +95,8 @@ def convert(
     report_duplicates: bool = False,
     table: Table | Mapping[str, Table] | None = None,
     masks: str | os.PathLike[str] | None = None,
+    boxes: Annotations | None = None,
+    max_boxes: int | None = None,
     also: Sequence[Size] = (),
     arrays: Mapping[str, ArrayDeclaration] | None = None,
     executor: Executor | None = None,
@@ -105,7 +108,7 @@ def convert(
     """Converts the images in `src` into a shard set in the folder `out`, and returns a report of it.
 
     - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
-    - `source` to `empty_classes`, `table`, `masks`, `arrays`: see `SourceOptions`
+    - `source` to `empty_classes`, `table`, `masks`, `boxes`, `max_boxes`, `arrays`: see `SourceOptions`
     - `size` to `background`, `also`: see `ConvertOptions`
     - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th: see `Part`
     - `max_bad`: sources that may be refused, as a count (int) or a share (float)
@@ -118,7 +121,7 @@ def convert(
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
-    sources = SourceOptions(source, labels, empty_classes, table, masks, arrays or {})
+    sources = SourceOptions(source, labels, empty_classes, table, masks, boxes, max_boxes, arrays or {})
     check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*part)
@@ -304,7 +307,7 @@ class Conversion:
     def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:
         parts = [record.arrays[spec.name] for record in records if record.arrays]
         crc32s = write_crc32s(self._plan.out, split, spec.name, np.concatenate([part.crc32s for part in parts]))
-        return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
+        return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s, names=spec.names)
 
     def _find_duplicates(self) -> tuple[Duplicates, ...]:
         """Returns the groups of sources with the same bytes.

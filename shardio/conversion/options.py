@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
 from shardio.conversion.images.fit import Fit, FitMode, Resample
+from shardio.conversion.sources.boxes import add_boxes
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
@@ -34,6 +35,7 @@ from shardio.system.machine import usable_cores
 StoredOrder = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
 Size = int | tuple[int, int]
+Annotations = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 
 DEFAULT_MAX_BAD = 0.01
@@ -67,6 +69,11 @@ class SourceOptions:
     masks: str | os.PathLike[str] | None = None
     """A folder with a mask for each picture, at the same relative path: a PNG (grey of 8 or 16 bits, or a palette) or a
     lossless WebP. Masks become the array "mask"; a picture without a mask is refused."""
+    boxes: Annotations | None = None
+    """Boxes in the pictures: a JSON file in the format of COCO, or one for each split; or a folder with an XML file of
+    Pascal VOC or a text file of YOLO for each picture, at the same relative path. They become the array "boxes"."""
+    max_boxes: int | None = None
+    """The number of boxes that a sample has room for; a picture with more is an error. None: as many as are needed."""
     arrays: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
     """Entries of a dataset's items that become arrays: a dict from the name of an entry to (kind, dtype, shape of the
     stored value). Items must be dicts."""
@@ -81,8 +88,9 @@ class SourceOptions:
             raise ValueError(
                 f"source names the kind of a path, and `src` is a dataset: leave `source` out; found {self.source!r}"
             )
-        elif self.masks is not None:
-            raise ValueError("masks is for images in files, and `src` is a dataset: put the masks into its items")
+        elif self.masks is not None or self.boxes is not None:
+            what = "boxes" if self.masks is None else "masks"
+            raise ValueError(f"{what} is for images in files, and `src` is a dataset: put the {what} into its items")
         elif self.labels or self.empty_classes != "refuse":
             raise ValueError("labels and empty_classes are about files, and `src` is a dataset: leave them out")
         if out is not None:
@@ -103,6 +111,13 @@ class SourceOptions:
                 raise SourceError(f"{self.masks}: expected a folder of masks, found none")
             if out is not None:
                 check_apart(Path(os.path.abspath(self.masks)), out)
+        if self.max_boxes is not None and (type(self.max_boxes) is not int or self.max_boxes < 1 or self.boxes is None):
+            found = f"{self.max_boxes!r}{' without `boxes`' if self.boxes is None else ''}"
+            raise ValueError(f"max_boxes must be a positive integer, and is about `boxes`; found {found}")
+        for place in self.annotations.values():
+            check_local(place, SourceError, "boxes are read from files, so copy or mount them here first")
+            if not place.exists():
+                raise SourceError(f"{place}: expected a file or a folder of boxes, found nothing")
 
     def declared(self, sample_shape: SampleShape | None) -> tuple[ArraySpec, ...]:
         """Returns the arrays declared for a dataset's items."""
@@ -113,16 +128,27 @@ class SourceOptions:
         if not isinstance(src, (str, os.PathLike)):
             collection = collect_datasets(src, self.declared(options.sample_shape))
             return self._describe(collection, [read_table(table) for table in self.tables.values()])
-        return self.add_masks(self._collect(src), options)
+        return self.annotate(self._collect(src), options)
 
-    def add_masks(self, collection: Collection, options: ConvertOptions) -> Collection:
-        """Returns the collection with its masks, if there are `masks`."""
+    def annotate(self, collection: Collection, options: ConvertOptions) -> Collection:
+        """Returns the collection with its masks and boxes, if there are `masks` or `boxes`."""
+        if not collection.has_pixels and (self.masks is not None or self.boxes is not None):
+            raise ValueError("masks and boxes are for images, and SRC has arrays without images: leave them out")
+        if self.annotations:
+            collection = add_boxes(collection, self.annotations, self.max_boxes)
         if self.masks is None:
             return collection
-        if not collection.has_pixels:
-            raise ValueError("masks are for images, and SRC has arrays without images: leave `masks` out")
         collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
-        return replace(collection, arrays=(ArraySpec(MASK, "mask", RowType(dtype.str, options.fitting.size), "file"),))
+        masks = ArraySpec(MASK, "mask", RowType(dtype.str, options.fitting.size), "file")
+        return replace(collection, arrays=(*collection.arrays, masks))
+
+    @property
+    def annotations(self) -> Mapping[str, Path]:
+        """The absolute paths of `boxes` by split, or one by ""."""
+        if self.boxes is None:
+            return {}
+        places = self.boxes if isinstance(self.boxes, Mapping) else {"": self.boxes}
+        return {split_name(split): Path(os.path.abspath(place)) for split, place in places.items()}
 
     @property
     def tables(self) -> Mapping[str, Table]:

@@ -149,6 +149,8 @@ class ArrayEntry:
     crc32: Crc32Entry
     order: int | None = None
     """The number of the array's order among the orders of the split; None if sample i is in stored row i."""
+    names: tuple[str, ...] = ()
+    """The names of the labels of boxes, from 0 on; empty if they have none."""
 
     @property
     def num_rows(self) -> int:
@@ -159,14 +161,18 @@ class ArrayEntry:
         return (self.crc32, *self.shards)
 
     def content(self) -> dict[str, Any]:
-        content = {
+        content: dict[str, Any] = {
             "kind": self.kind,
             "dtype": self.row.dtype,
             "shape": list(self.row.shape),
             "crc32": self.crc32.content(),
             "shards": [shard.content() for shard in self.shards],
         }
-        return content if self.order is None else {**content, "order": self.order}
+        if self.order is not None:
+            content["order"] = self.order
+        if self.names:
+            content["names"] = list(self.names)
+        return content
 
 
 @dataclass(frozen=True)

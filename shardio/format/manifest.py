@@ -122,6 +122,8 @@ class Manifest:
             check_kind(name, array.kind, array.row, self.sample_shape)
         except ValueError as error:
             raise FormatError(f"{where}: {error}") from None
+        if array.names and (array.kind != "boxes" or parse.first_repeated(array.names) is not None):
+            raise FormatError(f"{where}.names: expected distinct names for labels of boxes, found {show(array.names)}")
         if name == LABELS_NAME and split.index.has_label:
             raise FormatError(f"{where}: expected an index without labels, found labels in the index too")
         if name in (column for column, _ in split.index.columns):
@@ -275,7 +277,7 @@ def _order_number(fields: Mapping[str, Any], where: str) -> int | None:
 
 
 def _array(value: object, where: str) -> ArrayEntry:
-    fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, optional={"order"})
+    fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, {"order", "names"})
     shape = tuple(parse.sequence(fields["shape"], f"{where}.shape"))
     try:
         row = RowType(parse.string(fields["dtype"], f"{where}.dtype"), shape)
@@ -291,6 +293,9 @@ def _array(value: object, where: str) -> ArrayEntry:
         ),
         crc32=crc32,
         order=_order_number(fields, where),
+        names=parse.strings(parse.filled(fields["names"], f"{where}.names"), f"{where}.names")
+        if "names" in fields
+        else (),
     )
 
 

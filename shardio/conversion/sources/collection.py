@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec, Label
+from shardio.conversion.arrays import ArraySpec, Boxes, Label
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.columns import ColumnTable
 from shardio.errors import DecodeError
@@ -78,6 +78,8 @@ class Source:
     """All labels of a split are of one kind."""
     place: bytes | Extent | Item | Fault | None = None
     """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
+    boxes: Boxes | None = None
+    """The boxes of the picture; None if the samples of the split have none."""
 
     @property
     def indexed(self) -> int | None:
@@ -225,6 +227,30 @@ def identify(path: str | os.PathLike[str]) -> str:
     except OSError:
         return UNREADABLE
     return f"{status.st_size}:{status.st_mtime_ns}"
+
+
+def find_beside(folder: Path, source: Source, suffixes: Sequence[str]) -> str | None:
+    """Returns the file in `folder` at the source's path with another suffix, the first of `suffixes` that is there."""
+    for stem in stems_of(source):
+        for suffix in suffixes:
+            path = os.path.join(folder, stem + suffix)
+            try:
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                pass  # reading it will tell
+            return path
+    return None
+
+
+def stems_of(source: Source) -> Iterator[str]:
+    """Yields the paths, without suffix, at which a file about the source may be in another folder."""
+    for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
+        if isinstance(path, bytes):
+            stem = os.path.splitext(os.fsdecode(path))[0]
+            if "\0" not in stem and not os.path.isabs(stem) and os.pardir not in stem.split("/"):
+                yield stem
 
 
 def is_want(error: BaseException) -> bool:

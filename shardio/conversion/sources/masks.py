@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from shardio.conversion.images.mask import read_dtype
-from shardio.conversion.sources.collection import Collection, Given, Origin, Source, identify, read_file
+from shardio.conversion.sources.collection import (
+    Collection,
+    Given,
+    Origin,
+    Source,
+    find_beside,
+    identify,
+    read_file,
+    stems_of,
+)
 from shardio.errors import DecodeError, SourceError
 
 _SUFFIXES = (".png", ".webp", ".PNG", ".WEBP")
 # Pictures whose masks are looked for before the folder counts as a wrong one.
 _MOST_TRIED = 1000
-
-
-def _paths_of(source: Source) -> Iterator[str]:
-    """Yields the paths at which the source's mask may be, relative to the folder of masks and without suffix."""
-    for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
-        if isinstance(path, bytes):
-            stem = os.path.splitext(os.fsdecode(path))[0]
-            if "\0" not in stem and not os.path.isabs(stem) and os.pardir not in stem.split("/"):
-                yield stem
 
 
 @dataclass(frozen=True)
@@ -42,31 +42,19 @@ class MaskedOrigin(Origin):
 
     def read_mask(self, source: Source) -> bytes:
         """Returns the encoded mask. Raises DecodeError if the mask is missing or unreadable; OSError like `read`."""
-        path = self._find(source)
+        path = find_beside(self.folder, source, _SUFFIXES)
         if path is None:
-            name = next(_paths_of(source), None)
+            name = next(stems_of(source), None)
             missing = f"{name}.png or {name}.webp" if name else "a picture below SRC, as its path names the mask"
             raise DecodeError("incomplete", f"expected {missing}, found none")
         return read_file(path)
 
-    def _find(self, source: Source) -> str | None:
-        for stem in _paths_of(source):
-            for suffix in _SUFFIXES:
-                path = os.path.join(self.folder, stem + suffix)
-                try:
-                    os.stat(path)
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                except OSError:
-                    pass  # reading it will tell
-                return path
-        return None
-
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         pictures = self.pictures.fingerprints(sources)
+        masks = (find_beside(self.folder, source, _SUFFIXES) for source in sources)
         return [
             f"{picture}\0{'no mask' if path is None else f'{os.path.splitext(path)[1]} {identify(path)}'}"
-            for picture, path in zip(pictures, map(self._find, sources), strict=True)
+            for picture, path in zip(pictures, masks, strict=True)
         ]
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:

@@ -77,8 +77,11 @@ _SPLIT_OF = {
 
 
 def known_split(word: str) -> str:
-    """Returns train, val or test if the word, in any case, is a name for that split; otherwise ""."""
-    return _SPLIT_OF.get(word.lower(), "")
+    """Returns train, val or test if the word, in any case, is a name for that split; otherwise "".
+
+    A year may follow, as in COCO's train2017.
+    """
+    return _SPLIT_OF.get(re.sub(r"[-_]?(19|20)[0-9]{2}$", "", word.lower()), "")
 
 
 def split_name(word: str) -> str:

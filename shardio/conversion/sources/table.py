@@ -10,11 +10,11 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.arrays import Label, as_float32
+from shardio.conversion.arrays import Boxes, Label, as_float32
 from shardio.conversion.images.headers import SUFFIXES
 from shardio.conversion.sources.collection import Collection, Fault, FileOrigin, Source
 from shardio.conversion.sources.columns import make_columns, merge_columns
@@ -81,7 +81,7 @@ class Table:
         return Path(os.path.abspath(self.file))
 
 
-class _Faults:
+class Faults:
     """Collects the mistakes in a table, by line, and raises them all in one error."""
 
     def __init__(self, path: Path, word: str) -> None:
@@ -107,7 +107,7 @@ class Contents:
     """The rows of a table with a valid path and split."""
 
     table: Table
-    faults: _Faults
+    faults: Faults
     lines: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
@@ -117,6 +117,8 @@ class Contents:
     names: tuple[str, ...] = ()
     """The names of the columns of labels."""
     numbers: Mapping[str, list[Any]] = field(default_factory=dict)
+    boxes: list[Boxes] | None = None
+    """The boxes of each row; None if the table has none."""
     note: str = ""
     """Which columns are read as what."""
 
@@ -128,7 +130,8 @@ class Contents:
         paths, splits = ([column[row] for row in rows] for column in (self.paths, self.splits))
         labels = [[cells[row] for row in rows] for cells in self.labels]
         numbers = {name: [cells[row] for row in rows] for name, cells in self.numbers.items()}
-        return replace(self, lines=lines, paths=paths, splits=splits, labels=labels, numbers=numbers)
+        boxes = self.boxes and [self.boxes[row] for row in rows]
+        return replace(self, lines=lines, paths=paths, splits=splits, labels=labels, numbers=numbers, boxes=boxes)
 
 
 def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
@@ -137,7 +140,7 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
     Raises SourceError without a column of paths, or a column that is named.
     """
     rows = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
-    faults = _Faults(table.path, rows.word)
+    faults = Faults(table.path, rows.word)
     path = _column(table, rows.names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
         raise SourceError(
@@ -357,11 +360,15 @@ def _collect(collection: Collection, parts: Sequence[tuple[Contents, Sequence[tu
     listed: dict[str, list[Source]] = {split: [] for split in in_split_order(name for part in splits for name in part)}
     for (content, found), names, part in zip(parts, splits, labels, strict=True):
         first: dict[bytes, int] = {}
-        for line, path, name, label, (_, source) in zip(content.lines, content.paths, names, part, found, strict=True):
+        boxes = content.boxes or repeat(None)
+        for line, path, name, label, (_, source), some in zip(
+            content.lines, content.paths, names, part, found, boxes, strict=False
+        ):
             if first.setdefault(source.key, line) != line:
                 expected = f"a path that is not in {content.faults.word} {first[source.key]} already"
                 content.faults.add(line, expected, path)
-            listed[name].append(replace(source, label=label) if content.labels else source)
+            source = replace(source, label=label) if content.labels else source
+            listed[name].append(source if some is None else replace(source, boxes=some))
         content.faults.check()
     if not any(listed.values()):
         raise SourceError(f"{parts[0][0].table.path}: expected rows with paths of images, found none")
@@ -386,8 +393,8 @@ def _collect(collection: Collection, parts: Sequence[tuple[Contents, Sequence[tu
         classes=classes if has_labels else collection.classes,
         class_names=() if has_labels else collection.class_names,
         splits={**{split: tuple(sources) for split, sources in listed.items()}, **collection.splits},
-        columns=merge_columns(columns) if columns else None,
-        notes=tuple(f"{content.table.path.name}: {content.note}{kind}" for content, _ in parts),
+        columns=merge_columns(columns) if columns else collection.columns,
+        notes=(*collection.notes, *(f"{c.table.path.name}: {c.note}{kind}" for c, _ in parts if c.note)),
     )
 
 
