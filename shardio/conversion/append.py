@@ -15,7 +15,7 @@ from shardio.conversion.convert import convert
 from shardio.conversion.options import DEFAULT_MAX_BAD, ConvertOptions, Src, read_options
 from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
-from shardio.conversion.sources.table import Table
+from shardio.conversion.sources.table import Table, Tables
 from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, ShardioError
 from shardio.sets.history import conversions_of
@@ -31,7 +31,7 @@ def append(
     source: SourceKind = "auto",
     labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
-    table: Table | Mapping[str, Table] | None = None,
+    table: Tables | None = None,
     workers: int | None = None,
     max_bad: int | float = DEFAULT_MAX_BAD,
     only_common: bool = False,
@@ -83,7 +83,7 @@ def append(
     return replace(made, notes={"num_added": dict(report.num_samples), "refused": dict(report.refused)})
 
 
-def _has_columns(src: Src, table: Table | Mapping[str, Table] | None) -> bool:
+def _has_columns(src: Src, table: Tables | None) -> bool:
     tables = table.values() if isinstance(table, Mapping) else (table, src)
     return any(one.columns for one in tables if isinstance(one, Table))
 

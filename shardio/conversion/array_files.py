@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec, Boxes
+from shardio.conversion.arrays import ArraySpec, SourceBoxes
 from shardio.conversion.images.decode import Decoded, read_turn, turn
 from shardio.conversion.images.fit import resize_pixels
 from shardio.conversion.images.mask import decode_mask
@@ -311,7 +311,7 @@ def _raw(
     if spec.source == "label":
         return _label(spec, source)
     if spec.source == "boxes":
-        boxes = source.boxes or Boxes(b"")  # an estimate tries a task with the sources of other splits
+        boxes = source.boxes or SourceBoxes(b"")  # an estimate tries a task with the sources of other splits
         return spec.check(boxes.in_pixels(*source_size))
     assert isinstance(found, Given)
     assert isinstance(source.place, Item)

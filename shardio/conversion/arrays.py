@@ -36,7 +36,7 @@ NO_LABEL = -1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Boxes:
+class SourceBoxes:
     """The boxes of a picture, as a file of annotations has them."""
 
     rows: bytes

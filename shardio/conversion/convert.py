@@ -57,7 +57,7 @@ from shardio.conversion.report import (
 )
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
-from shardio.conversion.sources.table import Table
+from shardio.conversion.sources.table import Tables
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError, shortened
@@ -93,7 +93,7 @@ def convert(
     workers: int | None = None,
     max_bad: int | float = DEFAULT_MAX_BAD,
     report_duplicates: bool = False,
-    table: Table | Mapping[str, Table] | None = None,
+    table: Tables | None = None,
     masks: str | os.PathLike[str] | None = None,
     boxes: Annotations | None = None,
     max_boxes: int | None = None,

@@ -35,7 +35,7 @@ from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Given, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.masks import MaskedOrigin
-from shardio.conversion.sources.table import Table
+from shardio.conversion.sources.table import Tables
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.task import needs_torch, one_torch_thread, prepare
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
@@ -119,7 +119,7 @@ def estimate(
     source: SourceKind = "auto",
     labels: Labels | None = None,
     empty_classes: EmptyClasses = "refuse",
-    table: Table | Mapping[str, Table] | None = None,
+    table: Tables | None = None,
     size: Size = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",

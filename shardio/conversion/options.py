@@ -21,9 +21,10 @@ from shardio.conversion.sources.boxes import add_boxes
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
+from shardio.conversion.sources.listed import describe
 from shardio.conversion.sources.masks import with_masks
 from shardio.conversion.sources.names import split_name
-from shardio.conversion.sources.table import Contents, Table, describe, read_table
+from shardio.conversion.sources.table import Contents, Table, Tables, read_table
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, show
@@ -63,7 +64,7 @@ class SourceOptions:
     empty_classes: EmptyClasses = "refuse"
     """Class folders without images: "refuse" raises an error, "omit" leaves the class out and numbers the others,
     "keep" gives the class a label that no sample has."""
-    table: Table | Mapping[str, Table] | None = None
+    table: Tables | None = None
     """A table that describes the images in SRC, or one for each split. If SRC is a table itself, it is a `Table` or the
     path of a file."""
     masks: str | os.PathLike[str] | None = None
@@ -153,9 +154,8 @@ class SourceOptions:
     @property
     def tables(self) -> Mapping[str, Table]:
         """The tables by split, or one by ""."""
-        if self.table is None:
-            return {}
-        return {"": self.table} if isinstance(self.table, Table) else {split_name(s): t for s, t in self.table.items()}
+        given = {} if self.table is None else self.table if isinstance(self.table, Mapping) else {"": self.table}
+        return {split_name(split): one if isinstance(one, Table) else Table(one) for split, one in given.items()}
 
     def read(self, src: str | os.PathLike[str], labels: Labels | None, empty_classes: EmptyClasses) -> Collection:
         """Returns the images in SRC, as its tables describe them."""

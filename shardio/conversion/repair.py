@@ -26,7 +26,7 @@ from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.boxes import BOXES
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.detect import SourceKind, find_empty, without_classes
-from shardio.conversion.sources.table import Table
+from shardio.conversion.sources.table import Tables
 from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, SourceError
 from shardio.format.entries import FileEntry
@@ -57,7 +57,7 @@ def repair(
     src: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
-    table: Table | Mapping[str, Table] | None = None,
+    table: Tables | None = None,
     masks: str | os.PathLike[str] | None = None,
     boxes: Annotations | None = None,
     workers: int | None = None,

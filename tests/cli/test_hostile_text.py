@@ -22,7 +22,8 @@ from storages import tar_of
 
 from shardio.cache.cached_split import CachedSplit
 from shardio.cache.folder import Cache
-from shardio.conversion.sources.table import Table, scan_table
+from shardio.conversion.sources.listed import scan_table
+from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable
 from shardio.format.manifest_file import load_manifest

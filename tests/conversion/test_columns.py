@@ -22,7 +22,8 @@ from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.conversion.sources.columns import ColumnTable
-from shardio.conversion.sources.table import Table, describe, read_table, scan_table
+from shardio.conversion.sources.listed import describe, scan_table
+from shardio.conversion.sources.table import Table, read_table
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards

@@ -338,6 +338,11 @@ def test_other_labels_are_the_callers_mistake(tmp_path: Path, label: Any, error:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_integer_that_float32_cannot_hold_is_no_label_among_numbers(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="item 1: label must be a number"):
+        convert([(RGB, 0.5), (RGB, 10**39)], tmp_path / "out", **OPTIONS)
+
+
 def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on(tmp_path: Path) -> None:
     """Items that are not tried beforehand: the finished shards are kept, as after any error."""
     for number, (item, error, message) in enumerate(

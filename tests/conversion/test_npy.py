@@ -25,9 +25,10 @@ from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair
+from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.publish import read_rejects
-from shardio.errors import ConvertError, ShardioError, SourceError, SpaceError
+from shardio.errors import ConvertError, DecodeError, ShardioError, SourceError, SpaceError
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
@@ -156,6 +157,7 @@ def test_datasets_of_arrays_become_sets(items: Any, names: list[str], label: typ
         ([{"a": np.zeros(2), "label": 1, "labels": np.zeros(2)}], {}, ValueError, "'label' and 'labels'"),
         ([{"a": np.zeros(2)}, {"a": np.zeros(3)}], {}, ValueError, r"item 1: array 'a': expected shape \(2,\)"),
         ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], {}, TypeError, "item 1: expected a dict with a, found one with b"),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2), "c": np.zeros(2)}], {}, TypeError, "item 1: .*found 'c' too"),
         ([np.zeros(2), np.zeros(2, np.int8)], {}, TypeError, "item 1: array 'array': expected float64, found int8"),
         ([{"a": np.zeros(2), "label": -1}], {}, ValueError, "expected a label from 0"),
         ([np.zeros(2)], {"size": 32}, ValueError, "size: expected no options of images"),
@@ -305,6 +307,7 @@ HOSTILE_FILES: dict[str, tuple[str, bytes, str]] = {
     "a path": ("a.npz", _zip(**{".._npy": _SOUND, "..__..__etc__x_npy": _SOUND}), "name must be"),
     "a reserved name": ("a.npz", _zip(images_npy=_SOUND), "'images'"),
     "other counts": ("a.npz", _zip(a_npy=_SOUND, b_npy=_save(np.zeros(3))), "found 40 of a, 3 of b"),
+    "labels in a column": ("a.npz", _zip(a_npy=_SOUND, label_npy=_save(LABELS[:, None])), r"label: .*\(1,\)"),
     "labels alone": ("a.npz", _zip(label_npy=_save(LABELS)), "labels alone"),
     "two labels": (
         "a.npz",
@@ -397,7 +400,7 @@ def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:
         convert(tmp_path / "a.npy", tmp_path / "again", labels="folders")
     with pytest.raises(ValueError, match="fit, also: expected no options of images"):
         convert(tmp_path / "a.npy", tmp_path / "again", fit="pad", also=[8])
-    with pytest.raises(ValueError, match="masks are for images"):
+    with pytest.raises(ValueError, match="for images"):
         convert(tmp_path / "a.npy", tmp_path / "again", masks=tmp_path / "splits")
     write_jpeg(tmp_path / "images" / "picture.jpg", random_picture(np.random.default_rng(0), 20, 20))
     with pytest.raises(ValueError, match=r"size must be .* as SRC has images"):
@@ -444,6 +447,21 @@ def test_a_killed_conversion_resumes(source: tuple[Path, str, str], tmp_path: Pa
     assert report.digest == whole.digest
     check(tmp_path / "out", kind, name)
     assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_no_sample_is_read_from_a_file_that_is_replaced_meanwhile(tmp_path: Path) -> None:
+    src = npy(tmp_path / "a.npy")
+    found = scan(src)
+    (first, *_) = found.splits["train"]
+    assert found.origin.read(first).arrays["array"].tolist() == LATENTS[0].tolist()  # type: ignore[union-attr]
+    npy(tmp_path / "b.npy", LATENTS[::-1]).replace(src)
+    with pytest.raises(DecodeError, match="found it changed"):
+        found.origin.read(first)
+
+
+def test_labels_of_float_are_said_to_be_no_classes(tmp_path: Path) -> None:
+    report = convert(npz(tmp_path / "a.npz", label=LABELS.astype(np.float64)), tmp_path / "out")
+    assert report.notes == ("a.npz: labels are float32, 1 number each",)
 
 
 def test_a_file_that_changes_is_not_resumed_from(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_the_order_of_rows_and_their_files_matter_to_the_provenance_alone(
 
 def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: bytes) -> None:
     path = put(tmp_path / "some.parquet", pa.table({"jpg": [picture] * 3, "class": pa.array([2, 0, 2], pa.uint8())}))
-    convert(path, tmp_path / "out", **OPTIONS)
+    report = convert(path, tmp_path / "out", **OPTIONS)
+    assert report.notes == ("some.parquet: labels from 'class'",)
     shards = open_shards(tmp_path / "out")
     assert shards.classes == ("0", "1", "2")
     assert sorted(shards.index["key"].tolist()) == [b"0/00000001", b"2/00000000", b"2/00000002"]

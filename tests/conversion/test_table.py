@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from storages import CLASSES, draw_imagenet, rows, write_list
 from shardio.conversion.options import SourceOptions
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.detect import scan
-from shardio.conversion.sources.table import Table, scan_table
+from shardio.conversion.sources.listed import scan_table
+from shardio.conversion.sources.table import Table
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError, SourceError
 
@@ -155,6 +157,20 @@ def test_a_suffix_that_finds_the_files_is_added_and_the_only_other_column_is_the
     assert found.origin.read(found.splits["train"][1]) == b"x"
 
 
+def test_a_path_without_a_suffix_means_one_image(folder: Path) -> None:
+    put(folder, "a/5.PNG", "a/1.txt")
+    found = listed(folder, "image_id\n5\n1\ngone\n", "l.csv", root=folder / "a")
+    assert [key for key, _ in rows(found)] == [b"5.PNG", b"1.jpg", b"gone"]
+    put(folder, "a/1.png")
+    message = refused(folder, "image_id\n5\n1\n", "l.csv", root=folder / "a")
+    assert "line 3: expected the path of one image, and not of '1.jpg' and '1.png', found '1'" in message
+
+
+def test_names_in_the_first_line_may_be_quoted(folder: Path) -> None:
+    found = listed(folder, '"path","a, b"\na/1.jpg,x\na/2.jpg,y\n', "l.csv", label_columns=["a, b"])
+    assert (rows(found), found.classes) == ([(b"a/1.jpg", 0), (b"a/2.jpg", 1)], ("x", "y"))
+
+
 def test_columns_can_be_named(folder: Path) -> None:
     text = "id,where,kind,label,fold\n7,a/1.jpg,x,0,val\n8,b/3.jpg,y,0,train\n9,a/2.jpg,x,0,train\n"
     options: dict[str, Any] = {"path_column": "where", "label_columns": ["kind"], "split_column": "fold"}
@@ -241,6 +257,19 @@ WRONG_LABELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "line 2: expected 1 numbers, as in other rows, found [1, 2]",
     ),
     "a number beyond float32": ("path,label\na/1.jpg,1e99\na/2.jpg,0.5\n", {}, "line 2: expected numbers as labels"),
+    **{
+        f"{text} as a number": (
+            f"path,a,b\na/1.jpg,1,2\na/2.jpg,0.5,{text}\n",
+            {"label_columns": ["a", "b"]},
+            "line 3: expected numbers as labels",
+        )
+        for text in ("nan", "inf", "1_000", "0x1", "1" + "0" * 400)
+    },
+    "an unknown name": (
+        '{"path": "a/1.jpg"}\n{"path": "a/2.jpg", "label": 3}\n',
+        {},
+        "line 2: expected only the names of the first line, path, found 'label'",
+    ),
     "no JSON": ('{"path": "a/1.jpg"}\n{"path"\n[1]\n', {}, "line 2: expected a JSON object"),
 }
 
@@ -269,6 +298,53 @@ def test_a_table_with_labels_lists_the_images_of_a_folder(tmp_path: Path) -> Non
         found.origin.read(found.splits["train"][1])
     with pytest.raises(SourceError, match=r"paths of images in SRC such as '1\.jpg', found 'x/1\.jpg'"):
         described(tmp_path, tmp_path / "src", "path,label\nx/1.jpg,a\n")
+
+
+def test_a_path_that_two_images_may_have_is_an_error(tmp_path: Path) -> None:
+    put(tmp_path / "src", "1.jpg", "1.png", "2.jpg")
+    assert rows(described(tmp_path, tmp_path / "src", "id,label\n1.png,x\n2,y\n")) == [(b"1.png", 0), (b"2.jpg", 1)]
+    with pytest.raises(SourceError, match=r"(?s)table\.csv.*line 3: .* not of '1\.jpg' and '1\.png', found '1'"):
+        described(tmp_path, tmp_path / "src", "id,label\n2,y\n1,x\n")
+
+
+def test_a_missing_image_belongs_to_the_split_in_its_path(tmp_path: Path) -> None:
+    put(tmp_path / "src", "train/1.jpg", "Val/2.jpg")
+    found = described(tmp_path, tmp_path / "src", "path,label\ntrain/1.jpg,x\nVal/2.jpg,x\nVal/3.jpg,x\n")
+    assert {split: len(sources) for split, sources in found.splits.items()} == {"train": 1, "val": 2}
+
+
+def split_tables(folder: Path, train: str, val: str) -> Collection:
+    put(folder / "src", "1.jpg", "2.jpg")
+    for name, text in (("train", train), ("val", val)):
+        (folder / f"{name}.csv").write_text(text)
+    paths = {"train": str(folder / "train.csv"), "val": folder / "val.csv"}
+    return SourceOptions(table=paths).read(folder / "src", None, "refuse")
+
+
+def test_an_image_is_in_one_table_alone(tmp_path: Path) -> None:
+    found = split_tables(tmp_path, "path,label\n1.jpg,x\n", "path,label\n2.jpg,x\n")
+    assert (rows(found), rows(found, "val")) == ([(b"1.jpg", 0)], [(b"2.jpg", 0)])
+    with pytest.raises(
+        SourceError, match=r"(?s)val\.csv.*line 3: .*not in line 2 of train\.csv already, found '1\.jpg'"
+    ):
+        split_tables(tmp_path, "path,label\n1.jpg,x\n", "path,label\n2.jpg,x\n1.jpg,x\n")
+
+
+def test_tables_of_splits_have_the_same_columns_of_labels_in_the_same_order(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        put(tmp_path / "src", f"{name}/1.jpg")
+        (tmp_path / f"{name}.csv").write_text("path,a,b\n1.jpg,0,1\n")
+    for columns, message in (
+        (["a", "b"], ""),
+        (["b", "a"], "found b, a and not a, b"),
+        (["a"], "found a and not a, b"),
+    ):
+        tables = {
+            "train": Table(tmp_path / "train.csv", label_columns=["a", "b"]),
+            "val": Table(tmp_path / "val.csv", label_columns=columns),
+        }
+        with pytest.raises(SourceError, match=message) if message else contextlib.nullcontext():
+            SourceOptions(table=tables).read(tmp_path / "src", None, "refuse")
 
 
 def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_an_image_of_val_that_is_missing_is_refused_and_one_without_a_label_an_e
     put(src, "val/images/val_9.JPEG")
     with pytest.raises(SourceError, match=r"val_9\.JPEG: expected a line in val/val_annotations.txt"):
         scan(src)
+    (src / "val" / "images" / "val_9.JPEG").unlink()
+    annotations = src / "val" / "val_annotations.txt"
+    annotations.write_text(annotations.read_text().replace("val_3.JPEG\tn02", "val_3.JPEG\tn09"))
+    with pytest.raises(SourceError, match=r"val_annotations\.txt: expected classes of wnids\.txt, found 'n09'"):
+        scan(src)
     (src / "wnids.txt").write_text("n01\n")
     with pytest.raises(SourceError, match=r"n02_0\.JPEG: expected a class folder with a class of wnids.txt"):
+        scan(src)
+
+
+def test_an_incomplete_download_is_an_error(src: Path) -> None:
+    (src / "wnids.txt").write_text("n01\nn02\nn03\n")
+    with pytest.raises(SourceError, match=r"expected images in every class folder, found none in 1: 'n03'"):
+        scan(src)
+    (src / "wnids.txt").write_text("n01\nn02\n")
+    shutil.rmtree(src / "val" / "images")
+    with pytest.raises(SourceError, match=r"val: expected images, found none"):
         scan(src)

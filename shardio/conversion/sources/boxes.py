@@ -7,7 +7,6 @@ each picture, as masks do.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -20,9 +19,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from shardio.conversion.arrays import ArraySpec, Boxes
+from shardio.conversion.arrays import ArraySpec, SourceBoxes
 from shardio.conversion.sources.collection import Collection, Fault, Source, find_beside, read_file, stems_of
-from shardio.conversion.sources.table import Contents, Faults, Table, describe
+from shardio.conversion.sources.listed import describe
+from shardio.conversion.sources.names import parse_number
+from shardio.conversion.sources.table import Contents, Faults, Table
 from shardio.errors import DecodeError, SourceError, counted, show
 from shardio.format.layout import MAX_CLASSES, RowType
 from shardio.format.parse import first_repeated
@@ -197,8 +198,8 @@ def _size(height: object, width: object) -> tuple[int, int] | None:
     return (height, width) if isinstance(height, int) and isinstance(width, int) and height and width else None
 
 
-def _boxes(boxes: Sequence[Box], size: tuple[int, int] | None, *, relative: bool = False) -> Boxes:
-    return Boxes(np.array(boxes, np.float64).tobytes(), size, relative)
+def _boxes(boxes: Sequence[Box], size: tuple[int, int] | None, *, relative: bool = False) -> SourceBoxes:
+    return SourceBoxes(np.array(boxes, np.float64).tobytes(), size, relative)
 
 
 # --- a file for each picture ------------------------------------------------------------------------------------------
@@ -309,12 +310,12 @@ def _parse_xml(data: bytes) -> _Annotation:
     for number, one in enumerate(root.findall("object")):
         name = (one.findtext("name") or "").strip()
         left, top, right, bottom = (
-            _number(one.findtext(f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")
+            parse_number(one.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")
         )
         if not name or not (left <= right and top <= bottom):
             raise ValueError(f"object {number}: expected a name, and xmin <= xmax and ymin <= ymax, found {name!r:.80}")
         boxes.append((left, top, right, bottom, name))
-    height, width = (_number(root.findtext(f"size/{side}", "0")) for side in ("height", "width"))
+    height, width = (parse_number(root.findtext(f"size/{side}", "0")) for side in ("height", "width"))
     return _Annotation(boxes, _size(int(height), int(width)))
 
 
@@ -325,19 +326,13 @@ def _parse_text(data: bytes, num_names: int) -> Iterator[Box]:
             continue
         if len(cells) != 5:
             raise ValueError(f"line {number}: expected a class and 4 numbers, found {len(cells)} cells: {line!r:.80}")
-        label, x, y, width, height = map(_number, cells)
+        label, x, y, width, height = map(parse_number, cells)
         if not (label == int(label) and 0 <= label < (num_names or MAX_CLASSES)):
             expected = f"from 0 to {num_names - 1}, as in {_NAMES_FILE}" if num_names else "an integer"
             raise ValueError(f"line {number}: expected a class {expected}, found {cells[0]!r:.80}")
         if min(width, height) < 0:
             raise ValueError(f"line {number}: expected a width and a height, found {line!r:.80}")
         yield x - width / 2, y - height / 2, x + width / 2, y + height / 2, int(label)
-
-
-def _number(text: str | None) -> float:
-    if text is None or "_" in text or not math.isfinite(number := float(text)):
-        raise ValueError(f"expected a number, found {text!r:.80}")
-    return number
 
 
 def _read_names(folder: Path) -> tuple[str, ...]:

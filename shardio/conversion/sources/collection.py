@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec, Boxes, Label
+from shardio.conversion.arrays import ArraySpec, Label, SourceBoxes
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.columns import ColumnTable
 from shardio.errors import DecodeError
@@ -78,7 +78,7 @@ class Source:
     """All labels of a split are of one kind."""
     place: bytes | Extent | Item | Fault | None = None
     """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
-    boxes: Boxes | None = None
+    boxes: SourceBoxes | None = None
     """The boxes of the picture; None if the samples of the split have none."""
 
     @property

@@ -23,7 +23,7 @@ from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
 from shardio.conversion.sources.names import DEFAULT_SPLIT, check_label, check_split_words, split_name
 from shardio.errors import DecodeError, SourceError, counted
-from shardio.format.layout import MAX_CLASSES, check_split_name
+from shardio.format.layout import LABELS_NAME, MAX_CLASSES, check_split_name
 from shardio.format.parse import check_text, first_repeated
 
 if TYPE_CHECKING:
@@ -228,6 +228,10 @@ def _label(label: Any, where: str) -> Label:
         return None
     with contextlib.suppress(TypeError):
         return check_label(label)
+    return _floats(label, where)
+
+
+def _floats(label: Any, where: str) -> tuple[float, ...]:
     try:
         numbers = as_float32(label)
     except (TypeError, ValueError) as error:
@@ -248,6 +252,9 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> Given:
         found = f"one with {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
         raise TypeError(f"{where}: expected a dict with {expected}, found {found:.200}")
     image, told = _parts(item, where, has_pixels)
+    known = {"label", LABELS_NAME, *(spec.name for spec in arrays)}
+    if not has_pixels and (extra := [name for name in item if name not in known]):
+        raise TypeError(f"{where}: expected the arrays of the first item, found {extra[0]!r:.80} too")
     try:
         torch = sys.modules.get("torch")  # without it, there are no tensors
         if has_pixels:
@@ -256,7 +263,7 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> Given:
         raise TypeError(f"{where}: {error}") from None
     label = _label(told, where)
     if isinstance(like, tuple) and isinstance(label, int):
-        label = (float(label),)
+        label = _floats(label, where)
     if _kind(label) != _kind(like):
         raise TypeError(f"{where}: expected a label of the kind of other labels, such as {like}, found {told!r:.80}")
     most = (origin.num_classes or MAX_CLASSES) - 1

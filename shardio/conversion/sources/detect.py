@@ -16,10 +16,11 @@ from typing import Literal, get_args
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
+from shardio.conversion.sources.listed import scan_table
 from shardio.conversion.sources.names import entries, known_split
 from shardio.conversion.sources.npy import scan_arrays
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
-from shardio.conversion.sources.table import Table, scan_table
+from shardio.conversion.sources.table import Table
 from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tiny_imagenet import is_tiny_imagenet, scan_tiny_imagenet
 from shardio.conversion.sources.tree import Labels, holds_only_arrays, scan_tree
@@ -42,7 +43,7 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
 
 # A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or a name
 # from a list for all labels, in use or not.
-_KINDS_WITH_FOLDERS = ("tree", "arrays", "kaggle", "ilsvrc")
+_KINDS_WITH_FOLDERS = ("tree", "arrays", "kaggle", "ilsvrc", "tiny-imagenet")
 _MOST_NAMED = 5
 
 # All rows of an index are as wide as the longest key. Names that people give are never so unequal.

@@ -9,6 +9,7 @@ names are numbered in sorted order, as class folders are.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import re
@@ -160,6 +161,13 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
         else:
             expected[split, text] = f"a class name, or an integer from 0 to {MAX_CLASSES - 1:,}{_hint(text)}"
     return Numbering(classes, labels, expected)
+
+
+def parse_number(text: str) -> float:
+    """Returns the finite number that a text is. Raises ValueError for anything else, such as nan, inf or 1_000."""
+    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(number := float(text)):
+        raise ValueError(f"expected a number, found {text!r:.80}")
+    return number
 
 
 def are_measures(texts: Iterable[str]) -> bool:

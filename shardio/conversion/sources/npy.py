@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import struct
 import zipfile
@@ -36,7 +37,7 @@ from shardio.conversion.sources.collection import (
 )
 from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split
 from shardio.conversion.sources.tree import ARRAYS, Labels, scan_tree
-from shardio.errors import DecodeError, SourceError, SpaceError
+from shardio.errors import DecodeError, SourceError, SpaceError, counted
 from shardio.format.layout import LABELS_NAME, MAX_ARRAYS, MAX_CLASSES, RowType
 from shardio.sets.given import HEADER_MOST, ArrayHeader, parse_header, refusing
 from shardio.sets.names import looks_like_a_set
@@ -189,6 +190,8 @@ class RowsOrigin(Origin):
         start = header.start + number * row.nbytes
         if offset is not None:
             data = read_file(self.path, Extent(b"", offset + start, row.nbytes))
+            if identify(self.path) != self.identity:
+                raise DecodeError("unreadable", "expected the file as it was scanned, found it changed: run again")
         elif self.spool is not None:
             copy = self._copy_of(name, self.spool)
             with naming(copy), open_untrusted(copy) as file:
@@ -345,11 +348,16 @@ def _collect(src: Path, members: dict[str, _Member], kind: str) -> Collection:
         )
     labels: list[int | None] = [None] * count
     classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if label and (members[label].header.dtype.kind not in "iu" or members[label].row.shape):
         row = members[label].row
-        if len(row.shape) > 1:
-            raise SourceError(f"{src}: {label}: expected numbers, or vectors of numbers, found rows of {row.shape}")
+        if len(row.shape) > 1 or row.shape == (1,):
+            raise SourceError(
+                f"{src}: {label}: expected a number, or a vector of at least two, for each sample, found rows of "
+                f"{row.shape}"
+            )
         specs += (ArraySpec(LABELS_NAME, "array", RowType("<f4", row.shape)),)
+        notes = (f"{src.name}: labels are float32, {counted(math.prod(row.shape), 'number')} each",)
     elif label:
         found = origin.read_all(label)
         labels, least, most = found.tolist(), int(found.min()), int(found.max())
@@ -360,7 +368,8 @@ def _collect(src: Path, members: dict[str, _Member], kind: str) -> Collection:
         origin = replace(origin, members={name: members[name] for name in rows}, label="")
     file = os.fsencode(src.name)
     sources = tuple(Source(b"%d" % number, one, Item(file, number)) for number, one in enumerate(labels))
-    collection = Collection(origin, classes, {DEFAULT_SPLIT: sources}, {}, kind=kind, arrays=specs, has_pixels=False)
+    splits = {DEFAULT_SPLIT: sources}
+    collection = Collection(origin, classes, splits, {}, kind=kind, notes=notes, arrays=specs, has_pixels=False)
     return replace(collection, identity=_hash(collection, origin))
 
 

@@ -112,7 +112,9 @@ def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
     if not sources:
         raise SourceError(f"{src}: expected rows with a label, found none")
     origin = ParquetOrigin(folder, tables[names[0]].image, files)
-    return Collection(origin, classes, sources, +ignored, kind="parquet")
+    guessed = {table.label for table in tables.values()} - {"", "label"}
+    notes = tuple(f"{src.name}: labels from {label!r}" for label in sorted(guessed))
+    return Collection(origin, classes, sources, +ignored, kind="parquet", notes=notes)
 
 
 def _list(root: Path, ignored: Counter[str]) -> list[str]:
@@ -189,7 +191,12 @@ class _Table:
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
     paths: Sequence[bytes | None]
-    has_labels: bool
+    label: str
+    """The column of labels; "" if there is none."""
+
+    @property
+    def has_labels(self) -> bool:
+        return bool(self.label)
 
 
 def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unlabelled: bool) -> _Table:
@@ -222,7 +229,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unla
         table_file = TableFile(len(found), sum(group.total_uncompressed_size for group in groups), identity)
         classes = _class_names(path, features.get(label))
         names = paths or [None] * len(found)
-        return _Table(table_file, image, shared.setdefault(classes, classes), found, names, bool(label))
+        return _Table(table_file, image, shared.setdefault(classes, classes), found, names, label)
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
         names = list(_parsed(first) or ())
         return Rows(names, lambda add: _json_rows(path, names, add))
     delimiter = "\t" if "\t" in first else ","
-    names = [name.strip(' "\r\n') for name in first.split(delimiter)]
+    names = _header(path, delimiter) or [name.strip() for name in first.split(delimiter)]
     if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
         return Rows(names, lambda add: _csv_rows(path, delimiter, len(names), add))
     return _list(path, known)
@@ -76,6 +76,15 @@ def _lines(path: Path, file: IO[str]) -> Iterator[str]:
         if len(line) == _MAX_LINE_NBYTES:
             raise SourceError(f"{path}: line {number}: expected fewer than {_MAX_LINE_NBYTES:,} characters, found more")
         yield line
+
+
+def _header(path: Path, delimiter: str) -> list[str]:
+    """Returns the names in the first line of a CSV; none if the line is no CSV."""
+    with _open(path) as file:
+        try:
+            return [name.strip() for name in next(csv.reader(_lines(path, file), delimiter=delimiter, strict=True), [])]
+        except csv.Error:
+            return []
 
 
 def _csv_rows(path: Path, delimiter: str, width: int, add: AddFault) -> Iterator[Row]:
@@ -107,6 +116,8 @@ def _json_rows(path: Path, names: list[str], add: AddFault) -> Iterator[Row]:
                 continue
             if (value := _parsed(line)) is None:
                 add(number, "a JSON object", line.strip())
+            elif unknown := [name for name in value if name not in names]:
+                add(number, f"only the names of the first line, {', '.join(names)}", unknown[0])
             else:
                 yield Row(number, [value.get(name) for name in names])
 

@@ -1,32 +1,20 @@
-"""Tables that describe images, and collections whose images a table lists.
-
-An error names all wrong rows, not only the first, so a table can be corrected in one go.
-"""
+"""Tables that describe images: a row for each image, with its path and perhaps labels, a split and numbers."""
 
 from __future__ import annotations
 
 import os
-import posixpath
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.arrays import Boxes, Label, as_float32
-from shardio.conversion.images.headers import SUFFIXES
-from shardio.conversion.sources.collection import Collection, Fault, FileOrigin, Source
-from shardio.conversion.sources.columns import make_columns, merge_columns
+from shardio.conversion.arrays import SourceBoxes
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
-    are_measures,
-    in_split_order,
-    number_labels,
     split_name,
 )
 from shardio.conversion.sources.rows import read_rows
-from shardio.errors import SourceError, counted
+from shardio.errors import SourceError
 from shardio.format.layout import is_split_name
 from shardio.format.parse import first_repeated
 
@@ -40,8 +28,6 @@ SPLIT_COLUMNS = ("split", "subset", "set")
 
 _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
 _MOST_KEPT, _MOST_SHOWN = 1000, 10
-# If none of the first files is there, the paths are relative to another folder.
-_PROBED = 20
 
 
 @dataclass(frozen=True)
@@ -81,6 +67,10 @@ class Table:
         return Path(os.path.abspath(self.file))
 
 
+Tables = str | os.PathLike[str] | Table | Mapping[str, str | os.PathLike[str] | Table]
+"""A table or the path of a table; or one for each split."""
+
+
 class Faults:
     """Collects the mistakes in a table, by line, and raises them all in one error."""
 
@@ -117,7 +107,7 @@ class Contents:
     names: tuple[str, ...] = ()
     """The names of the columns of labels."""
     numbers: Mapping[str, list[Any]] = field(default_factory=dict)
-    boxes: list[Boxes] | None = None
+    boxes: list[SourceBoxes] | None = None
     """The boxes of each row; None if the table has none."""
     note: str = ""
     """Which columns are read as what."""
@@ -237,226 +227,3 @@ def _label_columns(table: Table, names: Sequence[str], path: int, split: int | N
 def _note(table: Table, names: Sequence[str], path: int, labels: Sequence[str], split: int | None) -> str:
     parts = [f"paths from {names[path]!r}", f"labels from {_listed(labels)}" if labels else "no labels"]
     return ", ".join([*parts, *([f"splits from {names[split]!r}"] if split is not None else [])])
-
-
-# --- collections ------------------------------------------------------------------------------------------------------
-
-
-def scan_table(table: Table, *, unlabelled: bool = False) -> Collection:
-    """Returns the images that a table lists, in its order; without its labels if `unlabelled`.
-
-    Paths are absolute, or relative to the table's root. A key is the path, relative if the file is below the root. A
-    missing file is a source that will be refused; a mistake in the table itself raises SourceError.
-    """
-    content = read_table(table, unlabelled=unlabelled)
-    folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
-    probed = content.paths[:_PROBED]
-
-    def finds_files(suffix: str) -> bool:
-        return any(os.path.lexists(folder / (path + suffix)) for path in probed)
-
-    suffix = next(filter(finds_files, ("", *SUFFIXES, *map(str.upper, SUFFIXES))), None)
-    if probed and suffix is None:
-        content.faults.check()
-        raise _nowhere(table, folder, probed)
-    below = os.path.join(folder, "")
-    found = []
-    for path in content.paths:
-        place = path + (suffix or "")
-        key = os.path.normpath(os.path.join(below, place))
-        key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
-        same = os.fsencode(key) == os.fsencode(place)
-        found.append((DEFAULT_SPLIT, Source(os.fsencode(key), None, None if same else os.fsencode(place))))
-    return _collect(Collection(FileOrigin(folder), (), {}, {}, kind="list"), [(content, found)])
-
-
-def describe(collection: Collection, tables: Mapping[str, Table], contents: Sequence[Contents]) -> Collection:
-    """Returns the images of a collection with the labels, splits and numbers in tables.
-
-    `tables` are by split, or one by "". Paths are keys, or files in SRC, and may lack a suffix, or the folder of the
-    table's split. Tables list the images, unless the collection has labels and they have none: an image that is in SRC
-    alone is left out and counted, and one that is in a table alone is a source that will be refused. Otherwise the
-    collection lists the images: each must be in a table, and other rows are counted. Splits without a table stay as
-    they are.
-    """
-    is_labelled = any(sources[0].label is not None for sources in collection.splits.values())
-    tables_list = any(content.labels for content in contents) or (not is_labelled and collection.kind != "dataset")
-    known = {
-        os.fsdecode(name): (split, source)
-        for split, sources in collection.splits.items()
-        for source in sources
-        for name in (source.place, source.key)
-        if isinstance(name, bytes)
-    }
-    stems = {os.path.splitext(name)[0]: name for name in known}
-    ignored = Counter(collection.ignored)
-    used: set[bytes] = set()
-    parts = []
-    for given, content in zip(tables, contents, strict=True):
-        found: list[tuple[str, Source]] = []
-        kept = []
-        for row, path in enumerate(content.paths):
-            names = [posixpath.normpath(path), *([f"{given}/{path}"] if given else [])]
-            name = next((name for name in (*names, *map(stems.get, names)) if name in known), None)
-            if name is not None:
-                split, source = known[name]
-                used.add(source.key)
-            elif tables_list:
-                missing = Fault(f"expected an image at this path in SRC, as in {content.table.path.name}, found none")
-                split, source = DEFAULT_SPLIT, Source(os.fsencode(names[0]), None, missing)
-            else:
-                ignored["row without an image"] += 1
-                continue
-            kept.append(row)
-            found.append((given or split, source))
-        content.faults.check()
-        if content.paths and not used:
-            raise SourceError(
-                f"{content.table.path}: expected paths of images in SRC such as {next(iter(known), '')!r}, found "
-                f"{content.paths[0]!r}, and no image at any path. Paths are relative to SRC"
-            )
-        parts.append((content.of(kept), found))
-    left = {
-        split: [source for source in sources if source.key not in used]
-        for split, sources in collection.splits.items()
-        if "" in tables or split in tables or len(collection.splits) == 1
-    }
-    if (num_left := sum(map(len, left.values()))) and not tables_list:
-        first = next(source.key for sources in left.values() for source in sources)
-        raise SourceError(
-            f"{contents[0].table.path}: expected a row for every image, found none for {num_left:,} of "
-            f"{collection.num_sources:,}, such as {os.fsdecode(first)!r}. The first path in it is "
-            f"{next(iter(contents[0].paths), '')!r}; paths are relative to SRC"
-        )
-    if num_left:
-        ignored["image in no table"] += num_left
-    splits = {split: sources for split, sources in collection.splits.items() if split not in left}
-    return _collect(replace(collection, splits=splits, ignored=ignored), parts)
-
-
-def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
-    """Returns the error for a table whose first paths, `paths`, are all missing."""
-    absolute = next(filter(os.path.isabs, paths), None)
-    relative = next((path for path in paths if not os.path.isabs(path)), None)
-    found, ways = [], []
-    if relative is not None:
-        found.append(f"{relative!r} is not in {folder}")
-        is_url = "://" in relative
-        ways.append("copy the images to files here" if is_url else "give the folder of its relative paths by `--root`")
-    if absolute is not None:
-        there = next(folder for folder in Path(absolute).parents if os.path.lexists(folder))
-        found.append(f"of {absolute!r} only {str(there)!r} exists")
-        ways.append("correct the absolute paths, or mount the folder that they name")
-    return SourceError(
-        f"{table.path}: expected images at the paths in the list, found none at the first {len(paths):,}: "
-        f"{'; '.join(found)}. The way out: {'; '.join(ways)}"
-    )
-
-
-def _collect(collection: Collection, parts: Sequence[tuple[Contents, Sequence[tuple[str, Source]]]]) -> Collection:
-    """Returns the collection with the sources of tables: (split without the table's, source) of each row."""
-    splits = [[given or split for given, (split, _) in zip(c.splits, found, strict=True)] for c, found in parts]
-    classes, labels = _read_labels([content for content, _ in parts], splits)
-    listed: dict[str, list[Source]] = {split: [] for split in in_split_order(name for part in splits for name in part)}
-    for (content, found), names, part in zip(parts, splits, labels, strict=True):
-        first: dict[bytes, int] = {}
-        boxes = content.boxes or repeat(None)
-        for line, path, name, label, (_, source), some in zip(
-            content.lines, content.paths, names, part, found, boxes, strict=False
-        ):
-            if first.setdefault(source.key, line) != line:
-                expected = f"a path that is not in {content.faults.word} {first[source.key]} already"
-                content.faults.add(line, expected, path)
-            source = replace(source, label=label) if content.labels else source
-            listed[name].append(source if some is None else replace(source, boxes=some))
-        content.faults.check()
-    if not any(listed.values()):
-        raise SourceError(f"{parts[0][0].table.path}: expected rows with paths of images, found none")
-    if collection.splits and any(content.numbers for content, _ in parts):
-        raise SourceError(
-            f"{parts[0][0].table.path}: expected a table for every split, as it has numbers for the index, found none "
-            f"for {next(iter(collection.splits))!r}"
-        )
-    has_labels = any(content.labels for content, _ in parts)
-    kind = ""
-    if has_labels:
-        given = (label for part in labels for label in part if label is not None)
-        width = len(first_label) if isinstance(first_label := next(given, None), tuple) else 0
-        kind = f" ({counted(len(classes), 'class')})" if not width else f" (float32, {counted(width, 'number')})"
-    columns = [
-        make_columns(content.table.path, content.faults.word, content.lines, [s.key for _, s in found], content.numbers)
-        for content, found in parts
-        if content.numbers
-    ]
-    return replace(
-        collection,
-        classes=classes if has_labels else collection.classes,
-        class_names=() if has_labels else collection.class_names,
-        splits={**{split: tuple(sources) for split, sources in listed.items()}, **collection.splits},
-        columns=merge_columns(columns) if columns else collection.columns,
-        notes=(*collection.notes, *(f"{c.table.path.name}: {c.note}{kind}" for c, _ in parts if c.note)),
-    )
-
-
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
-def _read_labels(
-    contents: Sequence[Contents], splits: Sequence[Sequence[str]]
-) -> tuple[tuple[str, ...], list[list[Label]]]:
-    """Returns (classes, label of each row of each table). Adds mistakes to the faults.
-
-    A split without any label has none, and so has a table without a column of labels.
-    """
-    labelled = [content for content in contents if content.labels]
-    if len({len(content.labels) for content in labelled}) > 1:
-        raise SourceError(
-            f"{labelled[-1].table.path}: expected as many columns of labels as in {labelled[0].table.path}, found "
-            f"{len(labelled[-1].labels)} and not {len(labelled[0].labels)}"
-        )
-    rows = [
-        (content, line, split, cell)
-        for content, names in zip(contents, splits, strict=True)
-        for line, split, cell in zip(content.lines, names, _cells(content), strict=True)
-    ]
-    full = {split for _, _, split, cell in rows if cell is not None}
-    single = all(len(content.labels) <= 1 for content in contents)
-    texts = ["" if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for _, _, _, cell in rows]
-    if single and not any(isinstance(cell, (list, tuple)) for *_, cell in rows) and not are_measures(texts):
-        numbering = number_labels({(row[2], text) for row, text in zip(rows, texts, strict=True) if row[2] in full})
-        classes = numbering.classes
-        labels: list[Label] = [
-            numbering.labels.get(text) if row[2] in full else None for row, text in zip(rows, texts, strict=True)
-        ]
-        for (content, line, split, _), text in zip(rows, texts, strict=True):
-            if split in full and (expected := numbering.expected.get((split, text))) is not None:
-                content.faults.add(line, expected, text)
-    else:
-        classes = labelled[0].names if not single else ()
-        labels = list(_numbers(rows, full))
-    ends = list(accumulate(len(content.lines) for content in contents))
-    return classes, [labels[end - len(content.lines) : end] for content, end in zip(contents, ends, strict=True)]
-
-
-def _cells(content: Contents) -> Sequence[Any]:
-    """Returns the label of each row as it is written: a value; the values of several columns; None if there is none."""
-    if len(content.labels) <= 1:
-        return content.labels[0] if content.labels else [None] * len(content.lines)
-    return [None if set(cells) == {None} else cells for cells in zip(*content.labels, strict=True)]
-
-
-def _numbers(rows: Iterable[tuple[Contents, int, str, Any]], full: Set[str]) -> Iterator[Label]:
-    width = 0
-    for content, line, split, cell in rows:
-        numbers: tuple[float, ...] = ()
-        if split in full:
-            cells = cell if isinstance(cell, (list, tuple)) else (cell,)
-            try:
-                numbers = tuple(map(float, as_float32([float(number) for number in cells])))
-            except (TypeError, ValueError):
-                content.faults.add(line, "numbers as labels", cell)
-            else:
-                width = width or len(numbers)
-                if len(numbers) != width:
-                    content.faults.add(line, f"{width} numbers, as in other rows", cell)
-        yield numbers or None

@@ -43,8 +43,12 @@ def scan_tiny_imagenet(src: Path) -> Collection:
                 raise SourceError(f"{src / key}: expected {expected} with a class of {_CLASSES_NAME}, found {wnid!r}")
         splits[split] = tuple(replace(s, label=labels[wnid]) for s, wnid in zip(sources, wnids, strict=True))
     missing = Fault(f"expected the image, as in {_ANNOTATIONS_NAME}, found none")
+    if unknown := [wnid for wnid in listed.values() if wnid not in labels]:
+        raise SourceError(f"{src / _ANNOTATIONS_NAME}: expected classes of {_CLASSES_NAME}, found {unknown[0]!r}")
+    if absent := [split for split in ("train", "val") if split not in splits]:
+        raise SourceError(f"{src / absent[0]}: expected images, found none: complete the download")
     splits["val"] += tuple(
-        Source(f"val/images/{name}".encode(), labels[wnid], missing) for name, wnid in listed.items() if wnid in labels
+        Source(f"val/images/{name}".encode(), labels[wnid], missing) for name, wnid in listed.items()
     )
     names = dict(line.split("\t", 1) for line in _lines(src / _WORDS_NAME) if "\t" in line)
     class_names = tuple(names[name] for name in classes) if all(name in names for name in classes) else ()
