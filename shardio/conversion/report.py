@@ -14,7 +14,7 @@ from shardio.conversion.images.decode import JUNK
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, ShardRecord
 from shardio.conversion.writing.publish import Reject, read_rejects
-from shardio.errors import shortened
+from shardio.errors import printable, shortened
 from shardio.format.layout import REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.system.progress import Bar
@@ -214,7 +214,7 @@ class ImagesBar(Bar):
         if self.total is None:
             self.reset(progress.total)
             for note in progress.notes:
-                self.write(f"shardio: {note}", file=sys.stderr)
+                self.write(f"shardio: {printable(note)}", file=sys.stderr)
             if progress.kept:
                 line = f"shardio: resuming: {progress.kept:,} of {progress.total:,} samples were kept"
                 self.write(line, file=sys.stderr)

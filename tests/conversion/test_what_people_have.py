@@ -1,0 +1,232 @@
+"""What people have, and the command of docs/guide/sources.md: the same pixels from all, and labels as plain Python has
+them. The pictures are real where they are at hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from folders import put
+from numpy.typing import NDArray
+from pictures import encode, random_jpeg
+from PIL import Image
+from places import SHARED
+from storages import tar_of
+
+from shardio.cli.main import cli
+from shardio.conversion.convert import convert
+from shardio.reading.shardset import open_shards
+
+COUNT, SIDE = 8, 32
+Words = list[object]
+Expected = dict[str, tuple[int, Any]]
+"""The number of the picture and the label of each sample, by its key."""
+
+BREEDS = ["pug", "akita", "boxer", "pug"]
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[bytes]:
+    real = sorted((SHARED / "imagenet-sample").rglob("*.JPEG"))[::20]
+    drawn = [random_jpeg(i, 40 + 7 * i, 90 - 5 * i) for i in range(COUNT)]
+    return ([path.read_bytes() for path in real] + drawn)[:COUNT]
+
+
+@pytest.fixture(scope="module")
+def pixels(pictures: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> NDArray[np.uint8]:
+    """The samples of the pictures, from a dataset of them."""
+    out = tmp_path_factory.mktemp("reference") / "out"
+    convert(pictures, out, size=SIDE, order="source", workers=1)
+    return np.stack([sample.image for sample in open_shards(out)])  # type: ignore[misc]
+
+
+def write_csv(path: Path, *lines: list[object]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    return path
+
+
+def flat(src: Path, pictures: list[bytes]) -> None:
+    for i, data in enumerate(pictures):
+        put(src, f"{i}.jpg", content=data)
+
+
+def flat_folder(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    flat(folder / "photos", pictures)
+    return [folder / "photos"], {"train": {f"{i}.jpg": (i, None) for i in range(COUNT)}}
+
+
+def flat_splits(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    flat(folder / "src" / "train", pictures[:5])
+    put(folder / "src" / "Val", *(f"{i}.jpg" for i in (0, 1, 2)), content=pictures[5])
+    return [folder / "src"], {
+        "train": {f"train/{i}.jpg": (i, None) for i in range(5)},
+        "val": {f"val/{i}.jpg": (5, None) for i in range(3)},
+    }
+
+
+def deep(labels: str) -> Callable[[Path, list[bytes]], tuple[Words, dict[str, Expected]]]:
+    def build(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+        for i, data in enumerate(pictures):
+            put(folder / "src", f"{'ab'[i % 2]}/deep/{i}.jpg", content=data)
+        named = {f"{'ab'[i % 2]}/deep/{i}.jpg": (i, i % 2 if labels == "folders" else None) for i in range(COUNT)}
+        return [folder / "src", "--labels", labels], {"train": named}
+
+    return build
+
+
+def list_of_paths(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    flat(folder / "photos", pictures)
+    (folder / "list.txt").write_text("".join(f"{i}.jpg\n" for i in range(4)))
+    return [folder / "list.txt", "--root", folder / "photos"], {"train": {f"{i}.jpg": (i, None) for i in range(4)}}
+
+
+def kaggle_table(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    flat(folder / "photos", pictures)
+    table = write_csv(folder / "labels.csv", ["image_id", "breed"], *([i, breed] for i, breed in enumerate(BREEDS)))
+    classes = sorted(set(BREEDS))
+    named = {f"{i}.jpg": (i, classes.index(breed)) for i, breed in enumerate(BREEDS)}
+    return [folder / "photos", "--table", table], {"train": named}
+
+
+def table_as_src(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    words, splits = kaggle_table(folder, pictures)
+    return [words[2], "--root", words[0]], splits
+
+
+def tags(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    flat(folder / "photos", pictures)
+    rows: list[list[object]] = [[f"{i}.jpg", i % 2, i // 4, 7] for i in range(COUNT)]
+    table = write_csv(folder / "tags.csv", ["filename", "sky", "sea", "other"], *rows)
+    named = {f"{i}.jpg": (i, [i % 2, i // 4]) for i in range(COUNT)}
+    return [folder / "photos", "--table", table, "--label-column", "sky", "--label-column", "sea"], {"train": named}
+
+
+def ages(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    flat(folder / "photos", pictures)
+    table = write_csv(folder / "ages.csv", ["file_name", "age"], *([f"{i}.jpg", i + 0.5] for i in range(COUNT)))
+    return [folder / "photos", "--table", table], {"train": {f"{i}.jpg": (i, i + 0.5) for i in range(COUNT)}}
+
+
+def table_of_each_split(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    flat(folder / "photos", pictures)
+    train = write_csv(folder / "a.csv", ["path", "label"], *([f"{i}.jpg", "xy"[i % 2]] for i in range(5)))
+    test = write_csv(folder / "b.csv", ["path"], *([f"{i}.jpg"] for i in range(5, COUNT)))
+    return [folder / "photos", "--table", f"train={train}", "--table", f"test={test}"], {
+        "train": {f"{i}.jpg": (i, i % 2) for i in range(5)},
+        "test": {f"{i}.jpg": (i, None) for i in range(5, COUNT)},
+    }
+
+
+def parquet(folder: Path, pictures: list[bytes], **columns: list[Any]) -> tuple[Words, dict[str, Expected]]:
+    images = [{"bytes": data, "path": None} for data in pictures]
+    pq.write_table(pa.table({"image": images, **columns}), folder / "x.parquet")
+    return [folder / "x.parquet"], {"train": {f"{i:08d}": (i, None) for i in range(COUNT)}}
+
+
+def parquet_with_text(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    return parquet(folder, pictures, text=[f"a picture of {i}" for i in range(COUNT)])
+
+
+def webdataset(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    files = [(f"{i}.{end}", data) for i, one in enumerate(pictures) for end, data in (("jpg", one), ("cls", b"%d" % i))]
+    put(folder, "x.tar", content=tar_of(files))
+    return [folder / "x.tar"], {"train": {f"{i}/{i}.jpg": (i, i) for i in range(COUNT)}}
+
+
+def tiny_imagenet(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    src = folder / "tiny-imagenet-200"
+    train = {f"train/n0{1 + i % 2}/images/n0{1 + i % 2}_{i}.JPEG": (i, i % 2) for i in range(4)}
+    val = {f"val/images/val_{i}.JPEG": (i, i // 6) for i in range(4, COUNT)}
+    for key, (i, _) in {**train, **val}.items():
+        put(src, key, content=pictures[i])
+    lines = [f"val_{i}.JPEG\tn0{1 + label}\t0\t0\t9\t9\n" for i, label in val.values()]
+    put(src, "val/val_annotations.txt", content="".join(lines).encode())
+    put(src, "train/n01/n01_boxes.txt", content=b"n01_0.JPEG\t0\t0\t9\t9\n")
+    put(src, "wnids.txt", content=b"n01\nn02\n")
+    return [src], {"train": train, "val": val}
+
+
+def voc(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    for i, data in enumerate(pictures):
+        width, height = Image.open(io.BytesIO(data)).size
+        put(folder / "JPEGImages", f"2008_{i}.jpg", content=data)
+        put(folder / "SegmentationClass", f"2008_{i}.png", content=encode(np.full((height, width), i, np.uint8), "PNG"))
+        box = f"<xmin>1</xmin><ymin>1</ymin><xmax>{width}</xmax><ymax>{height}</ymax>"
+        objects = f"<object><name>{'xy'[i % 2]}</name><bndbox>{box}</bndbox></object>"
+        put(folder / "Annotations", f"2008_{i}.xml", content=f"<annotation>{objects}</annotation>".encode())
+    words: Words = [folder / "JPEGImages", "--masks", folder / "SegmentationClass", "--boxes", folder / "Annotations"]
+    for split, numbers in (("train", range(6)), ("val", range(6, COUNT))):
+        put(folder / "ImageSets", f"{split}.txt", content="".join(f"2008_{i}\n" for i in numbers).encode())
+        words += ["--table", f"{split}={folder}/ImageSets/{split}.txt"]
+    return words, {
+        "train": {f"2008_{i}.jpg": (i, None) for i in range(6)},
+        "val": {f"2008_{i}.jpg": (i, None) for i in range(6, COUNT)},
+    }
+
+
+def coco(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    words: Words = [folder / "coco"]
+    for split, numbers in (("train", range(5)), ("val", range(5, COUNT))):
+        images, annotations = [], []
+        for i in numbers:
+            width, height = Image.open(io.BytesIO(pictures[i])).size
+            put(folder / "coco", f"{split}2017/{i:012d}.jpg", content=pictures[i])
+            images.append({"id": i, "file_name": f"{i:012d}.jpg", "width": width, "height": height})
+            annotations.append({"image_id": i, "category_id": 1 + 9 * (i % 2), "bbox": [0, 0, width, height]})
+        categories = [{"id": 1, "name": "x"}, {"id": 10, "name": "y"}]
+        document = {"images": images, "annotations": annotations, "categories": categories}
+        name = f"annotations/instances_{split}2017.json"
+        put(folder / "coco", name, content=json.dumps(document).encode())
+        words += ["--boxes", f"{split}={folder}/coco/{name}"]
+    return words, {
+        "train": {f"train/{i:012d}.jpg": (i, None) for i in range(5)},
+        "val": {f"val/{i:012d}.jpg": (i, None) for i in range(5, COUNT)},
+    }
+
+
+def yolo(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
+    for i, data in enumerate(pictures):
+        put(folder / "images" / "train", f"{i}.jpg", content=data)
+        put(folder / "labels" / "train", f"{i}.txt", content=f"{i % 2} 0.5 0.5 1 1\n".encode())
+    put(folder / "labels", "classes.txt", content=b"x\ny\n")
+    named = {f"train/{i}.jpg": (i, None) for i in range(COUNT)}
+    return [folder / "images", "--boxes", folder / "labels"], {"train": named}
+
+
+SOURCES = (
+    *(flat_folder, flat_splits, list_of_paths, kaggle_table, table_as_src, tags, ages, table_of_each_split),
+    *(parquet, parquet_with_text, webdataset, tiny_imagenet, voc, coco, yolo),
+)
+
+
+@pytest.mark.parametrize("build", [*SOURCES, deep("none"), deep("folders")], ids=lambda build: build.__qualname__)
+def test_one_command_gives_the_same_pixels_and_their_own_labels(
+    build: Any, pictures: list[bytes], pixels: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    words, splits = build(tmp_path, pictures)
+    words = [words[0], tmp_path / "out", "--size", SIDE, *words[1:]]
+    done = CliRunner().invoke(cli, ["convert", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    assert set(open_shards(tmp_path / "out").manifest.splits) == set(splits)
+    for split, expected in splits.items():
+        shards = open_shards(tmp_path / "out", split)
+        assert sorted(shards.index["key"].tolist()) == sorted(key.encode() for key in expected)
+        for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
+            number, label = expected[key.decode()]
+            np.testing.assert_array_equal(sample.image, pixels[number])
+            assert (sample.label if label is None else np.asarray(sample.label).tolist()) == label
+            if "boxes" in sample.arrays:
+                assert sample.arrays["boxes"].tolist() == [[0, 0, SIDE, SIDE, number % 2]]
+                assert shards.content.arrays["boxes"].names == ("x", "y")
+            if "mask" in sample.arrays:
+                assert (sample.arrays["mask"] == number).all()
