@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from folders import flip, hashes
+from loaders import check_every_way
 from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
 
@@ -547,34 +548,7 @@ def _checked(batch: tuple[Any, ...]) -> list[int]:
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_loader_yields_all_arrays_of_any_reader_rank_and_place(latents: Path, io: Any, tmp_path: Path) -> None:
-    def make(rank: int = 0, world_size: int = 1, batch_size: int = 8, **more: Any) -> ShardLoader:
-        options: dict[str, Any] = {"device": "cpu", "seed": 3, "return_indices": True, "io": io, "check": "sample"}
-        return ShardLoader(latents, batch_size, rank=rank, world_size=world_size, **options, **more)
-
-    with make() as loader:
-        whole = [_checked(batch) for batch in loader]
-    assert sorted(number for batch in whole for number in batch) == list(range(COUNT))
-    with make() as loader:
-        batches = iter(loader)
-        assert [_checked(next(batches)) for _ in range(2)] == whole[:2]
-        state = loader.state_dict()
-    ranks = []
-    for rank in range(2):
-        with make(rank, 2, 4) as loader:
-            loader.load_state_dict(state)
-            ranks.append([_checked(batch) for batch in loader])
-    assert [sorted(a + b) for a, b in zip(*ranks, strict=True)] == [sorted(batch) for batch in whole[2:]]
-    if io == "mmap":
-        for _ in range(2):  # while it is staged, and from the copy
-            with make(cache=tmp_path / "cache") as loader:
-                assert [_checked(batch) for batch in loader] == whole
-    replayed = CliRunner().invoke(
-        cli, ["replay", str(latents), "--batch-size=8", "--seed=3", "--step=1", f"--save={tmp_path / 'batch.npz'}"]
-    )
-    assert replayed.exit_code == 0, replayed.output
-    with np.load(tmp_path / "batch.npz") as batch:
-        assert batch["indices"].tolist() == whole[1]
-        np.testing.assert_array_equal(batch["latent"], LATENTS[whole[1]])
+    check_every_way(latents, _checked, io, tmp_path, "latent")
 
 
 def test_a_damaged_value_is_found_when_it_is_read(latents: Path) -> None:

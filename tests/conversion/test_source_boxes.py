@@ -244,7 +244,9 @@ def annotation(**changed: Any) -> dict[str, Any]:
         (coco(categories=[]), "category"),
         (coco(categories=[CATEGORY, CATEGORY]), "category 1"),
         (coco(categories=[{"id": 1, "name": "x"}, {"id": 2, "name": "x"}]), "category 1"),
+        (coco(categories=[{"id": 1, "name": "\ud800"}]), "category 0"),
         (coco(images=[{"id": 1}]), "image 0"),
+        (coco(images=[{"id": 1, "file_name": "\ud800.png"}]), "image 0"),
         (coco(images=[IMAGE, IMAGE]), "image 1"),
         (coco(images=[{"id": 1, "file_name": "z.png"}], annotations=[]), "a.png"),
         *(

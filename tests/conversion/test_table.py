@@ -270,6 +270,7 @@ WRONG_LABELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "line 2: expected only the names of the first line, path, found 'label'",
     ),
+    "half a character": ('{"path": "a/1.jpg"}\n{"path": "\\ud800"}\n', {}, "line 2: expected a JSON object"),
     "no JSON": ('{"path": "a/1.jpg"}\n{"path"\n[1]\n', {}, "line 2: expected a JSON object"),
 }
 

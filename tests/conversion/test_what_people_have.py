@@ -6,6 +6,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from folders import put
+from folders import hashes, put
+from loaders import check_every_way
 from numpy.typing import NDArray
 from pictures import encode, random_jpeg
 from PIL import Image
@@ -230,3 +234,51 @@ def test_one_command_gives_the_same_pixels_and_their_own_labels(
                 assert shards.content.arrays["boxes"].names == ("x", "y")
             if "mask" in sample.arrays:
                 assert (sample.arrays["mask"] == number).all()
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_pictures_without_labels_are_the_same_read_in_every_way(
+    io: str, pictures: list[bytes], pixels: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    flat(tmp_path / "src", pictures * 5)
+    convert(tmp_path / "src", tmp_path / "out", size=SIDE, shard_size=4096 + 9 * pixels[0].nbytes)
+    keys = open_shards(tmp_path / "out").index["key"].tolist()
+
+    def checked(batch: tuple[Any, ...]) -> list[int]:
+        images, indices = batch
+        numbers: list[int] = indices.tolist()
+        expected = pixels[[int(keys[number].removesuffix(b".jpg")) % COUNT for number in numbers]]
+        np.testing.assert_array_equal(images.permute(0, 2, 3, 1).numpy(), expected)
+        return numbers
+
+    check_every_way(tmp_path / "out", checked, io, tmp_path, "images")
+
+
+_KILLED = """
+import os, signal, sys
+import shardio.conversion.convert as converter
+from shardio.cli.main import cli
+plain = converter.convert
+def killed(*words, on_progress=None, **options):
+    def kill(progress):
+        if progress.done >= 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*words, on_progress=kill, **options)
+converter.convert = killed
+cli(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("build", [tags, voc, coco], ids=lambda build: build.__qualname__)
+def test_a_killed_conversion_resumes_to_the_same_bytes(build: Any, pictures: list[bytes], tmp_path: Path) -> None:
+    (src, *options), _ = build(tmp_path, pictures)
+    options += ["--size", SIDE, "--shard-size", 4096 + 2 * SIDE * SIDE * 3, "--workers", 1]
+    killed = [sys.executable, "-c", _KILLED, *map(str, ("convert", src, tmp_path / "out", *options))]
+    assert subprocess.run(killed, capture_output=True).returncode == -signal.SIGKILL
+    assert list((tmp_path / "out").glob("*-[0-9]*.npy"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    for out in ("out", "whole"):
+        done = CliRunner().invoke(cli, ["convert", *map(str, (src, tmp_path / out, *options))])
+        assert done.exit_code == 0, done.output
+        assert ("were kept" in done.output) == (out == "out")
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")

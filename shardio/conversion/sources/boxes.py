@@ -101,7 +101,7 @@ def _read_json(path: Path) -> _Document:
     sizes: dict[object, tuple[int, int] | None] = {}
     for number, one in enumerate(images):
         match one:
-            case {"id": int() | str() as key, "file_name": str(name)} if name and "\0" not in name and key not in sizes:
+            case {"id": int() | str() as key, "file_name": str(name)} if _is_name(name) and key not in sizes:
                 sizes[key] = _size(one.get("height"), one.get("width"))
                 contents.lines.append(number)
                 contents.paths.append(name)
@@ -120,7 +120,7 @@ def _read_categories(path: Path, categories: Sequence[Any]) -> dict[int, str]:
     seen = set()
     for number, one in enumerate(categories):
         match one:
-            case {"id": int(key), "name": str(name)} if name and key not in names and name not in seen:
+            case {"id": int(key), "name": str(name)} if _is_name(name) and key not in names and name not in seen:
                 names[key] = name
                 seen.add(name)
             case _:
@@ -154,6 +154,14 @@ def _read_annotations(
                 faults.add(number, expected, one)
     faults.check()
     return boxes, num_crowds
+
+
+def _is_name(text: str) -> bool:
+    """Whether a file, or a class in a manifest, can have this name."""
+    try:
+        return bool(text) and "\0" not in text and bool(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
 
 
 def _is_box(sides: Sequence[Any]) -> bool:

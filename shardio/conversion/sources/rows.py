@@ -104,6 +104,8 @@ def _csv_rows(path: Path, delimiter: str, width: int, add: AddFault) -> Iterator
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
+        if "\\u" in line:  # half of a pair is no text, and no file can have it in its name
+            json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
