@@ -49,9 +49,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def fuzz(emulator: Emulator, least_launches: int, capabilities: list[int], seed: int) -> int:
     """Checks random cases until there have been `least_launches` more. Returns the number of cases."""
-    case, before = 0, emulator.num_launches
+    case, done, before = 0, 0, emulator.num_launches
     with tqdm(desc="fuzz", unit=" launches", total=least_launches, disable=None) as bar:
-        while bar.n < least_launches:
+        while done < least_launches:  # a bar that is disabled, without a terminal, counts nothing
             emulator.capability = capabilities[case % len(capabilities)]
             emulator.division_seed = case
             check = (fuzz_resampling, fuzz_windows, fuzz_steps)[case % 3]
@@ -60,7 +60,8 @@ def fuzz(emulator: Emulator, least_launches: int, capabilities: list[int], seed:
             except (AssertionError, EmulationError) as error:
                 sys.exit(f"{check.__name__}: FAILED in case {case}, sm_{emulator.capability}, {seed=}: {error!r}")
             case += 1
-            bar.update(emulator.num_launches - before - bar.n)
+            bar.update(emulator.num_launches - before - done)
+            done = emulator.num_launches - before
     emulator.division_seed = None
     return case
 

@@ -245,7 +245,7 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
             sizes = f"{most.num_sources:,} of each class"
         yield f"  {name:<8}{counted(split.num_sources, noun):>19}, {sizes}"
     for note in report.notes:
-        yield f"  table   {note}"
+        yield f"  note    {note}"
     if report.ignored:
         yield f"  ignored {counts_text(report.ignored)}"
     if report.refused:

@@ -41,3 +41,24 @@ print(error_of(run_steps_fused, images, (Step.of(2, 3, Op.EQUALIZE),)))
 
 def test_windows_without_margins_and_kernels_without_barriers_are_found(tmp_path: Path) -> None:
     assert_prints(_FAULTY, "None OutOfBounds Race", TRITON_CACHE_DIR=str(tmp_path))
+
+
+_ENDLESS = """\
+import types
+
+import check_ptx
+
+emulator = types.SimpleNamespace(num_launches=5)
+
+
+def launch(rng):
+    emulator.num_launches += 2
+
+
+check_ptx.fuzz_resampling = check_ptx.fuzz_windows = check_ptx.fuzz_steps = launch
+print(check_ptx.fuzz(emulator, 7, [90], 0), emulator.num_launches)
+"""
+
+
+def test_random_cases_end_without_a_terminal(tmp_path: Path) -> None:
+    assert_prints(_ENDLESS, "4 13", TRITON_CACHE_DIR=str(tmp_path))

@@ -247,3 +247,16 @@ def test_the_devkit_of_the_tests_is_no_less_than_the_real_one(imagenet: Path) ->
     truth = devkit_files(imagenet)["data/ILSVRC2012_validation_ground_truth.txt"].split()
     assert len(truth) == 8
     assert {int(number) for number in truth} == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [(("data_batch_1", "batches.meta", "test_batch"), "CIFAR10"), (("train", "test", "meta"), "CIFAR100")],
+)
+def test_pickles_of_cifar_are_not_read_and_the_error_says_what_to_do(
+    names: tuple[str, ...], found: str, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"\x80\x02}q\x01.")
+    with pytest.raises(SourceError, match=rf"pickled batches of {found}, .*torchvision\.datasets\.{found}\(ROOT\)"):
+        find_kind(tmp_path)

@@ -51,6 +51,9 @@ _MOST_PADDING_NBYTES = 256 << 20
 _MOST_PADDING = 15
 """Times the bytes of the keys themselves."""
 
+_CIFAR = {("data_batch_1", "batches.meta"): "CIFAR10", ("train", "test", "meta"): "CIFAR100"}
+"""The files by which the datasets are known, which are pickles."""
+
 # Archives and pictures have a NUL among their first bytes, text has none.
 _SNIFFED_NBYTES = 8192
 
@@ -193,6 +196,13 @@ def find_kind(src: Path) -> str:
 
 
 def _kind_of_folder(src: Path) -> str:
+    for names, dataset in _CIFAR.items():
+        if all((src / name).is_file() for name in names):
+            raise SourceError(
+                f"{src}: expected images or arrays, found the pickled batches of {dataset}, which could run code. "
+                f'Convert them from Python: `shardio.convert({{"train": torchvision.datasets.{dataset}(ROOT), "val": '
+                f"torchvision.datasets.{dataset}(ROOT, train=False)}}, OUT, size=32)`"
+            )
     if images_folder(src) is not None:
         return "kaggle"
     if is_tiny_imagenet(src):
