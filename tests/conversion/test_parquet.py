@@ -845,3 +845,12 @@ def test_a_name_that_pyarrow_cannot_open_is_refused_in_words(tmp_path: Path) -> 
     path.write_bytes(b"PAR1")
     with pytest.raises(SourceError, match=r"udcff\.parquet: expected a path in UTF-8, .*: rename the file"):
         scan_parquet(path)
+
+
+def test_a_row_that_only_a_table_has_is_refused(tmp_path: Path, picture: bytes) -> None:
+    path = put(tmp_path / "some.parquet", pa.table({"image": [picture] * 3}))
+    (tmp_path / "t.csv").write_text("path,label\n00000000,x\n00000002,y\n00000009,x\n")
+    report = convert(path, tmp_path / "out", table=tmp_path / "t.csv", **{**OPTIONS, "max_bad": 1})
+    assert report.refused == {"incomplete": 1}
+    assert sorted(open_shards(tmp_path / "out").index["key"].tolist()) == [b"00000000", b"00000002"]
+    assert estimate(path, table=tmp_path / "t.csv", seconds=0.01).num_sources == 3

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
+from shardio.conversion.sources.collection import Fault, Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import crc32
 from shardio.sets.arrow import open_parquet
@@ -69,11 +69,12 @@ class ParquetOrigin(Origin):
         return image
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        seen = {where: identify(self._path(where)) for where in {_item(source).where for source in sources}}
-        return [seen[_item(source).where] for source in sources]
+        places = [source.place for source in sources]
+        seen = {where: identify(self._path(where)) for where in {p.where for p in places if isinstance(p, Item)}}
+        return [seen[place.where] if isinstance(place, Item) else str(place) for place in places]
 
     def nbytes(self, sources: Sequence[Source]) -> int:
-        return sum(self.files[where].nbytes for where in {_item(source).where for source in sources})
+        return sum(self.files[where].nbytes for where in {s.place.where for s in sources if isinstance(s.place, Item)})
 
     def _path(self, where: bytes) -> Path:
         return self.folder / os.fsdecode(where)
@@ -159,6 +160,9 @@ class ParquetOrigin(Origin):
 
 
 def _item(source: Source) -> Item:
+    """Returns the row of a source. Raises DecodeError for a Fault."""
+    if isinstance(source.place, Fault):
+        raise DecodeError("incomplete", source.place.detail)
     assert isinstance(source.place, Item)
     return source.place
 
