@@ -41,7 +41,7 @@ class SourceBoxes:
 
     rows: bytes
     """Rows of float64: left, top, right, bottom, number of the category."""
-    size: tuple[int, int] | None = None
+    size: tuple[float, float] | None = None
     """The picture's (height, width) in that file; None if the file does not say."""
     relative: bool = False
     """Whether coordinates are shares of the picture's width and height, and not pixels."""
@@ -57,8 +57,9 @@ class SourceBoxes:
         """
         if self.size not in (None, (height, width)):
             turned = " (which `--exif-rotate` changes)" if self.size == (width, height) else ""
+            stated = ", ".join(f"{side:g}" for side in self.size or ())
             raise DecodeError(
-                "damaged", f"boxes: expected a picture of (height, width) {self.size}{turned}, found {(height, width)}"
+                "damaged", f"boxes: expected a picture of (height, width) ({stated}){turned}, found {(height, width)}"
             )
         rows = np.frombuffer(self.rows).reshape(-1, 5).copy()
         side = np.array([width, height], np.float64)

@@ -248,6 +248,7 @@ def annotation(**changed: Any) -> dict[str, Any]:
         (coco(images=[{"id": 1}]), "image 0"),
         (coco(images=[{"id": 1, "file_name": "\ud800.png"}]), "image 0"),
         (coco(images=[IMAGE, IMAGE]), "image 1"),
+        (coco(images=[{**IMAGE, "height": "20", "width": 40}]), "image 0"),
         (coco(images=[{"id": 1, "file_name": "z.png"}], annotations=[]), "a.png"),
         *(
             (coco(images=[IMAGE], categories=[CATEGORY], annotations=[annotation(), wrong]), "annotation 1")
@@ -347,6 +348,48 @@ def test_options_that_do_not_fit_are_refused_before_work(tmp_path: Path) -> None
         with pytest.raises(error, match=word):
             convert(given, tmp_path / "out", **{**OPTIONS, **options})
         assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_size_in_json_may_be_a_float_and_is_compared(tmp_path: Path) -> None:
+    src, document = put_pictures(tmp_path / "src", ["a", "b"]), json.loads(coco(["a", "b"]))
+    document["images"][0]["width"], document["images"][1]["width"] = 40.0, 17.0
+    boxes = put(tmp_path / "b.json", json.dumps(document))
+    convert(src, tmp_path / "out", boxes=boxes, max_bad=1, **OPTIONS)
+    check(tmp_path / "out", CLASSES, names=["a"])
+    assert [one["key"] for one in rejects(tmp_path / "out")] == ["b.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "word"), [("dog\n\ncat\nape", "empty"), ("dog\ncat\ndog", "twice"), ("dog\0\ncat\nape", "NUL")]
+)
+def test_names_of_classes_that_would_be_shifted_are_refused(tmp_path: Path, names: str, word: str) -> None:
+    put(tmp_path / "labels" / "a.txt", yolo("a"))
+    put(tmp_path / "labels" / "classes.txt", names)
+    with pytest.raises(SourceError, match=rf"classes\.txt.*{word}"):
+        convert(put_pictures(tmp_path / "src"), tmp_path / "out", boxes=tmp_path / "labels", **OPTIONS)
+
+
+def test_names_of_classes_need_not_be_utf8(tmp_path: Path) -> None:
+    put(tmp_path / "labels" / "a.txt", yolo("a"))
+    put(tmp_path / "labels" / "classes.txt", b"\xe9t\xe9\ncat\nape\n\n")
+    convert(put_pictures(tmp_path / "src"), tmp_path / "out", boxes=tmp_path / "labels", **OPTIONS)
+    names = open_shards(tmp_path / "out").content.arrays["boxes"].names
+    assert names == (b"\xe9t\xe9".decode("utf-8", "surrogateescape"), "cat", "ape")
+
+
+def test_xml_and_text_for_one_picture_are_refused(tmp_path: Path) -> None:
+    put(tmp_path / "labels" / "a.txt", yolo("a"))
+    put(tmp_path / "labels" / "a.xml", voc("a"))
+    with pytest.raises(SourceError, match=r"a\.xml and .*a\.txt"):
+        convert(put_pictures(tmp_path / "src"), tmp_path / "out", boxes=tmp_path / "labels", **OPTIONS)
+
+
+def test_a_class_called_annotations_is_not_left_out(tmp_path: Path) -> None:
+    put_pictures(tmp_path / "src" / "x", ["a"])
+    put_pictures(tmp_path / "src" / "y", ["b"])
+    put(tmp_path / "src" / "annotations" / "list.json", "{}")
+    with pytest.raises(SourceError, match="'annotations'"):
+        convert(tmp_path / "src", tmp_path / "out", **OPTIONS)
 
 
 # --- sets with boxes --------------------------------------------------------------------------------------------------

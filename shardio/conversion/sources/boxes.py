@@ -36,6 +36,9 @@ _MAX_FILE_NBYTES = 1 << 24
 """Of an XML or text file, which has a picture's boxes. The largest of VOC has 10 kB."""
 _NAMES_FILE = "classes.txt"
 
+_SIDES = {int, float, type(None)}
+"""The types of the height and the width of an image in JSON."""
+
 Box = tuple[float, float, float, float, int | str]
 """Left, top, right, bottom, and the number or the name of the category."""
 
@@ -51,15 +54,14 @@ def add_boxes(collection: Collection, places: Mapping[str, Path], max_boxes: int
         found, names, note = _from_folder(collection, where)
     else:
         found, names, note = _from_json(collection, places)
-    counts = {s.key: s.boxes.count for sources in found.splits.values() for s in sources if s.boxes is not None}
-    fullest = max(counts, key=counts.__getitem__)
-    count = counts[fullest]
+    counts = [(s.boxes.count, s.key) for sources in found.splits.values() for s in sources if s.boxes is not None]
+    count, fullest = max(counts)
     if max_boxes is not None and count > max_boxes:
         raise SourceError(
             f"{where}: expected at most {max_boxes} boxes in a picture, found {count} in {os.fsdecode(fullest)!r}: "
             f"pass `--max-boxes {count}`, from Python `max_boxes={count}`"
         )
-    text = f"{where.name}: {counted(sum(counts.values()), 'box')}, at most {count} in a picture{note}"
+    text = f"{where.name}: {counted(sum(count for count, _ in counts), 'box')}, at most {count} in a picture{note}"
     spec = ArraySpec(BOXES, "boxes", RowType("<f4", (max_boxes or max(count, 1), 5)), "boxes", names)
     return replace(found, arrays=(*found.arrays, spec), notes=(*collection.notes, text))
 
@@ -98,16 +100,18 @@ def _read_json(path: Path) -> _Document:
     images, annotations, categories = _lists(path, _load(path))
     names = _read_categories(path, categories)
     contents = Contents(Table(path), Faults(path, "image"))
-    sizes: dict[object, tuple[int, int] | None] = {}
+    sizes: dict[object, tuple[float, float] | None] = {}
     for number, one in enumerate(images):
         match one:
-            case {"id": int() | str() as key, "file_name": str(name)} if _is_name(name) and key not in sizes:
+            case {"id": int() | str() as key, "file_name": str(name)} if (
+                _is_name(name) and key not in sizes and {type(one.get(side)) for side in ("height", "width")} <= _SIDES
+            ):
                 sizes[key] = _size(one.get("height"), one.get("width"))
                 contents.lines.append(number)
                 contents.paths.append(name)
                 contents.splits.append("")
             case _:
-                contents.faults.add(number, "a new `id` and a `file_name`", one)
+                contents.faults.add(number, "a new `id`, a `file_name`, and numbers as `height` and `width`", one)
     contents.faults.check()
     boxes, num_crowds = _read_annotations(path, annotations, sizes.keys(), list(names))
     found = [_boxes(boxes[key], size) for key, size in sizes.items()]
@@ -201,12 +205,12 @@ def _lists(path: Path, document: Any) -> list[list[Any]]:
     )
 
 
-def _size(height: object, width: object) -> tuple[int, int] | None:
+def _size(height: float | None, width: float | None) -> tuple[float, float] | None:
     """Returns (height, width) if a file has stated them; None if they are missing, or 0 as some programs write."""
-    return (height, width) if isinstance(height, int) and isinstance(width, int) and height and width else None
+    return (height, width) if height and width else None
 
 
-def _boxes(boxes: Sequence[Box], size: tuple[int, int] | None, *, relative: bool = False) -> SourceBoxes:
+def _boxes(boxes: Sequence[Box], size: tuple[float, float] | None, *, relative: bool = False) -> SourceBoxes:
     return SourceBoxes(np.array(boxes, np.float64).tobytes(), size, relative)
 
 
@@ -218,7 +222,7 @@ class _Annotation:
     """The boxes in the file of one picture."""
 
     boxes: Sequence[Box] = ()
-    size: tuple[int, int] | None = None
+    size: tuple[float, float] | None = None
     fault: Fault | None = None
     """The reason to refuse the picture; None if its file is sound."""
     is_missing: bool = False
@@ -260,7 +264,7 @@ def _from_folder(collection: Collection, folder: Path) -> tuple[Collection, tupl
         ]
         note = f", {counted(len(names), 'class')}; pixels count from {start}"
     else:
-        note = f", {counted(len(names), 'class')}" if names else f", without names of classes, as in {_NAMES_FILE}"
+        note = f", {counted(len(names), 'class')}" if names else f"; no {_NAMES_FILE}, so classes have no names"
         if missing := sum(one.is_missing for one in read_ahead):
             note += f"; {counted(missing, 'picture')} without a file and so without boxes"
     found = iter(read_ahead)
@@ -278,12 +282,13 @@ def _from_folder(collection: Collection, folder: Path) -> tuple[Collection, tupl
 
 
 def _suffix(folder: Path, sources: Sequence[Source]) -> Literal[".xml", ".txt"]:
-    """Returns the suffix of the first file for a picture in the folder. Raises SourceError if there is none."""
+    """Returns the suffix of the first file for a picture in the folder. Raises SourceError if there is none, or two."""
     for source in sources:
-        if _find(folder, source, ".xml"):
-            return ".xml"
-        if _find(folder, source, ".txt"):
-            return ".txt"
+        xml, text = _find(folder, source, ".xml"), _find(folder, source, ".txt")
+        if xml and text:
+            raise SourceError(f"{folder}: expected XML or text files, found both: {xml} and {text}. Move one kind away")
+        if xml or text:
+            return ".xml" if xml else ".txt"
     raise SourceError(
         f"{folder}: expected an XML file of VOC or a text file of YOLO for each picture, at the same path below this "
         f"folder as below SRC, found none for {os.fsdecode(sources[0].key)!r} and the others"
@@ -324,7 +329,7 @@ def _parse_xml(data: bytes) -> _Annotation:
             raise ValueError(f"object {number}: expected a name, and xmin <= xmax and ymin <= ymax, found {name!r:.80}")
         boxes.append((left, top, right, bottom, name))
     height, width = (parse_number(root.findtext(f"size/{side}", "0")) for side in ("height", "width"))
-    return _Annotation(boxes, _size(int(height), int(width)))
+    return _Annotation(boxes, _size(height, width))
 
 
 def _parse_text(data: bytes, num_names: int) -> Iterator[Box]:
@@ -347,7 +352,10 @@ def _read_names(folder: Path) -> tuple[str, ...]:
     """Returns the names of categories in the folder of text files, or next to it; () if there are none."""
     for path in (folder / _NAMES_FILE, folder.parent / _NAMES_FILE):
         if path.is_file():
-            names = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+            text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+            names = tuple(map(str.strip, text.rstrip().split("\n")))
+            if not all(map(_is_name, names)):
+                raise SourceError(f"{path}: expected a name in each line, found an empty line or a NUL")
             if (repeated := first_repeated(names)) is not None:
                 raise SourceError(f"{path}: expected distinct names, found {repeated!r} twice")
             return names

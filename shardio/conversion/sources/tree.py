@@ -70,7 +70,7 @@ def scan_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) 
         raise SourceError(f"{root}: expected a folder of {files.noun}, found {found}")
     scan = _Scan(root, files)
     folders, images = scan.list(root)
-    if _ANNOTATIONS in folders and not any(scan.files(root / _ANNOTATIONS, ())):
+    if _ANNOTATIONS in folders and any(map(known_split, folders)) and not any(scan.files(root / _ANNOTATIONS, ())):
         folders.remove(_ANNOTATIONS)
     named = {name: split for name in folders if (split := known_split(name))}
     all_named = len(named) == len(folders) and labels != "folders"
