@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from garbage import freeze_imported
-from leaks import num_descriptors
 
 from shardio.sets import remote
 
@@ -97,7 +96,6 @@ class ObjectStore:
         self.always: Fault | None = None
         self.requests: list[tuple[str, str, str]] = []
         self.endpoint = ""
-        self.idle_descriptors = 0
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
@@ -113,12 +111,6 @@ class ObjectStore:
         request = urllib.request.Request(f"{self.endpoint}/{path}", data=data, method="PUT", headers=headers)
         with urllib.request.urlopen(request, timeout=30):
             pass
-
-    def wait_until_idle(self) -> None:
-        """The server's threads close what they have opened for a request some time after the answer came."""
-        deadline = time.monotonic() + 5
-        while num_descriptors() > self.idle_descriptors and time.monotonic() < deadline:
-            time.sleep(0.01)
 
     def put_set(self, out: Path, prefix: str) -> None:
         """Copies a set's files into the bucket "sets", below the prefix."""
@@ -183,11 +175,6 @@ class SlowServer:
         self._server.server_close()
 
 
-def _settled_descriptors() -> int:
-    time.sleep(0.02)
-    return num_descriptors()
-
-
 def _no_fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     answer: Iterable[bytes] = app(environ, start_response)
     return answer
@@ -213,7 +200,6 @@ def running_store() -> Iterator[ObjectStore]:
     thread.start()
     store.endpoint = f"http://127.0.0.1:{server.server_port}"
     store.put("sets")
-    store.idle_descriptors = min(_settled_descriptors() for _ in range(5))
     yield store
     server.shutdown()
     thread.join()
@@ -241,4 +227,3 @@ def store(running_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterat
     yield running_store
     remote._filesystems.clear()
     gc.collect()  # closes the connections: fsspec's filesystems refer to themselves
-    running_store.wait_until_idle()
