@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
-from shardio.order.orders import BlockShuffle, Order, make_order
+from shardio.order.orders import BlockShuffle, Order, WeightedDraws, make_order
 from shardio.order.sampler import Sampler, Tail
 
 TAILS: tuple[Tail, ...] = get_args(Tail)
@@ -41,7 +41,7 @@ ORDERS: dict[str, Callable[[int, int], Order]] = {
     "block": lambda n, seed: make_order(n, seed=seed, shuffle=BlockShuffle(3, 2)),
     "large block": lambda n, seed: make_order(n, seed=seed, shuffle="block"),
     "subset": lambda n, seed: make_order(2 * n, seed=seed, indices=np.arange(n) * 2),
-    "weighted": lambda n, seed: make_order(9, seed=seed, weights=np.arange(9), num_draws=n),
+    "weighted": lambda n, seed: WeightedDraws(np.arange(9.0), seed, n),
 }
 
 
@@ -75,7 +75,7 @@ def check_epoch(order: Order, batch_size: int, world_size: int, tail: Tail) -> N
         else:
             assert max(sizes) - min(sizes) <= 1, (case, step)
             assert max(sizes) <= batch_size, (case, step)
-    repeats = sum(sampler.num_repeats(step) for sampler in samplers for step in range(num_steps))
+    repeats = sum(sampler.num_padded(step) for sampler in samplers for step in range(num_steps))
     assert repeats == max(0, length - n), case
 
 

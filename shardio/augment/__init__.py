@@ -39,6 +39,7 @@ from shardio.augment.policies import AutoAugment as AutoAugment
 from shardio.augment.policies import RandAugment as RandAugment
 from shardio.augment.policies import TimmRandAugment as TimmRandAugment
 from shardio.augment.policies import TrivialAugmentWide as TrivialAugmentWide
+from shardio.augment.recipes import RECIPE_REPEATS as RECIPE_REPEATS
 from shardio.augment.recipes import recipe as recipe
 from shardio.augment.transforms import AlternatingFlip as AlternatingFlip
 from shardio.augment.transforms import CenterCrop as CenterCrop

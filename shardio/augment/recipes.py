@@ -145,6 +145,10 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+RECIPE_REPEATS = {"torchvision-v2": 4, "timm-rsb-a1": 3, "timm-rsb-a2": 3, "deit3": 3}
+"""How often a global batch has each sample in the sources of these recipes: `repeats` of ShardLoader."""
+
+
 def recipe(name: str, size: int | None = None, num_classes: int = 1000) -> Transform:
     """Returns the training transform of this name.
 

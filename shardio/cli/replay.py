@@ -56,6 +56,8 @@ def _parse_shuffle(text: str) -> Shuffle:
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--shuffle", metavar="true|false|block[:SIZE,WINDOW]", callback=parsed(_parse_shuffle), default="true")
 @click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="As in the loader.")
+@click.option("--epoch-batches", type=click.IntRange(1), metavar="N", help="As in the loader.")
+@click.option("--repeats", type=click.IntRange(1), default=1, help="As in the loader.")
 @click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
 @click.option("--save", type=output_file, help="Write the batch there, as an NPZ.")
 @sheet_options
@@ -98,6 +100,10 @@ def replay(
         if options["shuffle"] == "block":
             options["shuffle"] = BlockShuffle(there.get("block_size", 0), there.get("window_blocks", 0))
         split = there.get("split", split)
+        options["repeats"] = there.get("repeats", options["repeats"])
+        if "endless" in there:
+            there = {**there, "batch": 0}  # how many batches are left in the epoch does not matter
+            options["epoch_batches"] = 1
     try:
         opened = ShardLoader(out, split=split, device="cpu", prefetch=0, num_threads=1, return_indices=True, **options)
     except TypeError as error:
@@ -165,8 +171,11 @@ def _go_to(loader: ShardLoader, state: Mapping[str, Any] | None, epoch: int, ste
     if state is None:
         if consumed is None and step >= len(loader):
             raise ValueError(f"--step must be from 0 to {len(loader) - 1}, the steps of an epoch; found {step}")
-        before = step * loader.batch_size * loader.world.world_size if consumed is None else consumed
-        state = {**loader.state_dict(), "epoch": epoch, "consumed": before}
+        loader.set_epoch(epoch)
+        place = loader.state_dict()
+        before = place["consumed"] + step * loader.batch_size * loader.world.world_size
+        place["consumed"] = before if consumed is None else consumed
+        state = {**place, "batch": step} if "batch" in place else place
     loader.load_state_dict(state)
 
 

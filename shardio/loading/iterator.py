@@ -45,12 +45,13 @@ class Flow:
 
     _device: DevicePrefetch | None
 
-    def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int, prefetch: int, *, repeats: bool) -> None:
+    def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int, prefetch: int, *, redraws: bool) -> None:
+        """`epoch` is that of the order and of random numbers. With `redraws` see `_counters`."""
         self.transform = pipeline.transform
         """The transform of all batches of the epoch."""
         self._pipeline = pipeline
         self._sampler = sampler
-        self._repeats = repeats
+        self._redraws = redraws
         self._batches = sampler.batches(epoch)
         self._num_drawn = 0
         self._epoch = epoch
@@ -141,7 +142,7 @@ class Flow:
             indices = next(self._batches, None)
             if indices is None:
                 return
-            counters = _counters(self._sampler, self._num_drawn, indices, self._repeats)
+            counters = _counters(self._sampler, self._num_drawn, indices, self._redraws)
             self._num_drawn += 1
             try:
                 cut = self.transform.cut(indices, counters, self._epoch)
@@ -180,9 +181,9 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
     def _begin(self) -> Flow:
         """Begins the epoch, at the first `next`. `iter()` alone changes nothing: Lightning calls it too often."""
         self._take_place()
-        epoch = self._place.epoch
-        self._pipeline.meter.begin_epoch(epoch)
-        flow = Flow(self._pipeline, self._sampler, epoch, self._prefetch, repeats=self._position.repeats)
+        self._pipeline.meter.begin_epoch(self._place.epoch)
+        epoch = self._position.order_epoch(self._place.epoch)
+        flow = Flow(self._pipeline, self._sampler, epoch, self._prefetch, redraws=self._position.redraws)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -230,7 +231,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             flow = self._begin()
         if not self._remaining:
             if not self._failed:
-                self._position.receive(self._token, Place(self._place.epoch + 1, 0))
+                self._position.receive(self._token, self._position.after(self._place))
             raise StopIteration
         if flow is None or pipeline.closed:
             raise RuntimeError("this ShardLoader was closed: make another loader to read more batches")
@@ -247,9 +248,9 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step
         tensors, indices, cut = flow.take()
-        counters = _counters(sampler, step, indices, position.repeats)
+        counters = _counters(sampler, step, indices, position.redraws)
         start = time.perf_counter()
-        images, labels, more = flow.transform(tensors, indices, counters, place.epoch, cut)
+        images, labels, more = flow.transform(tensors, indices, counters, position.order_epoch(place.epoch), cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.image_shape else ()),
@@ -259,23 +260,23 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         )
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
-        repeats = sampler.num_repeats(step)
+        padded = sampler.num_padded(step)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)
         self._step += 1
         self._remaining -= 1
-        self._place = Place(place.epoch, consumed)
-        position.num_repeats = repeats
+        self._place = Place(place.epoch, consumed, place.batch + 1)
+        position.num_padded = padded
         position.receive(self._token, self._place)
         return batch
 
 
-def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], repeats: bool) -> NDArray[np.int64]:
+def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], redraws: bool) -> NDArray[np.int64]:
     """Returns the counters from which random numbers of a batch's samples are computed.
 
-    They are the sample indices; or, with `repeats`, where a sample may come more than once in an epoch, the positions
+    They are the sample indices; or, with `redraws`, where a sample may come more than once in an epoch, the positions
     in the epoch's order.
     """
-    if not repeats:
+    if not redraws:
         return indices
     start, stop = sampler.bounds(step)
     return np.arange(start, stop) % sampler.num_samples

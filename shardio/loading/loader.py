@@ -22,7 +22,7 @@ from shardio.loading.report import LoaderReport
 from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
 from shardio.loading.world import World, check_world, find_world
-from shardio.order.orders import Order, Shuffle, as_integer, make_order
+from shardio.order.orders import Endless, Order, Shuffle, as_integer, make_order
 from shardio.order.sampler import Sampler, Tail
 from shardio.reading.choose import Io
 from shardio.system.eager import eager
@@ -49,10 +49,13 @@ class ShardLoader(LikeDataLoader):
         or BlockShuffle(size, window) keeps reads together, for sets larger than memory on slow storage.
     seed: change it for another order and other augmentation. Both depend on seed, epoch and sample alone.
     weights: a weight per sample, to draw rare classes more often. Samples are drawn with replacement.
-    num_draws: samples per epoch with `weights`. By default, the number of weights.
+    epoch_batches: batches per epoch, for training by steps: each epoch goes on where the last one ended, permutation
+        after permutation, without a tail. By default, an epoch is one permutation, or as many draws as `weights`.
+    repeats: how often a global batch has each of its samples, each augmented anew (repeated augmentation). Then an
+        epoch draws 1 / repeats of the samples.
     indices: the samples to read instead of all, for subsets and folds. `weights` then has a weight for each of them.
     tail: the last, short batch. "drop" is right for training, "short" for evaluation, "pad" where all batches must
-        have the same size and none may be left out (see `num_repeats`).
+        have the same size and none may be left out (see `num_padded`).
     rank, world_size: where neither torch.distributed nor the launcher sets them, or several jobs share a launcher.
     device: "cpu" to leave batches on the CPU. None is the GPU of the local rank, or the CPU if there is no GPU.
     num_threads: fewer gather threads where other processes need the cores, more where storage has a high latency.
@@ -89,7 +92,8 @@ class ShardLoader(LikeDataLoader):
         shuffle: Shuffle = True,
         seed: int = 0,
         weights: ArrayLike | None = None,
-        num_draws: int | None = None,
+        epoch_batches: int | None = None,
+        repeats: int = 1,
         indices: ArrayLike | None = None,
         tail: Tail = "drop",
         rank: int | None = None,
@@ -128,10 +132,9 @@ class ShardLoader(LikeDataLoader):
                 shuffle=shuffle,
                 seed=options.seed,
                 weights=weights,
-                num_draws=num_draws,
                 indices=indices,
             )
-            sampler = _sampler(order, as_integer("batch_size", batch_size), self.world, tail)
+            sampler = _sampler(order, as_integer("batch_size", batch_size), self.world, tail, epoch_batches, repeats)
             self.device = choose_device(device, self.world)
             self.shards = source.open(sampler.batches(0))
             self._position = position = Position(sampler, self.shards)
@@ -182,12 +185,12 @@ class ShardLoader(LikeDataLoader):
         return iterator
 
     @property
-    def num_repeats(self) -> int:
+    def num_padded(self) -> int:
         """The number of samples at the end of the latest batch that came earlier in the same epoch.
 
         More than 0 only in an epoch's last batch with tail="pad". Leave these samples out of averages.
         """
-        return self._position.num_repeats
+        return self._position.num_padded
 
     @property
     def damaged(self) -> list[int]:
@@ -245,8 +248,18 @@ class ShardLoader(LikeDataLoader):
         )
 
 
-def _sampler(order: Order, batch_size: int, world: World, tail: Tail) -> Sampler:
-    sampler = Sampler(order, batch_size, world.rank, world.world_size, tail)
+def _sampler(
+    order: Order, batch_size: int, world: World, tail: Tail, epoch_batches: int | None, repeats: int
+) -> Sampler:
+    length = None if epoch_batches is None else as_integer("epoch_batches", epoch_batches)
+    if length is not None:
+        if length < 1 or tail != "drop":
+            raise ValueError(
+                f"epoch_batches must be at least 1, and needs no tail, as batches go on; found {length}, tail={tail!r}"
+            )
+        order = Endless(order)
+    repeats = as_integer("repeats", repeats)
+    sampler = Sampler(order, batch_size, world.rank, world.world_size, tail, length=length, repeats=repeats)
     if not sampler.num_batches:
         raise ValueError(
             f"expected at least one batch, but {order.num_samples} samples are fewer than the global batch of "

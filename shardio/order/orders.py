@@ -61,6 +61,11 @@ class Order(Protocol):
         """Returns the sample indices (int64) at these positions. Raises ValueError outside of [0, num_samples)."""
         ...
 
+    @property
+    def redraws(self) -> bool:
+        """Whether a sample may come more than once in an epoch."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Returns everything except the epoch that the order depends on, as JSON values.
 
@@ -74,6 +79,7 @@ class StoredOrder:
     """Position p is sample p, in every epoch."""
 
     num_samples: int
+    redraws = False
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return check_below(self.num_samples, positions).copy()
@@ -88,6 +94,7 @@ class GlobalShuffle:
 
     num_samples: int
     seed: int
+    redraws = False
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return Permutation(self.num_samples, self.seed, epoch)(positions)
@@ -108,6 +115,7 @@ class BlockOrder:
     num_samples: int
     seed: int
     sizes: BlockShuffle = BlockShuffle()
+    redraws = False
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         positions = check_below(self.num_samples, positions)
@@ -166,6 +174,7 @@ class WeightedDraws:
     seed: int
     num_samples: int
     _ends: NDArray[np.float64] = field(init=False, repr=False)
+    redraws = True
 
     def __post_init__(self) -> None:
         weights = np.array(self.weights, np.float64)  # a copy, so that the caller's changes do not reach it
@@ -176,7 +185,7 @@ class WeightedDraws:
                 found = f"{weights[bad[0]]} at {bad[0]}; {bad.size} weights are invalid"
             raise ValueError(f"weights must be one-dimensional, finite, at least 0, not all 0; found {found}")
         if not 1 <= self.num_samples <= MAX_N:
-            raise ValueError(f"num_draws must be from 1 to 2**62; found {self.num_samples}")
+            raise ValueError(f"num_samples must be from 1 to 2**62; found {self.num_samples}")
         # Scaled, which is exact, so that no sum overflows or is too small for the share of a draw. np.cumsum adds from
         # left to right, so that it rounds alike everywhere.
         ends = np.cumsum(np.ldexp(weights, -np.frexp(weights.max())[1]))
@@ -217,6 +226,10 @@ class Subset:
     def num_samples(self) -> int:
         return self.order.num_samples
 
+    @cached_property
+    def redraws(self) -> bool:
+        return self.order.redraws or len(np.unique(self.indices)) < len(self.indices)
+
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         chosen: NDArray[np.int64] = self.indices[self.order(epoch, positions)]
         return chosen
@@ -229,6 +242,26 @@ class Subset:
         return _digest_of(self.indices)
 
 
+@dataclass(frozen=True)
+class Endless:
+    """The epochs of `order` one after the other, as one endless epoch: without a tail, and without an end."""
+
+    order: Order
+    num_samples = MAX_N
+    redraws = True
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        passes, places = divide(check_below(MAX_N, positions), np.int64(self.order.num_samples))
+        indices = np.empty_like(places)
+        for number in np.unique(passes).tolist():
+            some = np.flatnonzero(passes == number)
+            indices[some] = self.order(number, places[some])
+        return indices
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.order.describe(), "endless": True}
+
+
 def make_order(
     set_size: int,
     *,
@@ -236,11 +269,10 @@ def make_order(
     shuffle: Shuffle = True,
     seed: int = 0,
     weights: ArrayLike | None = None,
-    num_draws: int | None = None,
 ) -> Order:
     """Returns the order of a split of `set_size` samples. See ShardLoader for the options.
 
-    Raises ValueError if options contradict each other. By default, `num_draws` is the number of weights.
+    Raises ValueError if options contradict each other.
     """
     if isinstance(shuffle, np.bool_):
         shuffle = bool(shuffle)
@@ -250,8 +282,6 @@ def make_order(
         raise ValueError(f'shuffle must be True, False, "block" or BlockShuffle(size, window); found {shuffle!r}')
     if weights is not None and shuffle is not True:
         raise ValueError(f"weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}")
-    if weights is None and num_draws is not None:
-        raise ValueError(f"num_draws needs weights: without weights, each sample is read once; found {num_draws}")
     if not 1 <= set_size <= MAX_N:
         raise ValueError(f"expected from 1 to 2**62 samples; found {set_size}")
     seed = as_integer("seed", seed)
@@ -265,7 +295,7 @@ def make_order(
         if weights.shape != (size,):
             what = "the split" if chosen is None else "indices"
             raise ValueError(f"expected {size} weights, one for each sample of {what}; found shape {weights.shape}")
-        order = WeightedDraws(weights, seed, size if num_draws is None else as_integer("num_draws", num_draws))
+        order = WeightedDraws(weights, seed, size)
     elif isinstance(shuffle, BlockShuffle):
         order = BlockOrder(size, seed, shuffle)
     else:

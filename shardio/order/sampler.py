@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.order.orders import Order
+from shardio.order.permutation import divide
 
 Tail = Literal["drop", "pad", "short"]
 
@@ -32,7 +33,11 @@ class Sampler:
     number of batches.
 
     With `start`, the sampler continues an epoch: the first `start` positions of its order were read before, by any
-    number of ranks with any batch size. Steps count from `start`.
+    number of ranks with any batch size. Steps count from `start`. With `length`, there are exactly so many batches,
+    and the order is endless.
+
+    With `repeats`, a global batch has each of its samples `repeats` times, as far from each other as can be, so on
+    different ranks if there are as many. Then one drawn sample takes `repeats` positions.
     """
 
     order: Order
@@ -41,6 +46,8 @@ class Sampler:
     world_size: int = 1
     tail: Tail = "drop"
     start: int = 0
+    length: int | None = None
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -51,6 +58,13 @@ class Sampler:
             raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}; found {self.tail!r}")
         if not 0 <= self.start <= self.num_samples:
             raise ValueError(f"`start` must be from 0 to {self.num_samples}; found {self.start}")
+        if self.repeats < 1 or (self.repeats > 1 and self.tail != "drop"):
+            raise ValueError(f'repeats must be at least 1, and more needs tail="drop"; found {self.repeats}')
+        if self.global_batch_size % self.repeats or self.start % self.repeats:
+            raise ValueError(
+                f"expected a global batch, and samples consumed before, that are multiples of repeats={self.repeats}; "
+                f"found {self.global_batch_size} and {self.start}"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -64,6 +78,8 @@ class Sampler:
     @property
     def num_batches(self) -> int:
         """The number of batches from `start` to the end of the epoch, the same on every rank."""
+        if self.length is not None:
+            return self.length
         full, rest = divmod(self.num_samples - self.start, self.global_batch_size)
         return full if self.tail == "drop" or not rest else full + 1
 
@@ -77,7 +93,7 @@ class Sampler:
             size = min(size, self.num_samples - first)
         return first + size * self.rank // self.world_size, first + size * (self.rank + 1) // self.world_size
 
-    def num_repeats(self, step: int) -> int:
+    def num_padded(self, step: int) -> int:
         """Returns how many samples at the end of this rank's batch at `step` came earlier in the same epoch. It is more
         than 0 only with "pad", at the last step."""
         start, stop = self.bounds(step)
@@ -97,6 +113,15 @@ class Sampler:
         for chunk in range(0, self.num_batches, steps_at_once):
             bounds = [self.bounds(step) for step in range(chunk, min(chunk + steps_at_once, self.num_batches))]
             positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in bounds])
-            indices = self.order(epoch, positions % self.num_samples)
+            indices = self.order(epoch, self._draws(positions) % self.num_samples)
             sizes = [stop - start for start, stop in bounds]
             yield from np.split(indices, np.cumsum(sizes)[:-1])
+
+    def _draws(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of the draw at each position: the position itself, without repeats."""
+        if self.repeats == 1:
+            return positions
+        batch, place = divide(positions - self.start, np.int64(self.global_batch_size))
+        distinct = self.global_batch_size // self.repeats
+        draws: NDArray[np.int64] = self.start // self.repeats + batch * distinct + place % distinct
+        return draws

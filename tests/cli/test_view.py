@@ -148,6 +148,22 @@ def test_replay_finds_the_state_in_a_checkpoint_of_torch(out: Path, tmp_path: Pa
     assert told["consumed"] == 8
 
 
+def test_replay_finds_the_batches_of_a_stream_with_repeats(out: Path, tmp_path: Path) -> None:
+    stream = ["--epoch-batches", 3, "--repeats", 2]
+    with ShardLoader(out, 8, epoch_batches=3, repeats=2, device="cpu", return_indices=True) as loader:
+        list(loader)
+        iterator = iter(loader)
+        next(iterator)
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+        expected = next(iterator)[2].tolist()
+    for words in (
+        ["--epoch", 1, "--step", 1, *stream],
+        ["--consumed", 32, *stream],
+        ["--state", tmp_path / "state.json"],
+    ):
+        assert json.loads(called("replay", out, "--batch-size", 8, *words, "--json"))["indices"] == expected
+
+
 def test_replay_tells_a_table_and_draws_what_the_model_saw(out: Path, tmp_path: Path) -> None:
     text = called("replay", out, "--batch-size", 4, "--step", 2, "--shuffle", "false", "-o", tmp_path / "sheet.png")
     lines = text.splitlines()

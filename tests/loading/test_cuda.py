@@ -198,7 +198,7 @@ def test_memory_of_a_dropped_batch_returns_though_the_device_is_far_behind(
 def test_the_host_is_held_back_after_a_bounded_number_of_steps(
     prefetch: int, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
 ) -> None:
-    simulation, loader = loader_on(haste=0.0, prefetch=prefetch, weights=[1.0] * NUM_SAMPLES, num_draws=30 * BATCH)
+    simulation, loader = loader_on(haste=0.0, prefetch=prefetch, weights=[1.0] * NUM_SAMPLES, epoch_batches=30)
     done: list[int] = []
     most = 0
     for number, batch in enumerate(loader):

@@ -352,8 +352,8 @@ def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, 
             loader.load_state_dict({**loader.state_dict(), "consumed": start})
             for step, (_, _, indices) in enumerate(loader, start=1):
                 assert len(indices) == 10
-                assert not loader.num_repeats or step == -(-len(expected) // (10 * world_size))
-                fresh += indices[: len(indices) - loader.num_repeats].tolist()
+                assert not loader.num_padded or step == -(-len(expected) // (10 * world_size))
+                fresh += indices[: len(indices) - loader.num_padded].tolist()
     assert sorted(fresh) == sorted(expected)
 
 
@@ -364,7 +364,7 @@ def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, 
         {"shuffle": BlockShuffle(4, 3)},
         {"indices": np.array([40, 3, 3, 17, 0])},
         {"indices": torch.tensor([40, 3, 17, 0]), "shuffle": False},
-        {"weights": [0, 0, 1, 2] + 43 * [0.0], "num_draws": 30},
+        {"weights": [0, 0, 1, 2] + 43 * [0.0]},
         {"weights": torch.tensor([1.0, 2.0]), "indices": [46, 45]},
     ],
 )
@@ -672,7 +672,12 @@ def test_impossible_options_are_refused_before_a_set_is_looked_for(
         ({"batch_size": "256"}, TypeError, "batch_size"),
         ({"tail": "cut"}, ValueError, "tail"),
         ({"seed": -1}, ValueError, "seed"),
-        ({"num_draws": 2.0, "weights": [1] * NUM_SAMPLES}, TypeError, "num_draws"),
+        ({"epoch_batches": 2.0}, TypeError, "epoch_batches"),
+        ({"epoch_batches": 0}, ValueError, "epoch_batches must be at least 1"),
+        ({"epoch_batches": 3, "tail": "pad"}, ValueError, "needs no tail"),
+        ({"repeats": 0}, ValueError, "repeats must be at least 1"),
+        ({"repeats": 3}, ValueError, "multiples of repeats=3; found 4"),
+        ({"repeats": 2, "tail": "short"}, ValueError, 'needs tail="drop"'),
         ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA device"),
         ({"digest": 4}, ValueError, "digest"),
         ({"split": "test"}, SetNotFoundError, "found train"),

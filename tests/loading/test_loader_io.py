@@ -69,7 +69,7 @@ def test_all_ways_of_reading_give_the_same_batches(io: Io, shape: tuple[int, int
         {"shuffle": True, "tail": "short"},
         {"shuffle": BlockShuffle(4, 3), "tail": "pad"},
         {"shuffle": False, "tail": "drop"},
-        {"weights": np.arange(NUM_SAMPLES), "num_draws": 90},
+        {"weights": np.arange(NUM_SAMPLES), "epoch_batches": 12},
         {"indices": [3, 3, 9, 46, 0, 3, 17], "tail": "short", "prefetch": 0, "num_threads": 1},
     ):
         with loader_of("mmap", shape=shape, **options) as usual:

@@ -115,7 +115,7 @@ def test_the_loaders_pixels_are_those_of_the_transform_called_by_hand(path: Path
                 assert torch.equal(labels, targets)
 
 
-@pytest.mark.parametrize("options", [{"weights": [1.0] + [0.0] * 52, "num_draws": 32}, {"indices": [7] * 32}])
+@pytest.mark.parametrize("options", [{"weights": [1.0] + [0.0] * 52, "epoch_batches": 2}, {"indices": [7] * 32}])
 def test_a_sample_that_comes_again_in_an_epoch_is_augmented_otherwise(path: Path, options: dict[str, Any]) -> None:
     def drawn(world_size: int) -> list[torch.Tensor]:
         merged = []

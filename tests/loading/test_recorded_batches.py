@@ -49,9 +49,14 @@ RECORDED: dict[str, tuple[dict[str, Any], str, str]] = {
         "b8ed20fbc00daa53",
     ),
     "weights": (
-        {"weights": np.arange(NUM_SAMPLES) % 7, "num_draws": 500, "seed": 5, "num_threads": 1},
-        "8fa7418729426043",
-        "78a4ea07a3587ddb",
+        {"weights": np.arange(NUM_SAMPLES) % 7, "seed": 5, "num_threads": 1},
+        "61abcef587b443e2",
+        "8475db553813be54",
+    ),
+    "a stream with repeats, second of four ranks": (
+        {"transform": CROPPED, "epoch_batches": 7, "repeats": 4, "rank": 1, "world_size": 4, "seed": 9},
+        "5afc1b6bd7805a36",
+        "d86fa47069557be8",
     ),
     "crops, first of two ranks": (
         {"transform": CROPPED, "rank": 0, "world_size": 2, "seed": 7},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -14,9 +15,10 @@ import pytest
 import torch
 from check_order import check_resumed_jobs
 
+from shardio.augment import RandomResizedCrop
 from shardio.errors import FormatError
 from shardio.loading.loader import ShardLoader
-from shardio.order.orders import BlockShuffle, GlobalShuffle, Order, make_order
+from shardio.order.orders import BlockShuffle, Endless, GlobalShuffle, Order, WeightedDraws, make_order
 from shardio.order.sampler import Sampler
 
 EPOCH = 2
@@ -33,7 +35,7 @@ SOURCES: dict[str, Callable[[int], Order]] = {
     "stored": lambda n: make_order(n, shuffle=False),
     "block": lambda n: make_order(n, shuffle=BlockShuffle(2, 2)),
     "subset": lambda n: make_order(20, indices=range(3, 3 + n)),
-    "weighted": lambda n: make_order(7, weights=np.arange(7), num_draws=n),
+    "weighted": lambda n: WeightedDraws(np.arange(7), 0, n),
 }
 
 
@@ -253,13 +255,13 @@ def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callab
     for options in (
         {"shuffle": np.True_},
         {"shuffle": BlockShuffle(np.int16(4), np.int64(2))},
-        {"weights": np.ones(61), "num_draws": np.int64(9)},
+        {"weights": np.ones(61), "epoch_batches": np.int64(9), "tail": "drop", "repeats": np.int8(2)},
     ):
         loader = loader_of(np.int64(4), **numbers, **options)
         loader.set_epoch(np.int64(5))
         next(iter(loader))
         state = json.loads(json.dumps(loader.state_dict()))
-        assert (state["epoch"], state["consumed"], state["seed"]) == (5, 4, 3)
+        assert (state["epoch"], state["consumed"], state["seed"]) == (5, 4 + 5 * 4 * options.get("epoch_batches", 0), 3)
         loader_of(4, **numbers, **options).load_state_dict(state)
 
 
@@ -270,7 +272,6 @@ ORDERS: dict[str, dict[str, Any]] = {
     "other block": {"shuffle": BlockShuffle(4, 4)},
     "weighted": {"weights": np.arange(61)},
     "other weights": {"weights": np.arange(61)[::-1]},
-    "more draws": {"weights": np.arange(61), "num_draws": 99},
     "subset": {"indices": range(5, 50)},
     "other subset": {"indices": range(4, 49)},
     "block of a subset": {"shuffle": BlockShuffle(4, 3), "indices": range(5, 50)},
@@ -292,3 +293,79 @@ def test_every_order_is_resumed_exactly_and_by_itself_only(name: str, loader_of:
     for other in ORDERS.keys() - {name}:
         with pytest.raises(ValueError, match="the state belongs to another order: its "):
             loader_of(3, **ORDERS[other]).load_state_dict(state)
+
+
+# --- endless streams --------------------------------------------------------------------------------------------------
+
+
+def test_epochs_of_a_stream_have_exactly_so_many_batches_and_go_on_where_the_last_ended(
+    loader_of: Callable[..., ShardLoader],
+) -> None:
+    stream = Endless(make_order(61, seed=5))(0, np.arange(1000)).tolist()
+    loader = loader_of(8, epoch_batches=5, seed=5, tail="drop")
+    for epoch in range(4):
+        assert len(loader) == 5
+        assert indices_of(loader) == stream[epoch * 40 : (epoch + 1) * 40]
+    loader.set_epoch(9)
+    assert indices_of(loader) == stream[360:400]
+    iterator = iter(loader)
+    next(iterator)  # of epoch 10; what is left of it is left out
+    assert indices_of(loader) == stream[440:480]
+
+
+def test_a_stream_is_resumed_with_other_ranks_and_batch_sizes(loader_of: Callable[..., ShardLoader]) -> None:
+    stream = Endless(make_order(61, seed=5))(0, np.arange(1000)).tolist()
+    options: dict[str, Any] = {"seed": 5, "tail": "drop"}
+    first = loader_of(8, epoch_batches=5, **options)
+    list(first)
+    iterator = iter(first)
+    for _ in range(2):
+        next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert (state["epoch"], state["consumed"], state["batch"]) == (1, 56, 2)
+    for epoch_batches, left in ((5, 3), (4, 2), (2, 0), (1, 0)):
+        ranks = [loader_of(3, epoch_batches=epoch_batches, rank=rank, world_size=2, **options) for rank in range(2)]
+        found: list[int] = []
+        for epoch in (1, 2):
+            for loader in ranks:
+                if epoch == 1:
+                    loader.load_state_dict(state)
+                loader.set_epoch(epoch)
+            for parts in zip(*ranks, strict=True):
+                found += indices_of(parts)
+        assert found == stream[56 : 56 + 6 * (left + epoch_batches)]
+        assert ranks[0].state_dict() == ranks[1].state_dict()
+
+
+def test_a_stream_and_repeats_draw_each_sample_anew_wherever_it_comes_again(make_set: Callable[..., Path]) -> None:
+    out = make_set(4, (32, 32, 3))
+    options: dict[str, Any] = {"epoch_batches": 3, "repeats": 2, "transform": RandomResizedCrop(8), "device": "cpu"}
+    with ShardLoader(out, 8, **options) as loader, ShardLoader(out, 8, return_indices=True, **options) as other:
+        other.load_state_dict({**loader.state_dict(), "consumed": 8, "batch": 1})
+        batches = list(loader)
+        pictures = [picture.numpy().tobytes() for images, _ in batches for picture in images]
+        assert len(set(pictures)) == 24
+        for (expected, _), (found, _, indices) in zip(batches[1:], other, strict=True):
+            assert torch.equal(expected, found)
+            assert sorted(Counter(indices.tolist()).values()) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({}, {"endless": True}),
+        ({"epoch_batches": 3}, {"batch": -1}),
+        ({"epoch_batches": 3}, {"batch": 1.0}),
+        ({"epoch_batches": 3}, {"consumed": 2**62}),
+        ({"epoch_batches": 3, "repeats": 2}, {"consumed": 3}),
+        ({"epoch_batches": 3}, {"repeats": 2}),
+    ],
+)
+def test_states_of_other_streams_are_refused(
+    options: dict[str, Any], changed: dict[str, Any], loader_of: Callable[..., ShardLoader]
+) -> None:
+    loader = loader_of(4, **{"tail": "drop", **options})
+    with pytest.raises(ValueError, match=r"state|2\*\*62"):
+        loader.load_state_dict({**loader.state_dict(), **changed})
+    with pytest.raises(ValueError, match=r"fewer than 2\*\*62|epoch must be from 0"):
+        loader.set_epoch(2**62 if options else 2**64)

@@ -104,7 +104,7 @@ def test_every_reader_gives_the_same_batches(path: Path, io: str, transform: Any
         {"batch_size": COUNT},
         {"tail": "pad", "rank": 1, "world_size": 2},
         {"shuffle": False},
-        {"weights": [1.0, 2.0] + [0.1] * (COUNT - 2), "num_draws": 40},
+        {"weights": [1.0, 2.0] + [0.1] * (COUNT - 2), "epoch_batches": 5, "tail": "drop"},
         {"transform": Compose([RandomCrop(20), ToDtype(torch.float32)])},
         {"arrays": ["mask", "boxes", "clip", "small"], "columns": ["source_width"]},
         {"transform": Compose([RandomResizedCrop(24), Normalize(), Mixup(5)])},

@@ -27,6 +27,7 @@ import shardio.order.orders
 from shardio.order.orders import (
     BlockOrder,
     BlockShuffle,
+    Endless,
     GlobalShuffle,
     Order,
     StoredOrder,
@@ -445,7 +446,7 @@ def test_draws_are_their_definition_with_lists() -> None:
 @pytest.mark.parametrize("name", AWKWARD)
 def test_no_number_below_one_draws_past_the_samples(name: str, largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = AWKWARD[name]
-    order = make_order(len(weights), weights=weights, num_draws=3)
+    order = WeightedDraws(np.asarray(weights), 0, 3)
     monkeypatch.setattr(shardio.order.orders, "uniform", lambda key, counters: np.full(len(counters), largest))
     found = order(0, np.arange(3)).tolist()
     assert max(found) < len(weights)
@@ -463,7 +464,7 @@ def test_no_random_total_lets_the_largest_number_past_the_last_sample(monkeypatc
 @pytest.mark.parametrize("name", AWKWARD)
 def test_every_draw_is_a_sample_that_weighs_something(name: str) -> None:
     weights = AWKWARD[name]
-    found = make_order(len(weights), weights=weights, num_draws=20_000)(0, np.arange(20_000))
+    found = WeightedDraws(np.asarray(weights), 0, 20_000)(0, np.arange(20_000))
     assert {weights[sample] > 0 for sample in np.unique(found[found < len(weights)]).tolist()} == {True}
     assert found.max() < len(weights)
 
@@ -482,7 +483,7 @@ def test_samples_are_drawn_as_often_as_they_weigh(shape: str) -> None:
     }[shape]
     share = weights / weights.sum()
     for seed in range(3):
-        order = make_order(len(weights), weights=weights, seed=seed, num_draws=draws)
+        order = WeightedDraws(np.asarray(weights), seed, draws)
         counts = np.bincount(whole(order, seed + 2), minlength=len(weights))
         score = chi_square(counts, share * draws)
         assert abs(score) < 6, f"seed {seed}: {score}"
@@ -496,8 +497,8 @@ def test_samples_are_drawn_as_often_as_they_weigh(shape: str) -> None:
 def test_only_ratios_of_weights_matter(exponent: int) -> None:
     draws = 100_000
     weights = np.array([1.0, 2, 3, 4, 0, 5, 7, 8])  # from subnormal numbers to a sum that is infinite
-    found = make_order(8, weights=weights * 2.0**exponent, num_draws=draws)(0, np.arange(draws))
-    assert np.array_equal(found, make_order(8, weights=weights, num_draws=draws)(0, np.arange(draws)))
+    found = WeightedDraws(np.asarray(weights * 2.0**exponent), 0, draws)(0, np.arange(draws))
+    assert np.array_equal(found, WeightedDraws(np.asarray(weights), 0, draws)(0, np.arange(draws)))
     score = chi_square(np.bincount(found, minlength=8), weights / 30 * draws)
     assert abs(score) < 6, score
 
@@ -505,7 +506,7 @@ def test_only_ratios_of_weights_matter(exponent: int) -> None:
 def test_weights_too_small_beside_the_largest_do_no_harm() -> None:
     # In numbers of 53 bits they vanish from the sum.
     weights = [5e-324, math.nextafter(math.inf, 0), 5e-324, 1.0, math.nextafter(math.inf, 0), 1e-300]
-    counts = np.bincount(make_order(6, weights=weights, num_draws=20_000)(0, np.arange(20_000)), minlength=6)
+    counts = np.bincount(WeightedDraws(np.asarray(weights), 0, 20_000)(0, np.arange(20_000)), minlength=6)
     assert set(np.flatnonzero(counts).tolist()) == {1, 4}
     assert abs(int(counts[1]) - 10_000) / math.sqrt(5000) < 5
 
@@ -518,7 +519,7 @@ def test_samples_of_no_weight_are_never_drawn(zeros: list[int]) -> None:
     weights = np.ones(10)
     weights[zeros] = 0
     for seed in range(3):
-        found = make_order(10, weights=weights, seed=seed, num_draws=5000)(seed, np.arange(5000))
+        found = WeightedDraws(np.asarray(weights), seed, 5000)(seed, np.arange(5000))
         assert sorted(set(found.tolist())) == np.flatnonzero(weights).tolist()
 
 
@@ -529,12 +530,12 @@ def test_draws_know_nothing_of_each_other(other: str) -> None:
     share = np.array(weights) / 10
     positions = np.arange(n)
     for seed in range(3):
-        order = make_order(4, weights=weights, seed=seed, num_draws=n + 2)
+        order = WeightedDraws(np.asarray(weights), seed, n + 2)
         theirs = {
             "next position": lambda order=order: order(0, positions + 1),
             "next but one": lambda order=order: order(0, positions + 2),
             "next epoch": lambda order=order: order(1, positions),
-            "next seed": lambda seed=seed: make_order(4, weights=weights, seed=seed + 1, num_draws=n)(0, positions),
+            "next seed": lambda seed=seed: WeightedDraws(np.asarray(weights), seed + 1, n)(0, positions),
         }[other]()
         counts = np.bincount(order(0, positions) * 4 + theirs, minlength=16)
         score = chi_square(counts, np.outer(share, share).ravel() * n)
@@ -544,10 +545,10 @@ def test_draws_know_nothing_of_each_other(other: str) -> None:
 @pytest.mark.parametrize("num_draws", [1, 3, 10, 11, 1000])
 def test_an_epoch_may_have_fewer_or_more_draws_than_samples(num_draws: int) -> None:
     weights = np.arange(1.0, 11)
-    order = make_order(10, weights=weights, num_draws=num_draws)
+    order = WeightedDraws(np.asarray(weights), 0, num_draws)
     assert order.num_samples == num_draws
     # Each position draws for itself: a longer epoch begins as a shorter one.
-    assert np.array_equal(whole(order), make_order(10, weights=weights, num_draws=2**62)(0, np.arange(num_draws)))
+    assert np.array_equal(whole(order), WeightedDraws(np.asarray(weights), 0, 2**62)(0, np.arange(num_draws)))
     with pytest.raises(ValueError, match=rf"positions must be from 0 to {num_draws - 1}; found"):
         order(0, np.array([num_draws]))
 
@@ -566,7 +567,7 @@ def test_weights_of_any_kind_draw_the_same() -> None:
         np.repeat(np.array(numbers, np.float64), 3)[::3],
         *(torch.tensor(numbers, dtype=kind) for kind in (torch.uint8, torch.int64, torch.float32, torch.float64)),
     ]
-    orders = [make_order(8, weights=weights, num_draws=500) for weights in kinds]
+    orders = [WeightedDraws(np.asarray(weights), 0, 500) for weights in kinds]
     assert len({whole(order).tobytes() for order in orders}) == 1
     assert len({json.dumps(order.describe()) for order in orders}) == 1
 
@@ -574,7 +575,7 @@ def test_weights_of_any_kind_draw_the_same() -> None:
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64])
 def test_weights_are_copied(kind: type) -> None:
     weights = np.arange(1, 11).astype(kind)
-    order = make_order(10, weights=weights, num_draws=1000)
+    order = WeightedDraws(np.asarray(weights), 0, 1000)
     expected, description = whole(order), order.describe()
     weights[:] = 0
     weights[3] = 1
@@ -586,13 +587,13 @@ def test_weights_are_copied(kind: type) -> None:
 def test_the_draws_are_what_they_have_always_been(key: tuple[int, int, int, int]) -> None:
     size, seed, epoch, num_draws = key
     first, last = GOLDEN_DRAWS[key]
-    order = make_order(size, weights=np.arange(size) % 7, seed=seed, num_draws=num_draws)
+    order = WeightedDraws(np.arange(size) % 7, seed, num_draws)
     assert order(epoch, np.arange(len(first))).tolist() == first
     assert order(epoch, np.arange(num_draws - len(last), num_draws)).tolist() == last
 
 
 def test_memory_does_not_grow_with_the_draws() -> None:
-    order = make_order(100, weights=np.arange(100), num_draws=2**62)
+    order = WeightedDraws(np.arange(100), 0, 2**62)
     tracemalloc.start()
     try:
         order(1, np.linspace(0, 2**61, 256).astype(np.int64))
@@ -623,7 +624,7 @@ def orders_of(size: int) -> dict[str, dict[str, Any]]:
         "stored": {"shuffle": False},
         "global": {"shuffle": True, "seed": 3},
         "block": {"shuffle": BlockShuffle(3, 2), "seed": 3},
-        "weighted": {"weights": np.arange(size) % 3 + 1, "seed": 3, "num_draws": 40},
+        "weighted": {"weights": np.arange(size) % 3 + 1, "seed": 3},
     }
 
 
@@ -648,8 +649,8 @@ def test_a_subset_reads_each_of_its_indices_as_often_as_they_say(name: str) -> N
 
 
 def test_weights_of_a_subset_belong_to_its_indices() -> None:
-    order = make_order(100, indices=[70, 30, 70, 50], weights=[1, 0, 2, 1], num_draws=40_000)
-    counts = np.bincount(whole(order), minlength=100)
+    order = Endless(make_order(100, indices=[70, 30, 70, 50], weights=[1, 0, 2, 1]))
+    counts = np.bincount(order(0, np.arange(40_000)), minlength=100)
     assert set(np.flatnonzero(counts).tolist()) == {70, 50}
     score = (int(counts[70]) - 30_000) / math.sqrt(40_000 * 0.75 * 0.25)
     assert abs(score) < 5, score
@@ -683,8 +684,6 @@ def test_indices_of_any_kind_are_the_same_subset() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"shuffle": value}, "shuffle must be True") for value in ("global", "", None, 2, b"block", 0.5)),
     *(({"shuffle": value, "weights": [1] * 10}, "weights draw") for value in (False, "block", BlockShuffle(2))),
-    *(({"num_draws": 5, **more}, "num_draws needs") for more in ({}, {"shuffle": False}, {"indices": [1]})),
-    *(({"num_draws": count, "weights": [1] * 10}, "num_draws") for count in (0, -1, 2**62 + 1)),
     *(({"seed": seed, **more}, "seed") for seed in (-1, 2**64) for more in ({}, {"shuffle": False})),
     *(
         ({"weights": [*weights, *[0] * (10 - len(weights))]}, "weights must be .* finite")
@@ -722,8 +721,6 @@ def test_sizes_of_blocks_are_integers_from_one_on(value: Any, error: type[Except
 
 
 def test_a_subset_passes_on_what_is_wrong_with_its_order() -> None:
-    with pytest.raises(ValueError, match=r"num_draws must be from 1 to 2\*\*62"):
-        make_order(10, indices=[1, 2], weights=[1, 1], num_draws=0)
     with pytest.raises(ValueError, match=r"positions must be from 0 to 1; found"):
         make_order(10, indices=[1, 2])(0, np.array([2]))
     with pytest.raises(ValueError, match=r"positions must be from 0 to 1; found"):
@@ -753,8 +750,6 @@ DIFFERENT: list[tuple[int, dict[str, Any]]] = [
     (11, {"weights": [1] * 11}),
     (10, {"weights": [2] * 10}),
     (10, {"weights": [1] * 10, "seed": 1}),
-    (10, {"weights": [1] * 10, "num_draws": 11}),
-    (11, {"weights": [1] * 11, "num_draws": 10}),
     (10, {"weights": [1] * 9 + [2]}),
     (10, {"weights": [2] + [1] * 9}),
     (10, {"weights": [1] * 9 + [math.nextafter(1, 2)]}),
@@ -770,7 +765,6 @@ DIFFERENT: list[tuple[int, dict[str, Any]]] = [
     (10, {"indices": range(10), "weights": [1] * 10}),
     (10, {"indices": range(10), "weights": [1] * 9 + [2]}),
     (10, {"indices": [1, 0, *range(2, 10)], "weights": [1] * 10}),
-    (10, {"indices": range(10), "weights": [1] * 10, "num_draws": 11}),
 ]
 
 
@@ -812,11 +806,11 @@ def test_float32_weights_are_described_by_their_values() -> None:
 
 
 def test_descriptions_of_weights_and_indices_are_what_they_have_always_been() -> None:
-    described = make_order(10, indices=[5, 3, 8], weights=[1, 2, 0.5], seed=7, num_draws=4).describe()
+    described = make_order(10, indices=[5, 3, 8], weights=[1, 2, 0.5], seed=7).describe()
     assert described == {
         "shuffle": True,
         "seed": 7,
-        "num_samples": 4,
+        "num_samples": 3,
         "weights": "29a1e8c491fd6ff45e2fe4ded5f2ab7a",
         "indices": "6aa6b0e6634627c596379b06528ff4e5",
     }

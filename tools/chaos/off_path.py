@@ -412,8 +412,6 @@ def draw_reading(rng: random.Random, model: Model, form: Form, cache: Path) -> R
     chance = rng.random()
     if chance < 0.15:
         options |= {"weights": [rng.random() + 0.01 for _ in range(count)], "shuffle": True}
-        if rng.random() < 0.5:
-            options["num_draws"] = rng.randint(count, 2 * count)
     elif chance < 0.4:
         options["indices"] = rng.choices(range(count), k=count)
     if rng.random() < 0.3:
@@ -546,7 +544,7 @@ def compare(model: Model, form: Form, reading: Reading) -> str:
     """Reads an epoch. Returns what differs from the reference; "" if nothing does."""
     options, count = reading.options, len(model.samples)
     chosen = options.get("indices", range(count))
-    total = options.get("num_draws", len(chosen))
+    total = len(chosen)
     found: dict[int, int] = {}
     num_steps = -(-total // (options["batch_size"] * reading.world_size))
     if options["tail"] == "drop":
