@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
@@ -36,30 +35,6 @@ LOOKING_SECONDS = 0.01
 # An evictor holds a lock for as long as a rename takes. Any user who may read a lock can hold it for ever.
 _LEASE_SECONDS = 30.0
 _MAX_SOURCE_NBYTES = 1 << 16
-
-T = TypeVar("T")
-
-
-class LockedFile:
-    """An open file that is locked until `close`, until the last reference to the object dies, or until the process
-    ends.
-
-    A forked process inherits the lock and holds it while it lives; an executed program does not. Not thread
-    safe.
-    """
-
-    def __init__(self, lock: OpenFile) -> None:
-        self._lock = lock
-
-    def __enter__(self: T) -> T:
-        return self
-
-    def close(self) -> None:
-        """Unlocks and closes the file. May be called again."""
-        self._lock.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)
@@ -129,15 +104,19 @@ class CopyPaths:
         return source if isinstance(source, str) else ""
 
 
-class Lease(LockedFile):
-    """Keeps a copy from being evicted, until `close` or the end of the process. `Cache.lease` takes it."""
+class Lease:
+    """Keeps a copy from being evicted, until `close`, until the last reference to the object dies, or until the process
+    ends. `Cache.lease` takes it.
+
+    A forked process inherits the lease and holds it while it lives; an executed program does not. Not thread safe.
+    """
 
     def __init__(self, paths: CopyPaths, lock: OpenFile) -> None:
-        super().__init__(lock)
         self.digest = paths.digest
         self.path = paths.folder
         """The folder of the copy. It exists from when the first file is copied."""
         self._paths = paths
+        self._lock = lock
         self._tried_filling = False
         self._touch()
 
@@ -179,11 +158,12 @@ class Lease(LockedFile):
             return False
         return stat.S_ISREG(status.st_mode) and status.st_size == entry.nbytes
 
-    def try_filling(self, source: str) -> Filling | None:
+    def try_filling(self, source: str) -> contextlib.ExitStack | None:
         """Takes the right to write into the copy, and notes that its files come from `source`.
 
-        Returns None if another process has the right now. Raises PermissionError if no process has the right, but only
-        another user may take it; CacheError as `Cache.lease` does.
+        The right ends when the result is closed, which must be before the lease ends. Returns None if another process
+        has the right now. Raises PermissionError if no process has the right, but only another user may take it;
+        CacheError as `Cache.lease` does.
         """
         path = self._paths.fill
         allowed = True
@@ -195,17 +175,18 @@ class Lease(LockedFile):
             allowed = False  # to write, but this process may wait for the other user
             lock = open_in_cache(path)
         with contextlib.ExitStack() as stack:
-            filling = stack.enter_context(Filling(lock))
+            stack.enter_context(lock)
             self._tried_filling = self._tried_filling or allowed
             if not lock_at_once(lock.fileno()):
                 return None
+            # A process that was forked meanwhile has the open file too, and does not fill the copy.
+            stack.callback(fcntl.flock, lock.fileno(), fcntl.LOCK_UN)
             if not allowed:
                 raise _another_users(path)
             with contextlib.suppress(OSError):  # the disk is full: a note of the source is not worth a failure
                 os.ftruncate(lock.fileno(), 0)
                 write_all(lock.fileno(), json.dumps({"source": source}).encode())
-            stack.pop_all()
-            return filling
+            return stack.pop_all()
 
     def open_folder(self) -> FolderHandle:
         """Makes the copy's folder if it is missing, and opens it for the process that has the right to fill the copy.
@@ -228,10 +209,17 @@ class Lease(LockedFile):
             return min(lock_holders().get(lock_key(os.stat(self._paths.fill)), ()), default=None)
         return None
 
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Ends the lease. May be called again."""
         if not self._lock.closed:
             self._touch()
-            super().close()
+            self._lock.close()
         if self._tried_filling:
             # Nothing stays of a copy that was not begun: in a folder such as /tmp its files would keep all other users
             # from making it. Another lease keeps them.
@@ -243,16 +231,6 @@ class Lease(LockedFile):
         """Records the time of the last use, if this user has the permission."""
         with contextlib.suppress(OSError):
             os.utime(self._lock.fileno())
-
-
-class Filling(LockedFile):
-    """The right to write into a copy, until `close`. `Lease.try_filling` takes it; it must end before the lease."""
-
-    def close(self) -> None:
-        if not self._lock.closed:
-            # A process that was forked meanwhile has the open file too, and does not fill the copy.
-            fcntl.flock(self._lock.fileno(), fcntl.LOCK_UN)
-        super().close()
 
 
 def _another_users(path: Path) -> PermissionError:

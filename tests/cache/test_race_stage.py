@@ -50,7 +50,7 @@ def take(paths):
 leases.Lease.take = take
 """
 TWO_WHO_FILL = """
-leases.Lease.try_filling = lambda self, source: leases.Filling(opening.open_file(os.devnull, os.O_RDONLY))
+leases.Lease.try_filling = lambda self, source: opening.open_file(os.devnull, os.O_RDONLY)
 """
 NAMED_TOO_EARLY = """
 def init(self, path, left=None):
