@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from shardio.cache.leases import (
@@ -134,8 +135,8 @@ class Cache:
             raise ValueError(f"give either `keep` or `free`; found keep={keep}, free={free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
-        files, left = self._files_of(copies), [copy.digest for copy in copies]
-        nbytes = files.nbytes(left)
+        left = {copy.digest: list(_statuses(Path(copy.path))) for copy in copies}
+        nbytes = _sizes(left.values())[0]
         removed, kept = [], []
         for copy in copies:
             if (nbytes <= keep) if keep is not None else (self.free_nbytes() >= (free or 0)):
@@ -143,8 +144,8 @@ class Cache:
             try:
                 if self._remove(CopyPaths(self.folder, copy.digest)):
                     removed.append(copy)
-                    left.remove(copy.digest)
-                    nbytes = files.nbytes(left)
+                    del left[copy.digest]
+                    nbytes = _sizes(left.values())[0]
                 else:
                     kept.append(replace(copy, in_use=True))
             except PermissionError:
@@ -162,7 +163,7 @@ class Cache:
         if nbytes <= free:
             return ()
         copies = self.copies()
-        if nbytes <= free + self._freed(self._evictable(copies)):
+        if nbytes <= free + _freed(self._evictable(copies)):
             evicted = self.evict(free=nbytes).removed
             if nbytes <= self.free_nbytes():
                 return evicted
@@ -173,8 +174,8 @@ class Cache:
         `found` is the filesystem's own error, which may name a quota."""
         copies = [copy for copy in self.copies() if copy.digest != digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
-        ours = self._freed(self._evictable(copies))
-        others = self._freed([copy for copy in copies if not copy.in_use]) - ours
+        ours = _freed(self._evictable(copies))
+        others = _freed([copy for copy in copies if not copy.in_use]) - ours
         return SpaceError(
             f"{self.folder}: expected room for {nbytes:,} bytes, found {f'{found}, ' if found else ''}"
             f"{self.free_nbytes():,} free, {ours:,} in copies that are not in use"
@@ -184,13 +185,6 @@ class Cache:
 
     def _evictable(self, copies: Sequence[CachedCopy]) -> list[CachedCopy]:
         return [copy for copy in copies if not copy.in_use and self.may_remove(copy.digest)]
-
-    def _files_of(self, copies: Sequence[CachedCopy]) -> _CopyFiles:
-        return _CopyFiles({copy.digest: CopyPaths(self.folder, copy.digest).folder for copy in copies})
-
-    def _freed(self, copies: Sequence[CachedCopy]) -> int:
-        """Returns how many bytes evicting all these copies frees."""
-        return self._files_of(copies).freed([copy.digest for copy in copies])
 
     def _remove(self, paths: CopyPaths) -> bool:
         """Removes a copy and its locks, unless it is in use. Returns whether it is gone.
@@ -289,13 +283,13 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
         status, processes, in_use = os.stat(paths.folder), (), False
     except CacheError as error:
         in_use, problem = True, str(error)
-    files = _CopyFiles({paths.digest: paths.folder})
+    nbytes, nbytes_alone = _sizes([_statuses(paths.folder)])
     os.stat(paths.folder)  # raises if the copy was evicted in between
     return CachedCopy(
         digest=paths.digest,
         path=str(paths.folder),
-        nbytes=files.nbytes([paths.digest]),
-        nbytes_alone=files.freed([paths.digest]),
+        nbytes=nbytes,
+        nbytes_alone=nbytes_alone,
         complete=os.path.isfile(paths.folder / MANIFEST_NAME),
         last_used=status.st_mtime,
         source=paths.source(),
@@ -305,26 +299,19 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
     )
 
 
-class _CopyFiles:
-    """The files of some copies, by digest, as of its creation."""
+def _freed(copies: Iterable[CachedCopy]) -> int:
+    """Returns how many bytes evicting all these copies frees."""
+    return _sizes(_statuses(Path(copy.path)) for copy in copies)[1]
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
-        self._files = {digest: list(_statuses(folder)) for digest, folder in folders.items()}
 
-    def nbytes(self, digests: Iterable[str]) -> int:
-        """Returns the size of these copies in bytes. A file with several names counts once."""
-        return sum(status.st_size for status, _ in self._names(digests))
-
-    def freed(self, digests: Iterable[str]) -> int:
-        """Returns how many bytes are freed when these copies are removed: files without a name elsewhere."""
-        return sum(status.st_size for status, count in self._names(digests) if count >= status.st_nlink)
-
-    def _names(self, digests: Iterable[str]) -> list[tuple[os.stat_result, int]]:
-        """Returns each file of these copies, and how many names the file has in the copies."""
-        found = [status for digest in digests for status in self._files[digest]]
-        counts = Counter((status.st_dev, status.st_ino) for status in found)
-        each = {(status.st_dev, status.st_ino): status for status in found}
-        return [(each[inode], count) for inode, count in counts.items()]
+def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
+    """Returns the bytes of all files of some copies, and the bytes of the files without a name elsewhere, which are
+    freed when all these copies are removed. A file with several names counts once."""
+    found = list(chain.from_iterable(copies))
+    counts = Counter((status.st_dev, status.st_ino) for status in found)
+    each = {(status.st_dev, status.st_ino): status for status in found}
+    alone = (status.st_size for inode, status in each.items() if counts[inode] >= status.st_nlink)
+    return sum(status.st_size for status in each.values()), sum(alone)
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:
