@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from shardio.cache.folder import Cache, CachedCopy
 from shardio.cache.leases import CopyPaths, Lease
@@ -34,6 +35,8 @@ from shardio.sets.storage import Storage, open_storage
 from shardio.system.files import fsync_folder, remove_temporaries
 from shardio.system.opening import FileAt, FolderHandle, at
 from shardio.system.threads import Flag
+
+R = TypeVar("R")
 
 # A thread that waits for a lock cannot be told to stop, so the lock is tried again and again.
 _POLL_SECONDS = 0.05
@@ -187,7 +190,7 @@ class Stager:
                 with filling:
                     if self._on_fill is not None:
                         self._on_fill()
-                    with self._open_folder() as folder:
+                    with self._with_room(self.files, lambda _: self._lease.open_folder()) as folder:
                         return self._fill(folder)
             if not waiting and self._on_wait is not None:
                 self._on_wait(self._lease.filler())
@@ -205,15 +208,6 @@ class Stager:
         except FormatError:
             return False
         return True
-
-    def _open_folder(self) -> FolderHandle:
-        try:
-            return self._lease.open_folder()
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            self._make_room(self.files)  # the disk is so full that it takes no folder
-            return self._lease.open_folder()
 
     def _fill(self, folder: FolderHandle) -> bool:
         """Fills the copy. Returns the result of `run`.
@@ -251,7 +245,7 @@ class Stager:
             raise
         self._total += sum(entry.nbytes for entry in todo)
         try:
-            self._copy(folder, todo)
+            self._with_room(todo, lambda left: self._filler.copy(folder, left))
             if self._stop.is_set():
                 return False
             try:
@@ -269,15 +263,16 @@ class Stager:
             )
         return True
 
-    def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
+    def _with_room(self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R]) -> R:
         try:
-            self._filler.copy(folder, todo)
+            return make(todo)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # Another process has taken the same free space: once more, with what can be evicted now.
+            # The disk takes no folder, or another process has taken the same free space: once more, with what can be
+            # evicted now.
             self._make_room(todo)
-            self._filler.copy(folder, self._left(todo))
+            return make(self._left(todo))
 
     def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
         return [entry for entry in todo if entry not in self.copied]
@@ -311,7 +306,6 @@ def link_from_others(
     The caller has the right to fill the copy. Only copies and files of the same user are linked: other users can write
     to their own. Each file is checked as `open_sound` does. Links nothing if the filesystem has no hard links.
     """
-    wanted = {(entry.sha256, entry.nbytes) for entry in entries}
     linked: list[FileEntry] = []
     cache, digest = folder.path.parent, folder.path.name
     with os.scandir(cache) as others:
@@ -330,8 +324,6 @@ def link_from_others(
             if kept and os.fstat(other.fileno()).st_uid == os.geteuid():
                 manifest = read_manifest(other / MANIFEST_NAME, name)
                 have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
-                if wanted.isdisjoint(have):
-                    continue
                 for entry in left:
                     there = have.get((entry.sha256, entry.nbytes))
                     if there is not None and _link(other / there.file, folder / entry.file, entry, sample_shape):
