@@ -290,10 +290,7 @@ class CachedSplit:
     def describe(self) -> dict[str, Any]:
         """Returns `io_reason` and `staging`: the `state` of the copy in words, its `path`, the number of `shards` of
         the split, and how many of them the copy has, `shards_here`."""
-        num_away = 0
-        if isinstance(self._shards, StagedSet):
-            self._shards.look()
-            num_away = self._shards.num_away
+        num_away = self._shards.look() if isinstance(self._shards, StagedSet) else 0
         count = sum(len(self._shards.table_of(name).files) for name in self._shards.main_tables)
         copy = {"state": self._staging.state, "path": str(self._lease.path)}
         staging = {**copy, "shards": count, "shards_here": count - num_away}

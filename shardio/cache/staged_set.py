@@ -11,12 +11,12 @@ import os
 import time
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.cache.leases import Lease
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
@@ -35,16 +35,8 @@ from shardio.system.pour import pour
 _LOOK_SECONDS = 1.0
 
 
-class Copy(Protocol):
-    """A folder where the files of the set appear, each only when it is complete."""
-
-    path: Path
-
-    def has(self, entry: FileEntry) -> bool: ...
-
-
 class StagedTable(MappedTable):
-    """A table whose files are mapped as they appear in `copy`. The rows of other files are read from `storage`."""
+    """A table whose files are mapped as they appear, whole, in `copy`. Rows of other files are read from `storage`."""
 
     def __init__(
         self,
@@ -52,7 +44,7 @@ class StagedTable(MappedTable):
         folder: str,
         order: MappedTable | None,
         storage: Storage,
-        copy: Copy,
+        copy: Lease,
         sample_shape: SampleShape | None,
     ) -> None:
         super().__init__(table, folder, order)
@@ -63,8 +55,8 @@ class StagedTable(MappedTable):
         self._looked_at = float("-inf")
         self.look()
 
-    def look(self) -> bool:
-        """Maps the files that have appeared since the last call. Returns whether all files are mapped."""
+    def look(self) -> int:
+        """Maps the files that have appeared since the last call. Returns how many files are still missing."""
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
             entry = self.table.files[number]
@@ -75,11 +67,6 @@ class StagedTable(MappedTable):
                 except FormatError:  # damaged, or gone since: it will be copied again
                     continue
                 self._is_away[number] = False
-        return not self._is_away.any()
-
-    @property
-    def num_away(self) -> int:
-        """The number of files that were not in the copy at the last `look`."""
         return int(self._is_away.sum())
 
     def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -95,7 +82,7 @@ class StagedTable(MappedTable):
     @property
     def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
         """See `MappedTable.file_rows`. Raises FormatError while a file is not in the copy."""
-        if not self.look():
+        if self.look():
             missing = self.table.files[int(np.argmax(self._is_away))]
             raise FormatError(f"{self.path_of(missing)}: this shard is not copied yet: wait until the copy is complete")
         return super().file_rows
@@ -168,7 +155,7 @@ class StagedSet(ShardSet):
     checked by the constructor.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Copy) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Lease) -> None:
         self._storage = storage
         self._copy = copy
         super().__init__(copy.path, manifest, split)
@@ -183,22 +170,13 @@ class StagedSet(ShardSet):
             mapped.place(number, self._open_or_fetch(entry))
         return mapped
 
-    def look(self) -> bool:
-        """Maps the shards that have appeared since the last call. Returns whether all shards are mapped."""
-        found = [table.look() for table in self._staged()]
-        return all(found)
-
-    @property
-    def num_away(self) -> int:
-        """The number of shards that were not in the copy at the last `look`."""
-        return sum(table.num_away for table in self._staged())
-
-    def _staged(self) -> list[StagedTable]:
-        return [cast(StagedTable, self.mapped(name)) for name in self.main_tables]
+    def look(self) -> int:
+        """Maps the shards that have appeared since the last call. Returns how many shards are still missing."""
+        return sum(cast(StagedTable, self.mapped(name)).look() for name in self.main_tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle opens the copy again, or the source while the copy is incomplete."""
-        if self.look() and os.path.lexists(self.path / MANIFEST_NAME):
+        if not self.look() and os.path.lexists(self.path / MANIFEST_NAME):
             return super().__reduce__()
         if isinstance(self._storage, FolderStorage):
             return partial(open_shards, digest=self.digest), (self._storage.name, self.split)
