@@ -162,11 +162,9 @@ class Stager:
         self._cache = Cache(lease.path.parent)
         self._verify = verify
         self._stop = stop or Flag()
-        self._filler = Filler(storage, workers, "shardio-stage", self._stop, self._progress)
-        self._on_progress = on_progress
+        self._filler = Filler(storage, workers, "shardio-stage", on_progress, stop=self._stop)
         self._on_wait = on_wait
         self._on_fill = on_fill
-        self._total = 0
         self._sound: SoundFiles = {}
 
     @property
@@ -230,7 +228,7 @@ class Stager:
             todo = [entry for entry in todo if entry not in self.linked]
         if self._verify:
             there = [entry for entry in self.files if entry not in todo]
-            self._total += sum(entry.nbytes for entry in there)
+            self._filler.total += sum(entry.nbytes for entry in there)
             todo += self._filler.find_damaged(folder, there)
         if self._stop.is_set():
             return False
@@ -243,7 +241,7 @@ class Stager:
                         os.unlink(entry.file, dir_fd=folder.fileno())
                 self.linked = []
             raise
-        self._total += sum(entry.nbytes for entry in todo)
+        self._filler.total += sum(entry.nbytes for entry in todo)
         try:
             self._with_room(todo, lambda left: self._filler.copy(folder, left))
             if self._stop.is_set():
@@ -282,10 +280,6 @@ class Stager:
 
     def _make_room(self, todo: Sequence[FileEntry]) -> None:
         self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo))
-
-    def _progress(self, nbytes: int) -> None:
-        if self._on_progress is not None:
-            self._on_progress(nbytes, self._total)
 
 
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:

@@ -43,7 +43,6 @@ from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_in
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import AtomicFile, is_same_file, remove_temporaries, try_clone, try_link, write_atomic
 from shardio.system.opening import FileAt, FolderHandle, naming
-from shardio.system.threads import Flag
 
 ARRAY_SHARD_NBYTES = 4 << 30
 """The most bytes of a file of a new array."""
@@ -243,13 +242,8 @@ class _Maker:
             carrying.on_room(self.room)
         if not self._to_copy:
             return
-
-        def progress(nbytes: int) -> None:
-            if carrying.on_progress is not None:
-                carrying.on_progress(nbytes, self.room.copied_nbytes)
-
         with contextlib.closing(_ParentStorage(self._to_copy)) as storage:
-            filler = Filler(storage, 2, "shardio-change", Flag(), progress)
+            filler = Filler(storage, 2, "shardio-change", carrying.on_progress, self.room.copied_nbytes)
             filler.copy(self._folder, [new for _, new in self._to_copy])
 
     # --- files that are new -------------------------------------------------------------------------------------------

@@ -71,7 +71,6 @@ from shardio.sets.rows import write_crc32s
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import write_atomic
 from shardio.system.machine import usable_cores
-from shardio.system.threads import Flag
 
 
 def convert(
@@ -253,7 +252,7 @@ class Conversion:
         """Discards the records of shards with a damaged file, and returns the names of the shards."""
         owners = {entry: name for name, record in records.items() for entry in record.files}
         out, workers = self._plan.out, self._engine.workers or usable_cores()
-        filler = Filler(FolderStorage(out), workers, "shardio-compare", Flag(), lambda nbytes: None)
+        filler = Filler(FolderStorage(out), workers, "shardio-compare")
         damaged = {owners[entry] for entry in filler.find_damaged(out, list(owners))}
         for task in self._plan.tasks:
             if task.name in damaged:

@@ -24,23 +24,30 @@ class _Stopped(Exception):
 class Filler:
     """Copies files of `storage` into a folder, `workers` at a time, until `stop` is set.
 
-    The names of the threads begin with `name`. The threads call `progress` with the number of bytes since the last
-    call, which is negative when the copy of a file starts again.
+    The names of the threads begin with `name`. The threads call `on_progress` with the number of bytes since the last
+    call, which is negative when the copy of a file starts again, and with `total`, the bytes of all files.
     """
 
     def __init__(
-        self, storage: Storage, workers: int, name: str, stop: Flag, progress: Callable[[int], object]
+        self,
+        storage: Storage,
+        workers: int,
+        name: str,
+        on_progress: Callable[[int, int], None] | None = None,
+        total: int = 0,
+        stop: Flag | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1; found {workers}")
         self.copied: list[FileEntry] = []
         """The files that have been copied so far, complete and durable."""
+        self.total = total
         self._storage = storage
         self._workers = workers
         self._name = name
-        self._stop = stop
+        self._on_progress = on_progress
+        self._stop = stop or Flag()
         self._failed = Flag()
-        self._progress = progress
 
     def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
         """Copies the files, or only some of them if `stop` is set meanwhile. Raises FormatError if one is damaged."""
@@ -106,6 +113,10 @@ class Filler:
             f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
             f"`shardio verify {self._storage.name}` names the samples, and says how to repair it"
         )
+
+    def _progress(self, nbytes: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(nbytes, self.total)
 
     def _pour(self, storage: Storage, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:
         """Reads a file and passes each piece to `write`. Returns the file's sha256."""

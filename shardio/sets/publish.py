@@ -27,7 +27,6 @@ from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import fsync_folder, sweep_temporaries
 from shardio.system.opening import FolderHandle
-from shardio.system.threads import Flag
 
 ReadableBy = Literal["all", "group", "owner"]
 
@@ -104,13 +103,8 @@ def _copy_set(
             f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} free. Make room, or "
             "give --move if the set lies on the same filesystem"
         )
-
-    def progress(nbytes: int) -> None:
-        if on_progress is not None:
-            on_progress(nbytes, manifest.nbytes)
-
     with contextlib.closing(FolderStorage(source)) as storage:
-        Filler(storage, workers, "shardio-publish", Flag(), progress).copy(folder, manifest.files)
+        Filler(storage, workers, "shardio-publish", on_progress, manifest.nbytes).copy(folder, manifest.files)
     commit_manifest(folder, manifest)
 
 
