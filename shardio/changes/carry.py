@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardio.changes.draft import ArrayDraft, Draft, GivenArray, OldFile, Orders, SplitDraft, check_arrays
+from shardio.changes.draft import ArrayDraft, Draft, GivenArray, OldFile, SplitDraft, check_arrays, number_of
 from shardio.changes.parents import Parent
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, SplitEntry
@@ -39,7 +40,7 @@ from shardio.sets.history import describe_change
 from shardio.sets.index import read_checked, read_rows
 from shardio.sets.names import check_local
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
-from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
+from shardio.sets.rows import ArrayWriter, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import AtomicFile, is_same_file, remove_temporaries, try_clone, try_link, write_atomic
 from shardio.system.opening import FileAt, FolderHandle, naming
@@ -157,8 +158,8 @@ class _Maker:
         self._folder = folder
         self._carrying = carrying
         self._to_copy: list[tuple[OldFile[FileEntry], FileEntry]] = []
-        self._orders: dict[str, Orders] = {}
-        """The orders of each split."""
+        self._orders: dict[str, list[NDArray[np.int64]]] = {}
+        """The distinct orders of each split."""
 
     def make(self, provenance: Mapping[str, Any]) -> Manifest:
         draft = self._draft
@@ -181,17 +182,16 @@ class _Maker:
     def _keep_split(self, name: str, split: SplitDraft) -> SplitEntry:
         """Adds the unchanged shards to the new set. Returns the split's entry, whose index and orders are still to be
         written."""
-        orders = Orders()
+        orders = self._orders[name] = []
         pixels = split.pixels.kept()
         shards = [replace(held.entry, file=shard_name(name, i)) for i, held in enumerate(pixels.shards)]
         for held, entry in zip(pixels.shards, shards, strict=True):
             self._keep(held, entry)
-        number = orders.number(pixels.order)
+        number = number_of(pixels.order, orders)
         arrays = {array: self._keep_array(name, array, draft, orders) for array, draft in split.arrays.items()}
-        self._orders[name] = orders
         return SplitEntry(len(split), IndexEntry("", 0, "", 4), tuple(shards), (), number, arrays, split.squashed)
 
-    def _keep_array(self, split: str, name: str, draft: ArrayDraft, orders: Orders) -> ArrayEntry:
+    def _keep_array(self, split: str, name: str, draft: ArrayDraft, orders: list[NDArray[np.int64]]) -> ArrayEntry:
         kept = draft.stored.kept()
         shards = []
         for i, held in enumerate(kept.shards):
@@ -204,7 +204,7 @@ class _Maker:
             (held_crc32,) = draft.stored.crc32s
             crc32 = replace(held_crc32.entry, file=crc32.file)
             self._keep(held_crc32, crc32)
-        return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, orders.number(kept.order), draft.names)
+        return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, number_of(kept.order, orders), draft.names)
 
     def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
         """Gives the new set the file `entry`, which has the bytes of `held`."""
@@ -252,17 +252,17 @@ class _Maker:
         total = 0
         for name, split in self._draft.splits.items():
             total += HEADER_NBYTES + split.rows.nbytes
-            total += len(self._orders[name].distinct) * ORDER_ROW.file_nbytes(len(split))
+            total += len(self._orders[name]) * ORDER_ROW.file_nbytes(len(split))
             for array in split.given.values():
                 total += array.row.file_nbytes(len(split)) + CRC32_ROW.file_nbytes(len(split))
         return total
 
     def _finish_split(self, name: str, split: SplitDraft, entry: SplitEntry) -> SplitEntry:
-        distinct = self._orders[name].distinct
+        orders = self._orders[name]
         return replace(
             entry,
             index=self._index(name, split),
-            orders=tuple(write_order(self._folder, name, number, order) for number, order in enumerate(distinct)),
+            orders=tuple(write_order(self._folder, name, number, order) for number, order in enumerate(orders)),
             arrays={
                 **{array: self._with_crc32s(name, array, split, made) for array, made in entry.arrays.items()},
                 **{array: self._write_array(name, array, len(split), given) for array, given in split.given.items()},
@@ -270,13 +270,9 @@ class _Maker:
         )
 
     def _index(self, name: str, split: SplitDraft) -> IndexEntry:
-        if split.index is None:
+        if split.index is None or not self._link(split.index, self._folder / index_name(name)):
             return write_index(self._folder, name, split.rows)
-        entry = replace(split.index.entry, file=index_name(name))
-        path = self._folder / entry.file
-        if not self._link(split.index, path):
-            write_atomic(path, *index_content(split.rows))
-        return entry
+        return replace(split.index.entry, file=index_name(name))
 
     def _with_crc32s(self, split: str, name: str, draft: SplitDraft, entry: ArrayEntry) -> ArrayEntry:
         if entry.crc32.nbytes:

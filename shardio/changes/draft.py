@@ -238,17 +238,12 @@ def check_arrays(draft: Draft) -> None:
                 raise ConvertError(f"array {array!r} of the split {name!r}: the names are too long for files")
 
 
-class Orders:
-    """The distinct orders of a split, numbered by first appearance."""
-
-    def __init__(self) -> None:
-        self.distinct: list[NDArray[np.int64]] = []
-
-    def number(self, order: NDArray[np.int64] | None) -> int | None:
-        if order is None:
-            return None
-        for number, known in enumerate(self.distinct):
-            if np.array_equal(known, order):
-                return number
-        self.distinct.append(order)
-        return len(self.distinct) - 1
+def number_of(order: NDArray[np.int64] | None, orders: list[NDArray[np.int64]]) -> int | None:
+    """Returns the number of an order among the distinct `orders` of a split, to which a new one is added."""
+    if order is None:
+        return None
+    for number, known in enumerate(orders):
+        if np.array_equal(known, order):
+            return number
+    orders.append(order)
+    return len(orders) - 1
