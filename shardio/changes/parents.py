@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.changes.draft import ArrayDraft, Draft, OldFile, SplitDraft, StoredRows
-from shardio.format.entries import ArrayEntry, OrderEntry, ShardEntry
+from shardio.format.entries import ArrayEntry, OrderEntry, SplitEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.index import check_range, read_index, read_rows
@@ -43,30 +43,23 @@ class Parent:
         return SplitDraft(
             rows=read_index(storage, self.manifest, name),
             index=OldFile(self.folder, split.index),
-            pixels=self._stored(split.shards, split.order, orders),
+            pixels=self._stored(split, orders),
             arrays={
-                name: ArrayDraft(
-                    array.kind, array.row, self._stored(array.shards, array.order, orders, array), array.names
-                )
+                name: ArrayDraft(array.kind, array.row, self._stored(array, orders), array.names)
                 for name, array in split.arrays.items()
             },
             squashed=split.squashed,
         )
 
     def _stored(
-        self,
-        shards: Sequence[ShardEntry],
-        number: int | None,
-        orders: Sequence[tuple[OrderEntry, NDArray[np.int64]]],
-        array: ArrayEntry | None = None,
+        self, rows: SplitEntry | ArrayEntry, orders: Sequence[tuple[OrderEntry, NDArray[np.int64]]]
     ) -> StoredRows:
-        crc32s = () if array is None else (OldFile(self.folder, array.crc32),)
-        stored = StoredRows(tuple(OldFile(self.folder, shard) for shard in shards), None, crc32s)
-        if number is None:
-            return stored
-        entry, order = orders[number]
-        check_range(order, stored.num_rows, "a stored row", self.folder / entry.file)
-        return replace(stored, order=order)
+        order = None
+        if rows.order is not None:
+            entry, order = orders[rows.order]
+            check_range(order, rows.num_rows, "a stored row", self.folder / entry.file)
+        crc32s = (OldFile(self.folder, rows.crc32),) if isinstance(rows, ArrayEntry) else ()
+        return StoredRows(tuple(OldFile(self.folder, shard) for shard in rows.shards), order, crc32s)
 
 
 def open_parent(place: str | os.PathLike[str]) -> Parent:
