@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -147,14 +147,6 @@ def _select(draft: Draft, splits: Sequence[str], selection: Selection, *, drop: 
 # --- arrays ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _RowOrder:
-    """The row of each sample in arrays whose rows have keys."""
-
-    rows: NDArray[np.int64]
-    num_keys: int
-
-
 def _add_arrays(
     draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
 ) -> Draft:
@@ -171,7 +163,7 @@ def _add_arrays(
         check_array_name(array)
         kind = kinds.get(array, "array")
         where = os.fspath(values) if isinstance(values, (str, os.PathLike)) else f"array {array!r}"
-        row, blocks = _rows_of(where, values, len(split), order)
+        row, blocks = _rows_of(where, values, len(split) if keys is None else len(keys), order)
         try:
             check_kind(array, kind, row, draft.sample_shape)
         except ValueError as error:
@@ -185,8 +177,9 @@ def _add_arrays(
     return replace(draft, splits={**draft.splits, name: replace(split, arrays=kept, given=given)})
 
 
-def _match_keys(split: SplitDraft, keys: list[bytes]) -> _RowOrder:
-    """Raises SourceError if a sample has no row, or a key comes twice."""
+def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
+    """Returns the row of each sample in arrays whose rows have these keys. Raises SourceError if a sample has no row,
+    or a key comes twice."""
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         twice = [key for row, key in enumerate(keys) if rows[key] != row]
@@ -198,27 +191,23 @@ def _match_keys(split: SplitDraft, keys: list[bytes]) -> _RowOrder:
             f"{some_keys(missing)}. The first key given is {some_keys(keys[:1]) or 'none'}. `--keep --list` keeps only "
             "the samples that have a key"
         )
-    return _RowOrder(np.fromiter((rows[key] for key in samples), np.int64, len(samples)), len(keys))
+    return np.fromiter((rows[key] for key in samples), np.int64, len(samples))
 
 
 def _rows_of(
-    where: str, source: Values, num_samples: int, order: _RowOrder | None
+    where: str, source: Values, expected: int, order: NDArray[np.int64] | None
 ) -> tuple[RowType, Iterable[NDArray[Any]]]:
     """Returns the type of an array's rows, and blocks of them in the order of the samples."""
     values = ArrayFile(Path(where)) if isinstance(source, (str, os.PathLike)) else source
     if isinstance(values, (np.ndarray, ArrayFile)):
         row = _row_type(where, values)
-        expected, what = (num_samples, "samples") if order is None else (order.num_keys, "keys")
         if len(values) != expected:
-            hint = (
-                "; if each row has a key, give the keys by `--array-keys`, from Python `array_keys=`"
-                if order is None
-                else ""
-            )
+            hint = "; if each row has a key, give the keys by `--array-keys`, from Python `array_keys=`"
+            what, hint = ("samples", hint) if order is None else ("keys", "")
             raise SourceError(
                 f"{where}: expected a row for each of the {expected:,} {what}, found {len(values):,}{hint}"
             )
-        return row, _blocks(values, row, None if order is None else order.rows)
+        return row, _blocks(values, row, order)
     if order is not None:
         raise ValueError(f"{where}: blocks come in the order of the samples, so leave `array_keys` out")
     iterator = iter(values)
@@ -258,13 +247,13 @@ def _check_blocks(where: str, blocks: Iterable[object], row: RowType) -> Iterato
 
 
 def _check_boxes(
-    where: str, blocks: Iterable[NDArray[Any]], split: SplitDraft, order: _RowOrder | None
+    where: str, blocks: Iterable[NDArray[Any]], split: SplitDraft, order: NDArray[np.int64] | None
 ) -> Iterator[NDArray[Any]]:
     start = 0
     for block in blocks:
         if wrong := find_wrong_box(block[: len(split) - start]):  # more are refused when they are counted
             sample, box = divmod(start * block.shape[1] + wrong[0], block.shape[1])
-            row, key = sample if order is None else order.rows[sample], os.fsdecode(split.rows["key"][sample])
+            row, key = sample if order is None else order[sample], os.fsdecode(split.rows["key"][sample])
             raise SourceError(f"{where}, row {row} ({key}): box {box}: {wrong[1]}")
         start += len(block)
         yield block

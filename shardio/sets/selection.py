@@ -179,17 +179,16 @@ class Selection:
             # Only those that are left: a key costs more than a number.
             left = np.flatnonzero(matches)
             keys = rows["key"][left].tolist()
-            matches[left] = np.fromiter((self._is_key(key, patterns) for key in keys), np.bool_, len(left))
+            is_wanted = (
+                (self.listed is None or key in self.listed) and (not patterns or any(match(key) for match in patterns))
+                for key in keys
+            )
+            matches[left] = np.fromiter(is_wanted, np.bool_, len(left))
         found = np.flatnonzero(matches)
         if self.share is not None and len(found):
             count = math.ceil(self.share * len(found))
             found = found[np.sort(Permutation(len(found), self.seed, 0)(np.arange(count)))]
         return found
-
-    def _is_key(self, key: bytes, patterns: Sequence[Callable[[bytes], object]]) -> bool:
-        if self.listed is not None and key not in self.listed:
-            return False
-        return not patterns or any(match(key) for match in patterns)
 
     def _numbers(self, indices: NDArray[Any], count: int) -> NDArray[np.int64]:
         where, error = ("indices", ValueError) if self._file is None else (self._file, SourceError)
