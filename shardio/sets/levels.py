@@ -36,12 +36,7 @@ class Levels:
 
     def describe(self) -> dict[str, Any]:
         """Returns the levels as a set's provenance records them."""
-        return {
-            "split": self.split,
-            "num_samples": self.num_samples,
-            "mean": list(self.mean),
-            "std": list(self.std),
-        }
+        return {**vars(self), "mean": list(self.mean), "std": list(self.std)}
 
 
 def stored_levels(provenance: Mapping[str, Any], num_channels: int) -> Levels | None:

@@ -16,7 +16,7 @@ from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import check_not_cut, open_sized, wrong_size
 from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
-from shardio.system.opening import FileAt, FolderHandle, OpenFile, OpenFiles, kind_of, missing_file, most_open
+from shardio.system.opening import FileAt, FolderHandle, OpenFiles, kind_of, missing_file, most_open
 from shardio.system.pour import TRANSIENT, Attempts, reading_failed
 
 
@@ -64,7 +64,7 @@ class FolderStorage:
         self._opened = folder if isinstance(folder, FolderHandle) else None
         self.name = str(folder)
         self._folder = os.path.abspath(self.name)  # wherever the process may go
-        self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(_open_sized, most_open())
+        self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file), most_open())
 
     def is_published(self) -> bool:
         return holds_set(self._folder)
@@ -118,10 +118,6 @@ class FolderStorage:
 
     def close(self) -> None:
         self._files.close()
-
-
-def _open_sized(file: tuple[str | FileAt, FileEntry]) -> OpenFile:
-    return open_sized(*file)
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
