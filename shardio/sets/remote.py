@@ -161,7 +161,7 @@ class RemoteStorage:
         def look() -> Any:
             if not self._is_http:
                 return self._ask("ls", self._url, detail=True, deadline=deadline)
-            page = self._fetch(self._url, _LISTING_NBYTES, deadline)
+            page = self._wait_for(_fetch(_filesystem(self._url), self._url, _LISTING_NBYTES), deadline)
             if len(page) > _LISTING_NBYTES:
                 raise ValueError(f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, more came")
             return page.decode("utf-8", "replace")
@@ -198,7 +198,7 @@ class RemoteStorage:
         """Returns bytes of a file from `start`: at least one, at most `nbytes`."""
         data: bytes | bytearray
         if self._is_http:
-            data = self._fetch(url, nbytes, deadline, start)
+            data = self._wait_for(_fetch(_filesystem(self._url), url, nbytes, start), deadline)
         else:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
@@ -216,10 +216,6 @@ class RemoteStorage:
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)
         return self._wait_for(getattr(filesystem, f"_{method}")(*arguments, **options), deadline)
-
-    def _fetch(self, url: str, most: int, deadline: float | None, start: int | None = None) -> bytearray:
-        """Returns `most` bytes from a web server, or one more if it sends more; without `start`, no range is asked."""
-        return self._wait_for(_fetch(_filesystem(self._url), url, most, start), deadline)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
         """Returns the result of a request. Raises TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
@@ -270,10 +266,11 @@ class RemoteStorage:
         return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
 
 
-async def _fetch(filesystem: Any, url: str, most: int, start: int | None) -> bytearray:
-    """Does what `RemoteStorage._fetch` says, by the connections of fsspec's filesystem.
+async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None) -> bytearray:
+    """Returns `most` bytes from a web server, or one more if it sends more; without `start`, no range is asked.
 
-    fsspec's own calls hold and unpack all that a server sends, however much more than the range that is.
+    It uses the connections of fsspec's filesystem. fsspec's own calls hold and unpack all that a server sends, however
+    much more than the range that is.
     """
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
