@@ -54,8 +54,8 @@ def open_parquet(path: Path) -> Iterator[Any]:
         raise SourceError(f"{path}: expected a sound parquet file, found: {first_line}") from None
 
 
-def read_table(path: Path, file: Any, columns: Sequence[str] | None = None) -> Any:
-    """Returns the `columns`, by default all, as a pyarrow.Table. Raises SourceError for a decompression bomb.
+def read_table(path: Path, file: Any, columns: Sequence[str]) -> Any:
+    """Returns the `columns` as a pyarrow.Table. Raises SourceError for a decompression bomb.
 
     `file` comes from `open_parquet(path)`.
     """
@@ -65,7 +65,4 @@ def read_table(path: Path, file: Any, columns: Sequence[str] | None = None) -> A
     for batch in file.iter_batches(columns=columns, use_threads=False):
         batches.append(batch)
         check_unpacked(path, sum(one.nbytes for one in batches), refusal=SourceError)
-    schema = file.schema_arrow
-    return pyarrow.Table.from_batches(
-        batches, pyarrow.schema([schema.field(name) for name in columns]) if columns is not None else schema
-    )
+    return pyarrow.Table.from_batches(batches, pyarrow.schema([file.schema_arrow.field(name) for name in columns]))
