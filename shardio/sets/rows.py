@@ -116,7 +116,8 @@ class ArrayWriter:
         file, self._file = self._file, None
         if file is not None:
             with file:
-                self._shards.append(file.finish())
+                self._shards.append(file.complete())
+                file.publish()
 
     def finish(self) -> ArrayEntry:
         """Writes the last values and the checksums. Returns the array's entry. Raises ValueError without any value."""
@@ -169,12 +170,6 @@ class RowsFile:
         with naming(self._path):
             write_all(self._file.descriptor, rows.data)
         self.num_rows += len(rows)
-
-    def finish(self) -> ArrayShard:
-        """Does what `complete` and `publish` do. Returns the file's entry in a manifest."""
-        entry = self.complete()
-        self.publish()
-        return entry
 
     def complete(self) -> ArrayShard:
         """Completes the content, and returns the file's entry in a manifest. Do not write after this."""
