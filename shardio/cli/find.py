@@ -46,7 +46,7 @@ def find(
     selection = Selection(classes=selected, keys=keys, where=where)
     with telling_of_servers([out]):
         indexed = read_indexes(out, split)
-    found = indexed.find(selection)
+    found = [selection.samples(rows, indexed.manifest) for rows in indexed.splits.values()]
     if as_json:
         _print_json(indexed, found)
     elif any(map(len, found)):

@@ -19,7 +19,6 @@ from shardio.format.layout import HEADER_NBYTES, columns_of, has_label
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import check_header, check_sha256
-from shardio.sets.selection import Selection
 from shardio.sets.storage import Storage, open_storage
 
 
@@ -32,10 +31,6 @@ class IndexedSet:
     manifest: Manifest
     splits: Mapping[str, NDArray[np.void]]
     """The index of each split, one row per sample."""
-
-    def find(self, selection: Selection) -> list[NDArray[np.int64]]:
-        """Returns the selected samples of each split. Raises like `Selection.samples`."""
-        return [selection.samples(rows, self.manifest) for rows in self.splits.values()]
 
 
 def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> IndexedSet:
