@@ -255,11 +255,8 @@ class Cache:
         if os.listdir(self.folder):
             self._check()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            file = open_in_cache(marker, flags)
-        except FileExistsError:  # another process has made it: its existence counts
-            return
-        with file:
+        # If another process has made it, its existence counts.
+        with contextlib.suppress(FileExistsError), open_in_cache(marker, flags) as file:
             write_all(file.fileno(), _MARKER)
 
     def _check(self) -> None:

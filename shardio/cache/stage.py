@@ -198,14 +198,13 @@ class Stager:
 
     def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
         """Returns the files that are missing, or that opening the copy would refuse."""
-        return [entry for entry in self.files if not self._is_there(folder / entry.file, entry)]
-
-    def _is_there(self, path: Path | FileAt, entry: FileEntry) -> bool:
-        try:
-            open_sound(path, entry, self._manifest.sample_shape, self._sound).close()
-        except FormatError:
-            return False
-        return True
+        missing = []
+        for entry in self.files:
+            try:
+                open_sound(folder / entry.file, entry, self._manifest.sample_shape, self._sound).close()
+            except FormatError:
+                missing.append(entry)
+        return missing
 
     def _fill(self, folder: FolderHandle) -> bool:
         """Fills the copy. Returns the result of `run`.
