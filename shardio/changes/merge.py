@@ -141,13 +141,8 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
 
 def _join_rows(parts: Sequence[SplitDraft], columns: IndexColumns) -> NDArray[np.void]:
     width = max(part.rows.dtype["key"].itemsize for part in parts)
-    rows = np.zeros(sum(map(len, parts)), index_dtype(width, columns, has_label=parts[0].labels is not None))
-    start = 0
-    for part in parts:
-        for name in rows.dtype.names or ():
-            rows[name][start : start + len(part)] = part.rows[name]
-        start += len(part)
-    return rows
+    dtype = index_dtype(width, columns, has_label=parts[0].labels is not None)
+    return np.concatenate([part.rows[[*(dtype.names or ())]] for part in parts], dtype=dtype)
 
 
 def _type_of(array: ArrayDraft) -> str:
