@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import IO
 
 import numpy as np
@@ -29,11 +28,6 @@ class Values:
     @property
     def num_rows(self) -> int:
         return sum(shard.num_samples for shard in self.shards)
-
-    @property
-    def starts(self) -> list[int]:
-        """The first stored row of each shard."""
-        return list(accumulate((shard.num_samples for shard in self.shards[:-1]), initial=0))
 
 
 def values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[Values]:
@@ -62,17 +56,14 @@ class Sums:
 
     def of(self, first: int, count: int) -> Sums:
         """Returns the checksums of `count` rows from `first` on; row `first` becomes row 0 of the result."""
-        start, stop = np.searchsorted(self.rows, [first, first + count])
-        return replace(
-            self,
-            rows=self.rows[start:stop] - first,
-            crc32s=self.crc32s[start:stop],
-            samples=self.samples[start:stop],
-        )
+        part = self._part(slice(*np.searchsorted(self.rows, [first, first + count])))
+        return replace(part, rows=part.rows - first)
 
     def at(self, rows: NDArray[np.int64]) -> Sums:
         """Returns the checksums of these rows only."""
-        chosen = np.isin(self.rows, rows)
+        return self._part(np.isin(self.rows, rows))
+
+    def _part(self, chosen: slice | NDArray[np.bool_]) -> Sums:
         return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
 
     def known_rows(self) -> NDArray[np.int64]:

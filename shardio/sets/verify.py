@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +174,8 @@ class _Verifier:
             if self.subset is not None:
                 with contextlib.suppress(OSError, FormatError):
                     sums = self.read_sums(values)
-            for first, shard in zip(values.starts, values.shards, strict=True):
+            starts = accumulate((shard.num_samples for shard in values.shards), initial=0)
+            for first, shard in zip(starts, values.shards, strict=False):
                 if self.subset is None:
                     checks.append(partial(self.check_shard, values, shard, first))
                     continue
@@ -197,10 +198,9 @@ class _Verifier:
         if values.order is not None:
             order = read_rows(self.storage, split.orders[values.order])
             samples = np.argsort(order, kind="stable")
-            samples = samples[
-                (order[samples] >= 0) & (order[samples] < values.num_rows)
-            ]  # `check_order` reports the others
             rows = order[samples]
+            is_stored = (rows >= 0) & (rows < values.num_rows)  # `check_order` reports the others
+            samples, rows = samples[is_stored], rows[is_stored]
         if values.crc32 is not None:
             crc32s = read_rows(self.storage, values.crc32)
             unused = np.setdiff1d(np.arange(values.num_rows), rows)
