@@ -171,7 +171,12 @@ class Selection:
                 raise ValueError(
                     f"class {self.classes[0]!r}: expected a split with labels in its index, found one without"
                 )
-            matches &= np.isin(rows["label"], [label for name in self.classes for label in _labels(of, name)])
+            labels: list[int] = []
+            for name in self.classes:
+                if not (same := find_labels(of, name)):
+                    raise ValueError(f"class: {describe_unknown(of, name)}")
+                labels += same
+            matches &= np.isin(rows["label"], labels)
         for condition in self.where:
             matches &= condition.holds(rows)
         if self.globs or self.listed is not None:
@@ -241,9 +246,3 @@ def _described(names: list[str]) -> list[str] | dict[str, Any]:
 
 def _pattern(glob: bytes) -> re.Pattern[bytes]:
     return re.compile(fnmatch.translate(glob.decode("latin-1")).encode("latin-1"))  # as fnmatch does it for bytes
-
-
-def _labels(of: HasClasses, name: str | int) -> list[int]:
-    if not (found := find_labels(of, name)):
-        raise ValueError(f"class: {describe_unknown(of, name)}")
-    return found
