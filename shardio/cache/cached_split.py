@@ -61,7 +61,7 @@ class _Staging:
         """The progress of the copy, in words."""
         self.io_reason = ""
         """Why samples are read the way they are."""
-        self._stop = Flag(owner)
+        self.stopped = Flag(owner)
 
     def begin(
         self, manifest: Manifest, lease: Lease, order: Sequence[ShardEntry] = (), *, verify: bool = False
@@ -73,7 +73,7 @@ class _Staging:
             lease,
             order=order,
             verify=verify,
-            stop=self._stop,
+            stop=self.stopped,
             on_wait=self._tell_waiting,
             on_fill=self._tell_filling,
         )
@@ -93,7 +93,7 @@ class _Staging:
         try:
             self.state = "complete" if stager.run() else "stopped"
         except Exception as error:
-            if self.is_stopped():
+            if self.stopped.is_set():
                 self.state = "stopped"
                 return
             self.state = f"failed: {error}"
@@ -101,14 +101,11 @@ class _Staging:
                 text = printable(f"training continues, reading {self.storage.name} without a copy: {error}")
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
         finally:
-            if self.is_stopped():
+            if self.stopped.is_set():
                 self._end_lease()
 
-    def is_stopped(self) -> bool:
-        return self._stop.is_set()
-
     def stop(self) -> None:
-        self._stop.set()
+        self.stopped.set()
         self.storage.close()
 
     def close(self) -> None:
@@ -278,7 +275,7 @@ class CachedSplit:
         not_begun = [None]  # the gather thread that pops it begins
 
         def verify_copy() -> None:
-            if not self._staging.threads and not self._staging.is_stopped():
+            if not self._staging.threads and not self._staging.stopped.is_set():
                 try:
                     not_begun.pop()
                 except IndexError:

@@ -224,8 +224,7 @@ class Cache:
 
     def sweep(self) -> None:
         """Removes the leftovers of killed evictors, and locks without a copy. Keeps anything in use."""
-        with os.scandir(self.folder) as entries:
-            names = [entry.name for entry in entries]
+        names = os.listdir(self.folder)
         for name in names:
             digest = name.partition(".")[0]
             # Another user's, no lock at all, or another process was faster: the next sweep tries again.

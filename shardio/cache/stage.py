@@ -301,9 +301,7 @@ def link_from_others(
     """
     linked: list[FileEntry] = []
     cache, digest = folder.path.parent, folder.path.name
-    with os.scandir(cache) as others:
-        names = sorted(other.name for other in others if is_digest(other.name) and other.name != digest)
-    for name in names:
+    for name in sorted(name for name in os.listdir(cache) if is_digest(name) and name != digest):
         left = [entry for entry in entries if entry not in linked]
         if not left:
             break
