@@ -48,6 +48,7 @@ struct job {
     const uint8_t *flips;     /* 1 where an image is mirrored */
     const float *affine;      /* a factor for each channel, then an offset for each; NULL for bytes */
     void *out;
+    const int64_t *lines; /* which image of `out` each becomes; or NULL: one after the other */
     size_t count, channels;
     /* Of all outputs along an axis, numbers `first` to `first + size` are written. Those that do not exist are black. */
     int64_t resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
@@ -686,7 +687,8 @@ static void resample_one(const struct job *job, const struct form *form, struct 
 {
     const int64_t *window = job->windows + NUM_SIDES * number;
     struct taps *rows = &room->rows, *columns = &room->columns;
-    size_t n = (size_t)job->size[ALONG_COLUMNS] * job->channels, at = number * (size_t)job->size[ALONG_ROWS] * n;
+    size_t n = (size_t)job->size[ALONG_COLUMNS] * job->channels;
+    size_t at = (job->lines ? (size_t)job->lines[number] : number) * (size_t)job->size[ALONG_ROWS] * n;
     form->find_taps(rows, job, number, ALONG_ROWS, 0);
     form->find_taps(columns, job, number, ALONG_COLUMNS, job->flips[number]);
     size_t before = columns->before * job->channels, nbytes = columns->kept * job->channels, made = rows->firsts[0];
@@ -850,7 +852,10 @@ static int are_sizes(const struct job *job, Py_ssize_t nbytes)
             job->resized[axis] > MOST_SIDE || job->first[axis] <= -job->size[axis] || job->first[axis] >= job->resized[axis])
             return 0;
     Py_ssize_t line = (Py_ssize_t)job->channels * job->size[ALONG_COLUMNS] * (Py_ssize_t)itemsize_of(job->depth);
-    Py_ssize_t count = (Py_ssize_t)job->count;
+    Py_ssize_t count = job->lines ? nbytes / line / job->size[ALONG_ROWS] : (Py_ssize_t)job->count;
+    for (size_t i = 0; job->lines && i < job->count; i++)
+        if (job->lines[i] < 0 || job->lines[i] >= count)
+            return 0;
     return nbytes / line / job->size[ALONG_ROWS] == count && nbytes == count * line * job->size[ALONG_ROWS];
 }
 
@@ -865,20 +870,21 @@ static int are_finite(const float *values, size_t n)
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer pixels, windows, axes, flips, out, affine;
+    Py_buffer pixels, windows, axes, flips, lines, out, affine;
     struct job job;
     memset(&job, 0, sizeof job);
     Py_ssize_t channels, form;
     int depth;
     long long resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
-    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*n(LL)(LL)(LL)ppin:resample", &pixels, &windows, &axes, &flips, &out, &affine,
-                          &channels, resized, resized + 1, first, first + 1, size, size + 1, &job.cubic, &job.antialias,
+    if (!PyArg_ParseTuple(args, "y*y*y*y*z*w*y*n(LL)(LL)(LL)ppin:resample", &pixels, &windows, &axes, &flips, &lines, &out,
+                          &affine, &channels, resized, resized + 1, first, first + 1, size, size + 1, &job.cubic, &job.antialias,
                           &depth, &form))
         return NULL;
     PyObject *result = NULL;
     size_t outside;
     Py_ssize_t count = flips.len;
     job.pixels = pixels.buf, job.windows = windows.buf, job.axes = axes.buf, job.flips = flips.buf, job.out = out.buf;
+    job.lines = lines.buf;
     job.count = (size_t)count, job.channels = channels > 0 ? (size_t)channels : 0;
     job.affine = affine.len ? affine.buf : NULL;
     job.depth = (enum depth)depth;
@@ -886,12 +892,12 @@ static PyObject *resample(PyObject *module, PyObject *args)
         job.resized[axis] = resized[axis], job.first[axis] = first[axis], job.size[axis] = size[axis];
         job.most[axis] = 1;
     }
-    if (depth < UINT8 || depth > FLOAT16 || form < 0 || form >= (Py_ssize_t)num_forms || !are_sizes(&job, out.len) ||
+    if (depth < UINT8 || depth > FLOAT16 || (lines.buf && lines.len != 8 * count) || form < 0 || form >= (Py_ssize_t)num_forms || !are_sizes(&job, out.len) ||
         (uintptr_t)out.buf % itemsize_of(job.depth) ||
         axes.len != count * NUM_AXES * (Py_ssize_t)sizeof(struct axis) || windows.len != 8 * NUM_SIDES * count ||
         affine.len != (depth == UINT8 ? 0 : 2 * channels * (Py_ssize_t)sizeof(float)) ||
         !fit_together(&job, (size_t)pixels.len)) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of pixels, windows, axes, flips, out and affine do not fit together");
+        PyErr_SetString(PyExc_ValueError, "the sizes of pixels, windows, axes, flips, lines, out and affine do not fit together");
     } else if (job.affine && !are_finite(job.affine, 2 * job.channels)) {
         PyErr_SetString(PyExc_ValueError, "expected finite factors and offsets in affine");
     } else if ((outside = find_outside(&job)) < job.count) {
@@ -907,6 +913,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
     PyBuffer_Release(&windows);
     PyBuffer_Release(&axes);
     PyBuffer_Release(&flips);
+    PyBuffer_Release(&lines);
     PyBuffer_Release(&out);
     PyBuffer_Release(&affine);
     return result;
@@ -914,7 +921,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
-     "resample(pixels, windows, axes, flips, out, affine, channels, resized, first, size, cubic, antialias, depth, form)\n\n"
+     "resample(pixels, windows, axes, flips, lines, out, affine, channels, resized, first, size, cubic, antialias, depth, form)\n\n"
      "out = for each image outputs number `first` to `first + size` of the `resized` ones, along rows and columns, mirrored\n"
      "where its flip is not 0. `pixels` has a window of each. Along an axis, output i is centred at start + scale * (i + 1/2),\n"
      "and the filter sees pixels from low to before high. depth is 0 for bytes and an empty affine; or 1, 2, 3 for float32,\n"

@@ -7,6 +7,7 @@ def resample(
     windows: Any,
     axes: Any,
     flips: Any,
+    lines: Any,
     out: Any,
     affine: Any,
     channels: int,

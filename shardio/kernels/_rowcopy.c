@@ -150,6 +150,7 @@ struct job {
     const uint8_t *rows;
     const int64_t *numbers;
     const int64_t *starts, *pieces, *piece_nbytes; /* of each; or all NULL: rows are copied whole */
+    const int64_t *places; /* the first byte of each in `out`; or NULL: they fill it, one after the other */
     uint8_t *out;
     size_t count, row_nbytes, stride;
 };
@@ -297,7 +298,7 @@ static size_t run(const struct job *job, const struct kernel *kernel)
         way_out = &here;
         atomic_signal_fence(memory_order_seq_cst);
         for (uint8_t *to = job->out; done < job->count; done++)
-            to = copy_row(job, kernel, done, to);
+            to = copy_row(job, kernel, done, job->places ? job->out + job->places[done] : to);
     }
     atomic_signal_fence(memory_order_seq_cst);
     way_out = NULL;
@@ -307,7 +308,8 @@ static size_t run(const struct job *job, const struct kernel *kernel)
     return done;
 }
 
-/* Nothing is copied unless every row and window lies inside, and all of them together fill `out`. */
+/* Nothing is copied unless every row and window lies inside, and so does its place in `out`; or, without places, all of
+   them together fill `out`. */
 static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
 {
     size_t left = out_nbytes, done = 0, stride = job->stride ? job->stride : 1;
@@ -328,12 +330,20 @@ static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
                          most, (long long)job->starts[i]);
             return 0;
         }
+        if (job->places) {
+            if (job->places[i] < 0 || (uint64_t)job->places[i] > out_nbytes) {
+                PyErr_Format(PyExc_IndexError, "expected places in out from 0 to %zu; found %lld", out_nbytes,
+                             (long long)job->places[i]);
+                return 0;
+            }
+            left = out_nbytes - (size_t)job->places[i];
+        }
         if (n > left || pieces > left / n)
             break;
         left -= pieces * n;
         done++;
     }
-    if (left || done < job->count) {
+    if ((left && !job->places) || done < job->count) {
         PyErr_Format(PyExc_ValueError, "out must be as large as all rows or windows together; found %zu bytes",
                      out_nbytes);
         return 0;
@@ -344,19 +354,19 @@ static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
 static PyObject *copy(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer rows, numbers, starts, pieces, piece_nbytes, out;
+    Py_buffer rows, numbers, starts, pieces, piece_nbytes, places, out;
     Py_ssize_t row_nbytes, stride;
     int kernel;
-    if (!PyArg_ParseTuple(args, "y*ny*z*z*z*nw*i:copy", &rows, &row_nbytes, &numbers, &starts, &pieces, &piece_nbytes,
-                          &stride, &out, &kernel))
+    if (!PyArg_ParseTuple(args, "y*ny*z*z*z*nz*w*i:copy", &rows, &row_nbytes, &numbers, &starts, &pieces, &piece_nbytes,
+                          &stride, &places, &out, &kernel))
         return NULL;
     PyObject *result = NULL;
-    struct job job = {rows.buf, numbers.buf, starts.buf, pieces.buf, piece_nbytes.buf, out.buf, (size_t)numbers.len / 8,
-                      (size_t)row_nbytes, (size_t)stride};
-    if (row_nbytes <= 0 || stride < 0 || numbers.len % 8 ||
+    struct job job = {rows.buf, numbers.buf, starts.buf, pieces.buf, piece_nbytes.buf, places.buf, out.buf,
+                      (size_t)numbers.len / 8, (size_t)row_nbytes, (size_t)stride};
+    if (row_nbytes <= 0 || stride < 0 || numbers.len % 8 || (places.buf && places.len != numbers.len) ||
         (starts.buf && (!pieces.buf || !piece_nbytes.buf || starts.len != numbers.len || pieces.len != numbers.len ||
                         piece_nbytes.len != numbers.len))) {
-        PyErr_SetString(PyExc_ValueError, "expected sizes above 0, and one window for each row number");
+        PyErr_SetString(PyExc_ValueError, "expected sizes above 0, and one window and place for each row number");
     } else if (kernel < 0 || kernel >= NUM_KERNELS || !runs_here(kernel)) {
         PyErr_Format(PyExc_ValueError, "this processor cannot run kernel number %d", kernel);
     } else if (check(&job, (size_t)(rows.len / row_nbytes), (size_t)out.len)) {
@@ -371,15 +381,17 @@ static PyObject *copy(PyObject *module, PyObject *args)
     PyBuffer_Release(&starts);
     PyBuffer_Release(&pieces);
     PyBuffer_Release(&piece_nbytes);
+    PyBuffer_Release(&places);
     PyBuffer_Release(&out);
     return result;
 }
 
 static PyMethodDef methods[] = {
     {"copy", copy, METH_VARARGS,
-     "copy(rows, row_nbytes, numbers, starts, pieces, piece_nbytes, stride, out, kernel)\n\n"
+     "copy(rows, row_nbytes, numbers, starts, pieces, piece_nbytes, stride, places, out, kernel)\n\n"
      "out = for each number: the row; or so many pieces of it of so many bytes, `stride` bytes apart, the first at its "
-     "start. How many rows: all, unless storage fails behind one."},
+     "start; at the byte of `out` in `places`, or one after the other. How many rows: all, unless storage fails behind "
+     "one."},
     {NULL, NULL, 0, NULL}};
 
 static int set_up(PyObject *module)

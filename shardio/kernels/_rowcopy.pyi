@@ -11,6 +11,7 @@ def copy(
     pieces: Any,
     piece_nbytes: Any,
     stride: int,
+    places: Any,
     out: Any,
     kernel: int,
     /,

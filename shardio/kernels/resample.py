@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.kernels.built import _resample as _native
+from shardio.kernels.rowcopy import Places
 
 AVAILABLE = _native is not None
 FORMS: tuple[str, ...] = () if _native is None else _native.FORMS
@@ -33,6 +34,7 @@ def resample_windows(
     resized: tuple[int, int] | None = None,
     first: tuple[int, int] = (0, 0),
     form: str | None = None,
+    lines: Places = None,
 ) -> None:
     """Resamples a box of each image, and writes the results to `out`, (B, H, W, C).
 
@@ -41,6 +43,7 @@ def resample_windows(
       centered at start + scale * (i + 1/2) in the image. The filter reads from low to high, limits inside the window.
     - `resized`: the size of the whole resized image (default: the size of `out`). `first`: the row and the column of it
       where `out` begins. What lies outside of the resized image is black.
+    - `lines`: which images of `out` the results become; by default all, one after the other.
     - `out` is uint8. With `affine`, (2, C), a factor and an offset per channel, it is float32, float16, or bfloat16 as
       uint16.
     """
@@ -50,6 +53,7 @@ def resample_windows(
         np.ascontiguousarray(windows, np.int64),
         np.ascontiguousarray(axes, np.float64),
         np.ascontiguousarray(flips, np.uint8),
+        None if lines is None else np.ascontiguousarray(lines, np.int64),
         out,
         b"" if affine is None else np.ascontiguousarray(affine, np.float32),
         channels,

@@ -10,12 +10,16 @@ row that it cannot read, and returns the number of copied rows; with numpy, SIGB
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.kernels.built import _rowcopy as _native
+
+Places: TypeAlias = NDArray[np.int64] | None
+"""Where in the memory that is written each row or window goes: its line or first byte. None: one after the other."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,8 @@ class Windows:
             found = ", ".join(f"{len(values)} {name}" for name, values in vars(self).items())
             raise IndexError(f"expected as many tops as lefts, heights and widths; found {found}")
         for starts, sides, most in ((self.tops, self.heights, height), (self.lefts, self.widths, width)):
-            # A side is compared first, so that no sum overflows.
-            wrong = (sides < 1) | (sides > most) | (starts < 0)
-            wrong |= starts > most - np.clip(sides, 0, most)
+            # A difference that overflows is of a start below 0.
+            wrong = (sides < 1) | (starts < 0) | (sides > most - starts)
             if wrong.any():
                 at = int(wrong.argmax())
                 raise IndexError(
@@ -68,22 +71,33 @@ class Windows:
 
 
 def copy_rows(
-    rows: NDArray[np.uint8], numbers: NDArray[np.int64], out: NDArray[np.uint8], kernel: str = DEFAULT_KERNEL
+    rows: NDArray[np.uint8],
+    numbers: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    kernel: str = DEFAULT_KERNEL,
+    lines: Places = None,
 ) -> int:
     """Sets out[i] = rows[numbers[i]]. `rows` is (n, row_nbytes), `out` (len(numbers), row_nbytes), both C-contiguous.
 
-    Returns how many rows were copied: all, unless the storage of the next row fails. Raises IndexError before
-    anything is copied if a number is not from 0 to n - 1.
+    With `lines`, sets out[lines[i]], and `out` may have any length. Returns how many rows were copied: all, unless the
+    storage of the next row fails. Raises IndexError before anything is copied if a number is not from 0 to n - 1, or a
+    line is not in `out`.
     """
     count, nbytes = out.shape
-    if rows.shape[1] != nbytes or len(numbers) != count:
+    if rows.shape[1] != nbytes or len(numbers) != (count if lines is None else len(lines)):
         raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found {out.shape}")
     if kernel == "numpy":
         _check_numbers(numbers, len(rows))
-        # The numbers are inside, so that "clip" clips nothing; the default mode would first copy all of `out`.
-        np.take(rows, numbers, axis=0, out=out, mode="clip")
+        if lines is None:
+            # The numbers are inside, so that "clip" clips nothing; the default mode would first copy all of `out`.
+            np.take(rows, numbers, axis=0, out=out, mode="clip")
+        else:
+            _check_numbers(lines, count)
+            out[lines] = rows[numbers]
         return len(numbers)
-    done: int = _native.copy(rows, nbytes, _int64(numbers), None, None, None, 0, out, _native.KERNELS.index(kernel))
+    places = None if lines is None else _int64(lines * nbytes)
+    how = None, None, None, 0, places
+    done: int = _native.copy(rows, nbytes, _int64(numbers), *how, out, _native.KERNELS.index(kernel))
     return done
 
 
@@ -93,10 +107,12 @@ def copy_windows(
     windows: Windows,
     out: NDArray[np.uint8],
     kernel: str = DEFAULT_KERNEL,
+    places: Places = None,
 ) -> int:
     """Copies a window of each image images[numbers[i]] into `out`, one window after the other.
 
-    `images` is (n, height, width, channels), `out` has as many bytes as all windows together, both C-contiguous.
+    `images` is (n, height, width, channels), `out` has as many bytes as all windows together, both C-contiguous. With
+    `places`, window i goes to the bytes of `out` from places[i] on, and `out` may be larger.
     Returns how many windows were copied: all, unless the storage of the next window fails. Raises IndexError before
     anything is copied if a number is not from 0 to n - 1, or a window is not inside its image.
     """
@@ -106,10 +122,12 @@ def copy_windows(
     _check_numbers(numbers, num_images)
     windows.check_inside(height, width)
     nbytes = windows.num_pixels * channels
-    if nbytes.sum() != out.nbytes:
+    if places is None and nbytes.sum() != out.nbytes:
         raise ValueError(f"out must have {nbytes.sum()} bytes, like all windows together; found {out.nbytes}")
     if kernel == "numpy":
-        ends = nbytes.cumsum()
+        ends = nbytes.cumsum() if places is None else places + nbytes
+        if len(ends) and not ((ends - nbytes).min() >= 0 and ends.max() <= out.nbytes):
+            raise IndexError(f"places must be in `out`, of {out.nbytes} bytes")
         packed = out.reshape(-1)
         for i, number in enumerate(numbers.tolist()):
             some = images[number][windows.part(i)]
@@ -126,6 +144,7 @@ def copy_windows(
         _int64(numbers),
         *(_int64(starts), _int64(pieces), _int64(nbytes // pieces)),
         stride,
+        None if places is None else _int64(places),
         out,
         _native.KERNELS.index(kernel),
     )

@@ -54,6 +54,11 @@ def test_all_forms_give_the_same_bytes() -> None:
             out = np.zeros((count, *size, channels), dtype)
             kernel.resample_windows(**given, out=out, affine=affine, form=form, **how)
             made.append(out)
+            lines, larger = rng.permutation(count + 2)[:count], np.full((count + 2, *size, channels), 7, dtype)
+            expected = larger.copy()
+            expected[lines] = out
+            kernel.resample_windows(**given, out=larger, affine=affine, form=form, lines=lines, **how)
+            np.testing.assert_array_equal(larger.view(np.uint8), expected.view(np.uint8), err_msg=f"{form} {lines}")
         for form, out in zip(kernel.FORMS, made, strict=True):
             np.testing.assert_array_equal(out.view(np.uint8), made[0].view(np.uint8), err_msg=f"{form} {size} {how}")
 
@@ -125,6 +130,7 @@ GOOD: dict[str, Any] = {
     "windows": array((0, 0, 2, 2), (0, 0, 2, 2)),
     "axes": np.array([[(0, 2 / 3, 0, 2), (0, 2, 0, 2)]] * 2),
     "flips": bytes(2),
+    "lines": None,
     "out": bytearray(18),
     "affine": b"",
     "channels": 3,
@@ -156,6 +162,10 @@ NORMAL: dict[str, Any] = {"out": bytearray(72), "affine": np.ones(6, np.float32)
         (IndexError, {"axes": np.array([[(0, 0, 0, 2), (0, 2, 0, 2)]] * 2)}),
         (IndexError, {"axes": np.array([[(np.nan, 0.5, 0, 2), (0, 2, 0, 2)]] * 2)}),
         (IndexError, {"axes": np.array([[(0, np.inf, 0, 2), (0, 2, 0, 2)]] * 2)}),
+        (ValueError, {"lines": array(0, 2)}),
+        (ValueError, {"lines": array(-1, 0)}),
+        (ValueError, {"lines": array(0)}),
+        (ValueError, {"lines": array(0, 1), "out": bytearray(19)}),
         (ValueError, {"out": bytearray(17)}),
         (ValueError, {"out": bytearray(19)}),
         (ValueError, {"channels": 0}),

@@ -115,6 +115,47 @@ def test_windows_of_several_sizes_are_copied_one_after_the_other(kernel: str) ->
         assert untouched()
 
 
+@pytest.mark.parametrize("nbytes", [1, 63, 4097, 196_608])
+def test_rows_and_windows_are_copied_to_the_places_they_are_given(nbytes: int, kernel: str) -> None:
+    rng = np.random.default_rng(nbytes)
+    rows, count = random_rows(rng, 4, nbytes), 2 + STREAMED // nbytes % 50
+    numbers, lines = rng.integers(0, 4, count), rng.permutation(count + 3)[:count]
+    out, untouched = fenced((count + 3, nbytes), 7)
+    assert copy_rows(rows, numbers, out, kernel, lines) == count
+    expected = np.full_like(out, GUARD)
+    expected[lines] = rows[numbers]
+    assert np.array_equal(out, expected)
+    assert untouched()
+    if nbytes % 3:
+        return
+    images = rows.reshape(4, -1, 7, 3) if nbytes % 21 == 0 else rows.reshape(4, 1, -1, 3)
+    _, height, width, _ = images.shape
+    heights, widths = rng.integers(1, height + 1, count), rng.integers(1, width + 1, count)
+    windows = Windows(height - heights, width - widths, heights, widths)
+    out[:] = GUARD
+    places = lines * nbytes + nbytes - windows.num_pixels * 3
+    assert copy_windows(images, numbers, windows, out, kernel, places) == count
+    expected[:] = GUARD
+    for number, (line, image) in enumerate(zip(lines, numbers, strict=True)):
+        piece = images[image][windows.part(number)].reshape(-1)
+        expected[line, nbytes - len(piece) :] = piece
+    assert np.array_equal(out, expected)
+    assert untouched()
+
+
+@pytest.mark.parametrize("bad", [-1, 2, 2**61])
+def test_nothing_is_copied_to_a_place_outside(bad: int, kernel: str) -> None:
+    rows, numbers, lines = np.zeros((3, 30), np.uint8), np.array([1, 2]), np.array([0, bad])
+    out, untouched = fenced((2, 30), 1)
+    with pytest.raises((IndexError, ValueError)):
+        copy_rows(rows, numbers, out, kernel, lines)
+    windows = Windows.alike(2, 5, np.zeros(2, np.int64), np.zeros(2, np.int64))
+    with pytest.raises((IndexError, ValueError)):
+        copy_windows(rows.reshape(3, 2, 5, 3), numbers, windows, out, kernel, lines * 30)
+    assert (out == GUARD).all()
+    assert untouched()
+
+
 @pytest.mark.parametrize("bad", [-1, 5, 2**62, -(2**63)])
 @pytest.mark.parametrize("at", [0, 7, 15])
 def test_nothing_is_copied_if_one_number_is_outside(bad: int, at: int, kernel: str) -> None:
@@ -240,6 +281,11 @@ def test_the_environment_chooses_the_kernel(name: str) -> None:
         ({"out": np.zeros(41, np.uint8)}, ValueError),
         ({"out": np.zeros(0, np.uint8)}, ValueError),
         ({"out": b"x" * 40}, (TypeError, BufferError)),
+        ({"places": np.array([0, 21])}, ValueError),
+        ({"places": np.array([0, 41])}, IndexError),
+        ({"places": np.array([-1, 0])}, IndexError),
+        ({"places": np.array([0])}, ValueError),
+        ({"places": np.array([0, 20]), "pieces": np.array([2, 2**62])}, IndexError),
         ({"kernel": -1}, ValueError),
         ({"kernel": 99}, ValueError),
     ],
@@ -257,6 +303,7 @@ def test_the_native_code_itself_refuses_what_would_leave_its_memory(
         "pieces": np.array([2, 2]),
         "piece_nbytes": np.array([10, 10]),
         "stride": 10,
+        "places": None,
         "out": np.full(40, GUARD, np.uint8),
         "kernel": 0,
     }

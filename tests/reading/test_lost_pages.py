@@ -42,8 +42,8 @@ KEPT = 12
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("copy_rows", "copy_windows"):
         defaults = getattr(shardio.kernels.rowcopy, name).__defaults__
-        assert len(defaults) == 1
-        monkeypatch.setattr(getattr(shardio.kernels.rowcopy, name), "__defaults__", (request.param,))
+        assert defaults[1:] == (None,)
+        monkeypatch.setattr(getattr(shardio.kernels.rowcopy, name), "__defaults__", (request.param, None))
     return str(request.param)
 
 
