@@ -16,12 +16,21 @@ from itertools import islice
 import numpy as np
 from common import describe_machine
 
-from shardio.order.orders import Order, make_order
+from shardio.order.mixture import Component, MixedOrder, Stretch
+from shardio.order.orders import Endless, Order, make_order
 from shardio.order.sampler import Sampler
 
 
 def batches_of(order: Order, batch_size: int, count: int, epoch: int) -> int:
     return sum(1 for _ in islice(Sampler(order, batch_size).batches(epoch), count))
+
+
+def mixture_of(n: int, num_sets: int) -> MixedOrder:
+    """A mixture of sets with n samples together, whose shares are 1, 2, 3 and so on."""
+    sets = tuple(
+        Component({}, make_order(n // num_sets, seed=number), number * (n // num_sets)) for number in range(num_sets)
+    )
+    return MixedOrder(sets, 0, (Stretch(0, tuple(range(1, num_sets + 1)), (0,) * num_sets),))
 
 
 def whole_permutation(n: int, batch_size: int, count: int, epoch: int) -> int:
@@ -54,6 +63,9 @@ def main() -> None:
         "global": make_order(n),
         "block": make_order(n, shuffle="block"),
         "weighted": make_order(n, weights=np.random.default_rng(0).random(n)),
+        "stream": Endless(make_order(n)),
+        "mixture of 4 sets": mixture_of(n, 4),
+        "mixture of 64 sets": mixture_of(n, 64),
     }
     ways: dict[str, Callable[[int], int]] = {
         name: partial(batches_of, order, batch_size, count) for name, order in orders.items()

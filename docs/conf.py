@@ -56,7 +56,10 @@ NAVIGATION = {
     "Guide": [
         ("Overview", "docs/guide/README"),
         *((name.capitalize(), f"docs/guide/{name}") for name in ("convert", "sources", "train", "augment", "evaluate")),
-        *((name.capitalize(), f"docs/guide/{name}") for name in ("resume", "change", "share", "look", "measure")),
+        *(
+            (name.capitalize(), f"docs/guide/{name}")
+            for name in ("mix", "resume", "change", "share", "look", "measure")
+        ),
     ],
     "How to": [
         ("Recipes", "docs/guide/recipes"),

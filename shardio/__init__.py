@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from shardio.errors import SpaceError as SpaceError
     from shardio.loading.dataset import ShardDataset as ShardDataset
     from shardio.loading.loader import ShardLoader as ShardLoader
+    from shardio.loading.mixture import Mixture as Mixture
+    from shardio.loading.mixture import Part as Part
     from shardio.order.orders import BlockShuffle as BlockShuffle
+    from shardio.order.schedule import Schedule as Schedule
     from shardio.reading.sample import Sample as Sample
     from shardio.reading.shardset import ShardSet as ShardSet
     from shardio.reading.shardset import open_shards as open_shards
@@ -61,8 +64,10 @@ _HOMES = {
         "SpaceError",
     ),
     "shardio.loading.loader": ("ShardLoader",),
+    "shardio.loading.mixture": ("Mixture", "Part"),
     "shardio.changes.change": ("change",),
     "shardio.order.orders": ("BlockShuffle",),
+    "shardio.order.schedule": ("Schedule",),
     "shardio.changes.carry": ("ChangeReport",),
     "shardio.changes.merge": ("merge",),
     "shardio.sets.publish": ("publish",),

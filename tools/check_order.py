@@ -3,14 +3,17 @@
     python tools/check_order.py --exhaustive 64 8 9     every number of samples, ranks, batch size up to these
     python tools/check_order.py --random 10000          larger cases at random
     python tools/check_order.py --resume 500            jobs that stop and go on with other ranks and batch sizes
+    python tools/check_order.py --mixtures 10000        mixtures that stop and go on with other sets and shares, too
 
-All three if none is named. A case that fails is printed, with the seed, and ends the run with exit code 1.
+All four if none is named. A case that fails is printed, with the seed, and ends the run with exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import sys
 import tempfile
 import time
@@ -26,6 +29,7 @@ from tqdm import tqdm
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
+from shardio.loading.mixture import Part
 from shardio.order.orders import BlockShuffle, Order, WeightedDraws, make_order
 from shardio.order.sampler import Sampler, Tail
 
@@ -33,6 +37,7 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 EPOCH = 3
 JOB_SAMPLES = 400
 JOB_SIZES = (8, 3, 24)
+MIXED_SIZES = (5, 17, 40, 101)
 
 # Every way of ordering an epoch of n samples, from a seed.
 ORDERS: dict[str, Callable[[int, int], Order]] = {
@@ -185,15 +190,122 @@ def check_resumed_jobs(count: int, seed: int) -> Iterator[int]:
             yield done
 
 
+class MixedJob:
+    """A job that reads a mixture, is killed, and goes on with other ranks, batch sizes, shares and sets, several times.
+
+    It checks that each set gives its samples once per pass, in one order, and that each has had its share to within one
+    since the shares were changed last. AssertionError names the seed.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.rng, self.seed, self.folder = random.Random(seed), seed, folder
+        self.read: dict[int, list[int]] = {}  # what each set has given since it was added
+        self.since: dict[int, int] = {}  # how many samples of each since the shares were changed
+        self.shares: tuple[tuple[int, int], ...] = ()
+        self.repeats, self.epoch_batches = self.rng.choice([1, 1, 2, 3]), self.rng.randint(1, 9)
+        self.sets: dict[int, dict[int, int]] = {}
+
+    def draw_sets(self) -> None:
+        """Adds sets, or leaves some out, or draws other shares."""
+        rng = self.rng
+        names = list(self.sets) or rng.sample(range(len(MIXED_SIZES)), rng.randint(1, 4))
+        if self.sets and rng.random() < 0.5 and len(names) < len(MIXED_SIZES):
+            names.append(rng.choice([name for name in range(len(MIXED_SIZES)) if name not in names]))
+        elif self.sets and rng.random() < 0.5 and len(names) > 1:
+            names.remove(rng.choice(names))
+        rng.shuffle(names)
+        if set(names) != set(self.sets) or rng.random() < 0.3:
+            changes = [0, *rng.sample(range(1, 40), rng.randint(0, 2))]
+            self.sets = {name: {start: rng.randint(0, 6) for start in changes} for name in names}
+            self.sets[names[0]] = dict.fromkeys(changes, rng.randint(1, 6))
+        for name in [name for name in self.read if name not in self.sets]:
+            del self.read[name]
+
+    def stage(self, state: str) -> str:
+        """Reads some batches by some ranks. Returns the state to go on from."""
+        rng = self.rng
+        self.draw_sets()
+        world_size = rng.choice([1, 2, 3, 4])
+        starts = [0, *rng.sample(range(1, 40), rng.randint(0, 2))]
+        sizes = {start: rng.randint(1, 3) * self.repeats for start in starts}
+        options: dict[str, Any] = {"epoch_batches": self.epoch_batches, "repeats": self.repeats, "seed": self.seed}
+        options |= {"device": "cpu", "num_threads": 1, "prefetch": rng.randint(0, 2), "return_indices": True}
+        parts = [Part(self.folder / str(name), share) for name, share in self.sets.items()]
+        with ExitStack() as stack:
+            ranks = [
+                stack.enter_context(ShardLoader(parts, sizes, rank=rank, world_size=world_size, **options))
+                for rank in range(world_size)
+            ]
+            for loader in ranks:
+                if state:
+                    loader.load_state_dict(json.loads(state))
+            for left in reversed(range(rng.randint(1, 3))):
+                place = ranks[0].state_dict()
+                clock = place["epoch"] * self.epoch_batches + place["batch"]
+                for step, batches in enumerate(zip(*ranks, strict=True), start=1):
+                    self.check(clock + step - 1, batches, sizes)
+                    if not left and rng.random() < 0.3:  # killed in mid-epoch
+                        break
+            states = {json.dumps(loader.state_dict()) for loader in ranks}
+        assert len(states) == 1, f"seed={self.seed}: the ranks are not at the same place: {states}"
+        return states.pop()
+
+    def check(self, clock: int, batches: Any, sizes: dict[int, int]) -> None:
+        """Compares a global batch with what came before."""
+        names = list(self.sets)
+        shares = {name: _at(self.sets[name], clock) for name in sorted(names)}
+        divisor = math.gcd(*shares.values())
+        exact = tuple((name, share // divisor) for name, share in shares.items())
+        if exact != self.shares:
+            self.shares, self.since = exact, dict.fromkeys(names, 0)
+        sources = [int(source) for batch in batches for source in batch[3]["source"]]
+        drawn = list(zip(sources, (int(label) for batch in batches for label in batch[1]), strict=True))
+        assert len(drawn) == _at(sizes, clock) * len(batches), f"seed={self.seed}"
+        distinct = len(drawn) // self.repeats
+        for copy in range(self.repeats):
+            assert drawn[copy * distinct : (copy + 1) * distinct] == drawn[:distinct], f"seed={self.seed}: repeats"
+        for source, number in drawn[:distinct]:
+            name = names[source]
+            self.read.setdefault(name, []).append(number)
+            self.since[name] += 1
+        count, total = sum(self.since.values()), sum(share for _, share in exact)
+        for name, share in exact:
+            assert abs(self.since[name] * total - count * share) < total, f"seed={self.seed}: share of {name}"
+        for name, numbers in self.read.items():
+            for first in range(0, len(numbers), MIXED_SIZES[name]):
+                some = numbers[first : first + MIXED_SIZES[name]]
+                assert len(set(some)) == len(some), f"seed={self.seed}: a sample of {name} came twice in a pass"
+                assert len(some) < MIXED_SIZES[name] or sorted(some) == list(range(MIXED_SIZES[name])), self.seed
+
+
+def _at(values: dict[int, int], clock: int) -> int:
+    return values[max(start for start in values if start <= clock)]
+
+
+def check_mixtures(count: int, seed: int) -> Iterator[int]:
+    """Does `count` jobs of several stages. Yields the number of jobs done."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in enumerate(MIXED_SIZES):
+            with ShardWriter(Path(folder, str(name)), (1, 1, 1)) as writer:
+                for number in range(size):
+                    writer.append(np.full((1, 1, 1), name, np.uint8), number)
+        for done in range(1, count + 1):
+            job, state = MixedJob(Path(folder), seed + done), ""
+            for _ in range(job.rng.randint(2, 4)):
+                state = job.stage(state)
+            yield done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--exhaustive", type=int, nargs=3, metavar=("SAMPLES", "RANKS", "BATCH"))
     parser.add_argument("--random", type=int, metavar="CASES")
     parser.add_argument("--resume", type=int, metavar="JOBS")
+    parser.add_argument("--mixtures", type=int, metavar="JOBS")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    if given.exhaustive is given.random is given.resume is None:
-        given.exhaustive, given.random, given.resume = (64, 8, 9), 10_000, 500
+    if given.exhaustive is given.random is given.resume is given.mixtures is None:
+        given.exhaustive, given.random, given.resume, given.mixtures = (64, 8, 9), 10_000, 500, 10_000
     runs: dict[str, tuple[Iterator[int], int | None]] = {}
     if given.exhaustive:
         runs["exhaustive cases"] = check_exhaustively(*given.exhaustive), None
@@ -201,6 +313,8 @@ def main() -> None:
         runs["random cases"] = check_at_random(given.random, given.seed), given.random
     if given.resume:
         runs["resumed jobs"] = check_resumed_jobs(given.resume, given.seed), given.resume
+    if given.mixtures:
+        runs["mixed jobs"] = check_mixtures(given.mixtures, given.seed), given.mixtures
     for name, (run, total) in runs.items():
         start, done = time.perf_counter(), 0
         with tqdm(desc=name, total=total, disable=None) as bar:

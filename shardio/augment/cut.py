@@ -36,7 +36,7 @@ from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
 from shardio.kernels.rowcopy import Windows
 
-Part = tuple[Transform, str]
+Piece = tuple[Transform, str]
 """A transform, and its purpose, a key of its random numbers."""
 
 _FLIPS = (HorizontalFlip, AlternatingFlip)
@@ -52,8 +52,8 @@ class Split:
     """
 
     transform: Transform
-    head: tuple[Part, ...]
-    rest: tuple[Part, ...]
+    head: tuple[Piece, ...]
+    rest: tuple[Piece, ...]
 
     @classmethod
     def of(cls, transform: Transform) -> Split | None:
@@ -151,12 +151,13 @@ class Cut:
             span[:, 3] = np.minimum(high, np.ceil(start + length + reach))
         return spans
 
-    def resample(self, pixels: NDArray[np.uint8], some: slice, out: NDArray[Any]) -> None:
-        """Resamples `some` of the images, a slice of the batch, into `out`, (images, *size, C) of `dtype`.
+    def resample(self, pixels: NDArray[np.uint8], some: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Resamples the images with the numbers `some` into these images of `out`, (B, *size, C) of `dtype`.
 
         `pixels`, uint8 (n,), holds the windows of these images, one after the other.
         """
-        resample_windows(pixels, self.windows[some], self._spans[:, some], self.batch.is_mirrored[some], out, self.how)
+        windows, spans, flips = self.windows[some], self._spans[:, some], self.batch.is_mirrored[some]
+        resample_windows(pixels, windows, spans, flips, out, self.how, some)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -224,7 +225,7 @@ class Cut:
 
         def work(some: slice) -> None:
             first, stop, _ = some.indices(len(out))
-            self.resample(packed[self.ends[first] : self.ends[stop]], some, out[some])
+            self.resample(packed[self.ends[first] : self.ends[stop]], np.arange(first, stop), out)
 
         in_slices(len(out), work)
         return as_made(torch.from_numpy(out), self.how).permute(0, 3, 1, 2)

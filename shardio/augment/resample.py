@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.augment.boxes import Boxes
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.rowcopy import Places, Windows
 from shardio.system.eager import is_recorded
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -251,20 +251,27 @@ def resample_windows(
     flips: NDArray[np.bool_],
     out: NDArray[Any],
     how: Resampling,
+    lines: Places = None,
 ) -> None:
     """Resamples images like `resample`, but given only a window of each, by the kernel in C in the calling thread.
 
     `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
-    `out` is (B, *size, C) of `how.kernel_dtype`. Raises IndexError if a box is not inside its window.
+    `out` is (B, *size, C) of `how.kernel_dtype`, or has more images, of which the results become those in `lines`.
+    Raises IndexError if a box is not inside its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
-    affine = None
-    if out.dtype != np.uint8:
-        same = ((0.0,) * out.shape[3], (1 / 255,) * out.shape[3])
-        affine = affine_of(how.statistics or same).numpy()
+    same = ((0.0,) * out.shape[3], (1 / 255,) * out.shape[3])
+    affine = None if out.dtype == np.uint8 else _affine(*map(tuple, how.statistics or same))
     cubic = how.interpolation == "bicubic"
     axes = axes_of(spans, how.size)
-    kernel.resample_windows(pixels, sides, axes, flips, out, affine, cubic=cubic, antialias=how.antialias)
+    antialias = how.antialias
+    kernel.resample_windows(pixels, sides, axes, flips, out, affine, cubic=cubic, antialias=antialias, lines=lines)
+
+
+@cache
+def _affine(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = affine_of((mean, std)).numpy()
+    return values
 
 
 def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:

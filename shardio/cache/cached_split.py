@@ -30,7 +30,7 @@ from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.choose import Io, LocalSplit, SplitSource, make_reader
 from shardio.reading.layout import as_rows
 from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request
@@ -142,11 +142,13 @@ class StagedReader(Reader):
         self._first = MappedReader(shards, ())
         self._reader: Reader = self._first
 
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        self._reader.copy(name, indices, out)
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
+        self._reader.copy(name, indices, out, lines)
 
-    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
-        self._reader.copy_windows(indices, windows, out)
+    def copy_windows(
+        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
+    ) -> None:
+        self._reader.copy_windows(indices, windows, out, places)
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._shards.copy_column(name, indices)
@@ -184,13 +186,14 @@ class StorageReader(Reader):
         self._storage = storage
         self._on_damaged_copy = on_damaged_copy
 
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         shards, rows = self._shards, as_rows(out)
-        for index, row in zip(indices.tolist(), rows, strict=True):
-            fetch(shards.mapped(name), self._storage, index, row)
-        self._count(out.nbytes)
+        lines = np.arange(len(indices)) if lines is None else lines
+        for index, line in zip(indices.tolist(), lines.tolist(), strict=True):
+            fetch(shards.mapped(name), self._storage, index, rows[line])
+        self._count(len(indices) * rows.shape[1])
         expected = shards.copy_crc32s(name, indices) if name else shards.copy_column("crc32", indices)
-        if expected.tolist() == list(map(crc32, rows)):
+        if expected.tolist() == [crc32(rows[line]) for line in lines.tolist()]:
             self._on_damaged_copy()
 
 
@@ -227,6 +230,10 @@ class CachedSplit:
     @property
     def num_samples(self) -> int:
         return self._split.num_samples
+
+    @property
+    def digest(self) -> str:
+        return self._manifest.digest
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
         """Opens the split. Shards are copied in the order in which `batches`, arrays of indices, need them."""

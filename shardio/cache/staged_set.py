@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from functools import partial
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +21,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.opening import check_sha256, open_checked
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import StoredTable
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.shardset import ShardSet, open_shards
@@ -97,38 +96,39 @@ class StagedTable(MappedTable):
         row: NDArray[np.uint8] = rows[0]
         return row
 
-    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
+    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
         """See `MappedTable.copy`. Reads rows of missing files from the storage, one after the other.
 
         Raises an OSError that names the sample that could not be read.
         """
         away = self._away_of(indices)
         if not away.any():
-            super().copy(indices, out, name)
+            super().copy(indices, out, name, lines)
             return
-        here = np.flatnonzero(~away)
-        rows = np.empty((len(here), out.shape[1]), np.uint8)
-        super().copy(indices[here], rows, name)
-        out[here] = rows
-        for line in np.flatnonzero(away).tolist():
-            fetch(self, self._storage, int(indices[line]), out[line])
+        lines = np.arange(len(indices)) if lines is None else lines
+        super().copy(indices[~away], out, name, lines[~away])
+        for index, line in zip(indices[away].tolist(), lines[away].tolist(), strict=True):
+            fetch(self, self._storage, index, out[line])
 
     def copy_windows(
-        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
+        self,
+        indices: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        windows: Windows,
+        shape: SampleShape,
+        places: Places = None,
     ) -> None:
         away = self._away_of(indices)
         if not away.any():
-            super().copy_windows(indices, out, windows, shape)
+            super().copy_windows(indices, out, windows, shape, places)
             return
         _, width, channels = shape
-        ends = (windows.num_pixels * channels).cumsum()
-        places = [out[start:end] for start, end in pairwise([0, *ends.tolist()])]
-        for number in range(len(indices)):
-            place = places[number]
-            if not away[number]:
-                some = slice(number, number + 1)
-                super().copy_windows(indices[some], place, windows[some], shape)
-                continue
+        nbytes = windows.num_pixels * channels
+        starts = nbytes.cumsum() - nbytes if places is None else places
+        here = np.flatnonzero(~away)
+        super().copy_windows(indices[here], out, windows[here], shape, starts[here])
+        for number in np.flatnonzero(away).tolist():
+            place = out[starts[number] : starts[number] + nbytes[number]]
             rows, columns = windows.part(number)
             lines = np.empty((rows.stop - rows.start, width, channels), np.uint8)
             fetch(self, self._storage, int(indices[number]), lines.reshape(-1), rows.start * width * channels)

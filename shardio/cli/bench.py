@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import each, json_option, parse_count, set_argument
+from shardio.cli.options import each, json_option, mix_option, parse_count, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.cli.pictures import read_chain
 from shardio.errors import counted
@@ -72,6 +72,7 @@ _WIDTH = 100
     metavar="CHAIN",
     help="The training's transform, if it runs on the CPU: a recipe, or a JSON file of to_dict().",
 )
+@mix_option
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Figures are medians over these rounds.")
 @click.option(
     "--seconds", type=click.FloatRange(0.01), default=0.5, help="Duration of a measurement, and of its warm-up."
@@ -82,6 +83,7 @@ def bench(
     split: str,
     tuned: bool,
     chain: str | None,
+    mix: dict[str, str],
     rounds: int,
     seconds: float,
     as_json: bool,
@@ -115,7 +117,7 @@ def bench(
         sweep = benchmark.candidates(shards) if tuned else benchmark.Sweep()
         sweep = replace(sweep, **{name: value for name, value in values.items() if value is not None})
         result = benchmark.bench(
-            out, sweep, split=split, transform=transform, rounds=rounds, seconds=seconds, on_turn=bar.reach
+            out, sweep, split=split, transform=transform, mix=mix, rounds=rounds, seconds=seconds, on_turn=bar.reach
         )
     chosen, gain = result.fastest()
     if as_json:
@@ -131,7 +133,9 @@ def bench(
 def python_line(result: BenchResult, chosen: LoaderSpeed) -> str:
     """Returns the line of Python that makes the chosen loader."""
     default = result.loaders[0].combination
-    words = [repr(result.path), f"batch_size={chosen.combination.batch_size}"]
+    sets = ", ".join(f"{path!r}: {share}" for path, share in {result.path: 1, **result.mix}.items())
+    words = [f"{{{sets}}}" if result.mix else repr(result.path), f"batch_size={chosen.combination.batch_size}"]
+    words += ["epoch_batches=..."] if result.mix else []
     words += [f"split={result.split!r}"] if result.split != "train" else []
     for name in ("num_threads", "prefetch", "io"):
         value = getattr(chosen.combination, name)

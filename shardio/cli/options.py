@@ -115,6 +115,25 @@ set_argument = click.argument("out", callback=_find_set)
 """The argument OUT: the folder of a set, or the set's name in the catalogue."""
 
 
+def _parse_mix(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in values:
+        path, _, share = text.rpartition("=")
+        if not path or not re.fullmatch(r"\d*\.?\d+", share):
+            raise click.BadParameter(f"expected SET=SHARE, such as places/=0.5; found {text!r}")
+        found[path] = share
+    return found
+
+
+mix_option = click.option(
+    "--mix",
+    multiple=True,
+    metavar="SET=SHARE",
+    callback=_parse_mix,
+    help="Mix OUT, whose share is 1, with another set. May be given several times.",
+)
+
+
 def workers_option(help: str, default: int | None = None) -> Callable[[Command], Command]:
     return click.option("--workers", type=click.IntRange(1), default=default, help=help)
 

@@ -6,12 +6,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option, output_file, parsed, set_argument
+from shardio.cli.options import folder, json_option, mix_option, output_file, parsed, set_argument
 from shardio.cli.output import Column, say, show, table
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
@@ -58,6 +59,7 @@ def _parse_shuffle(text: str) -> Shuffle:
 @click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="As in the loader.")
 @click.option("--epoch-batches", type=click.IntRange(1), metavar="N", help="As in the loader.")
 @click.option("--repeats", type=click.IntRange(1), default=1, help="As in the loader.")
+@mix_option
 @click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
 @click.option("--save", type=output_file, help="Write the batch there, as an NPZ.")
 @sheet_options
@@ -70,6 +72,7 @@ def replay(
     consumed: int | None,
     epoch: int,
     chain: str | None,
+    mix: dict[str, str],
     save: Path | None,
     side: int | None,
     output: Path | None,
@@ -96,16 +99,20 @@ def replay(
         raise click.UsageError("--step, --consumed and --state all say where the batch is: give only one of them")
     there = None if state is None else _read_state(state)
     if there is not None:
-        options |= {name: there[name] for name in ("seed", "shuffle") if name in there}
+        sets = there.get("sets")
+        told = {**sets[0], **there} if isinstance(sets, list) and sets and isinstance(sets[0], dict) else there
+        options |= {name: told[name] for name in ("seed", "shuffle") if name in told}
         if options["shuffle"] == "block":
-            options["shuffle"] = BlockShuffle(there.get("block_size", 0), there.get("window_blocks", 0))
-        split = there.get("split", split)
+            options["shuffle"] = BlockShuffle(told.get("block_size", 0), told.get("window_blocks", 0))
+        split = told.get("split", split)
         options["repeats"] = there.get("repeats", options["repeats"])
         if "endless" in there:
             there = {**there, "batch": 0}  # how many batches are left in the epoch does not matter
             options["epoch_batches"] = 1
     try:
-        opened = ShardLoader(out, split=split, device="cpu", prefetch=0, num_threads=1, return_indices=True, **options)
+        mixed = {str(out): Fraction(1), **{path: Fraction(share) for path, share in mix.items()}}
+        options |= {"device": "cpu", "prefetch": 0, "num_threads": 1, "return_indices": True}
+        opened = ShardLoader(mixed if mix else out, split=split, **options)
     except TypeError as error:
         if state is None:
             raise
@@ -161,7 +168,7 @@ def _load_checkpoint(path: Path) -> Any:
 def _states_in(value: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     if depth == _MOST_DEPTH or not isinstance(value, (Mapping, list, tuple)):
         return
-    if isinstance(value, Mapping) and {"digest", "order_version", "epoch", "consumed"} <= value.keys():
+    if isinstance(value, Mapping) and {"order_version", "epoch", "consumed"} <= value.keys():
         yield value
     for part in value.values() if isinstance(value, Mapping) else value:
         yield from _states_in(part, depth + 1)
@@ -210,13 +217,13 @@ def _as_numpy(tensor: Any) -> Any:
 
 
 def _tell(loader: ShardLoader, state: Mapping[str, Any], numbers: Sequence[int], as_json: bool) -> None:
-    from shardio.reading.sample import class_text
-    from shardio.sets.index import labels_of
+    import numpy as np
 
-    shards = loader.shards
-    rows = shards.index[numbers]
-    keys = [os.fsdecode(key) for key in rows["key"].tolist()]
-    labels = labels_of(rows)
+    from shardio.reading.sample import class_text
+
+    shards, indices = loader.shards, np.array(numbers, np.int64)
+    keys = [os.fsdecode(key) for key in shards.column_of("key", indices).tolist()]
+    labels = [None] * len(keys) if shards.label_row is None else shards.labels_of(indices).tolist()
     if as_json:
         show({**state, "rank": loader.world.rank, "indices": list(numbers), "labels": labels, "keys": keys})
         return

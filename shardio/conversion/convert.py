@@ -36,7 +36,7 @@ from shardio.conversion.options import (
     StoredOrder,
     check_max_bad,
 )
-from shardio.conversion.plan import Part, Plan, ShardTask, library_versions, make_plan
+from shardio.conversion.plan import Plan, PlanPart, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (
     ShardRecord,
     discard_record,
@@ -109,7 +109,7 @@ def convert(
     - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
     - `source` to `empty_classes`, `table`, `masks`, `boxes`, `max_boxes`, `arrays`: see `SourceOptions`
     - `size` to `background`, `also`: see `ConvertOptions`
-    - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th: see `Part`
+    - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th
     - `max_bad`: sources that may be refused, as a count (int) or a share (float)
     - `report_duplicates`: list the sources with the same bytes in the report
     - `on_progress` is called in this thread; `progress` shows a bar, also in a notebook
@@ -123,7 +123,7 @@ def convert(
     sources = SourceOptions(source, labels, empty_classes, table, masks, boxes, max_boxes, arrays or {})
     check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
-    chosen = Part(1, 1) if part is None else Part(*part)
+    chosen = PlanPart(1, 1) if part is None else PlanPart(*part)
 
     def run(tell: Callable[[Progress], None] | None) -> ConvertReport:
         plan = _plan(src, Path(os.path.abspath(out)), sources, options, engine, report_duplicates)
@@ -159,7 +159,7 @@ class Conversion:
     """The work of one call of `convert` after planning: finds or makes shards, and publishes. Not thread safe."""
 
     def __init__(
-        self, plan: Plan, part: Part, engine: Engine, most_bad: int, on_progress: Callable[[Progress], None] | None
+        self, plan: Plan, part: PlanPart, engine: Engine, most_bad: int, on_progress: Callable[[Progress], None] | None
     ) -> None:
         self._plan = plan
         self._part = part

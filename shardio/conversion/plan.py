@@ -97,7 +97,7 @@ class ShardTask:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlanPart:
     """Part `number` of `count` of a conversion, from 1 to count. Part 1 of 1 is everything.
 
     `count` calls, one per part, on any machines and in any order, make the set. Parts share only OUT: the part that

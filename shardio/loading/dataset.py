@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 
 from shardio.augment.checks import check_choice
 from shardio.loading.options import as_names, find_parts
-from shardio.reading.shardset import ShardSet, open_shards, position_of
+from shardio.reading.mixed import AnySet
+from shardio.reading.shardset import open_shards, position_of
 from shardio.system.eager import eager
 
 ImageKind = Literal["tensor", "pil"]
@@ -50,7 +51,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.transform = transform
         self.target_transform = target_transform
         self.image = image
-        self.shards: ShardSet = open_shards(path, split)
+        self.shards: AnySet = open_shards(path, split)
         parts = find_parts(self.shards, as_names("arrays", arrays))
         self.arrays = parts.array_names
         if transform is not None and (still := (*parts.masks, *parts.boxes)):
@@ -95,7 +96,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
             self.shards.gather(wanted, pixels)
             images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
             parts.append(images if self.transform is None else map(self.transform, images))
-        if self.shards.content.label_row is not None:
+        if self.shards.label_row is not None:
             found = self.shards.labels_of(wanted)
             labels = found.tolist() if found.ndim == 1 else torch.from_numpy(found).unbind()
             parts.append(labels if self.target_transform is None else map(self.target_transform, labels))

@@ -24,7 +24,8 @@ from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Slot
 from shardio.loading.state import Place, Position
-from shardio.order.sampler import Sampler
+from shardio.loading.transform import TransformStep
+from shardio.order.sampler import SamplerChain
 from shardio.reading.reader import Request
 from shardio.system.eager import eager
 
@@ -45,13 +46,14 @@ class Flow:
 
     _device: DevicePrefetch | None
 
-    def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int, prefetch: int, *, redraws: bool) -> None:
-        """`epoch` is that of the order and of random numbers. With `redraws` see `_counters`."""
-        self.transform = pipeline.transform
-        """The transform of all batches of the epoch."""
+    def __init__(self, pipeline: Pipeline, position: Position, prefetch: int) -> None:
+        sampler, epoch = position.rest(), position.order_epoch(position.next.epoch)
+        self._transforms = pipeline.transforms
+        self._clock = position.clock(position.next)
+        self._ticks = position.is_endless
         self._pipeline = pipeline
         self._sampler = sampler
-        self._redraws = redraws
+        self._redraws = position.redraws
         self._batches = sampler.batches(epoch)
         self._num_drawn = 0
         self._epoch = epoch
@@ -68,6 +70,10 @@ class Flow:
         self._started: deque[tuple[_Due, NDArray[np.int64]]] = deque()
         self._device = pipeline.new_prefetch()
         self._head_start_seconds = 0.0
+
+    def transform(self, step: int) -> TransformStep:
+        """Returns the transform of the batch at a step of this flow."""
+        return self._transforms.at(self._clock + step * self._ticks)
 
     def __del__(self) -> None:
         if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted
@@ -143,10 +149,11 @@ class Flow:
             if indices is None:
                 return
             counters = _counters(self._sampler, self._num_drawn, indices, self._redraws)
+            transform = self.transform(self._num_drawn)
             self._num_drawn += 1
             try:
-                cut = self.transform.cut(indices, counters, self._epoch)
-                request = self._pipeline.request(indices, cut, resamples=self.transform.resamples)
+                cut = transform.cut(indices, counters, self._epoch)
+                request = self._pipeline.request(indices, cut, resamples=transform.resamples)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
@@ -182,8 +189,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         """Begins the epoch, at the first `next`. `iter()` alone changes nothing: Lightning calls it too often."""
         self._take_place()
         self._pipeline.meter.begin_epoch(self._place.epoch)
-        epoch = self._position.order_epoch(self._place.epoch)
-        flow = Flow(self._pipeline, self._sampler, epoch, self._prefetch, redraws=self._position.redraws)
+        flow = Flow(self._pipeline, self._position, self._prefetch)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -245,12 +251,13 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
     def _next_of(self, flow: Flow) -> tuple[Any, ...]:
         """Returns the next batch. Counts it at the very end, so a batch that fails, or a Ctrl-C, is read again."""
-        pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
-        step = self._step
+        pipeline, position, place, step = self._pipeline, self._position, self._place, self._step
+        sampler, inner = self._sampler.at(step)
         tensors, indices, cut = flow.take()
-        counters = _counters(sampler, step, indices, position.redraws)
+        counters = _counters(self._sampler, step, indices, position.redraws)
         start = time.perf_counter()
-        images, labels, more = flow.transform(tensors, indices, counters, position.order_epoch(place.epoch), cut)
+        epoch = position.order_epoch(place.epoch)
+        images, labels, more = flow.transform(step)(tensors, indices, counters, epoch, cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.image_shape else ()),
@@ -260,7 +267,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         )
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
-        padded = sampler.num_padded(step)
+        padded = sampler.num_padded(inner)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)
         self._step += 1
         self._remaining -= 1
@@ -270,7 +277,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         return batch
 
 
-def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], redraws: bool) -> NDArray[np.int64]:
+def _counters(chain: SamplerChain, step: int, indices: NDArray[np.int64], redraws: bool) -> NDArray[np.int64]:
     """Returns the counters from which random numbers of a batch's samples are computed.
 
     They are the sample indices; or, with `redraws`, where a sample may come more than once in an epoch, the positions
@@ -278,5 +285,6 @@ def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], redraws: 
     """
     if not redraws:
         return indices
-    start, stop = sampler.bounds(step)
+    sampler, inner = chain.at(step)
+    start, stop = sampler.bounds(inner)
     return np.arange(start, stop) % sampler.num_samples

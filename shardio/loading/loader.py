@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -16,15 +17,19 @@ from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.cuda import make_copier
 from shardio.loading.iterator import LoaderIterator
-from shardio.loading.options import Check, Function, OnDamage, Options, choose_device
+from shardio.loading.mixture import Path, as_mixture, open_mixture
+from shardio.loading.options import Check, Function, OnDamage, Options, check_function, choose_device
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import LoaderReport
 from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
 from shardio.loading.world import World, check_world, find_world
+from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Order, Shuffle, as_integer, make_order
 from shardio.order.sampler import Sampler, Tail
-from shardio.reading.choose import Io
+from shardio.order.schedule import Scheduled, as_schedule
+from shardio.reading.choose import Io, SplitSource
+from shardio.reading.mixed import MixedSource
 from shardio.system.eager import eager
 
 
@@ -42,8 +47,10 @@ class ShardLoader(LikeDataLoader):
 
     Arguments, and when to set them:
 
-    path: the set: a folder, a name in the catalogue, or a URL if there is a `cache`.
-    batch_size: samples per batch and rank.
+    path: the set: a folder, a name in the catalogue, or a URL if there is a `cache`. A dict from path to share, a list
+        of `Part`, or a `Mixture` mixes sets.
+    batch_size: samples per batch and rank. `batch_size` and `transform` may be a `Schedule`, to change at an epoch or a
+        batch.
     split: the split to read, such as "val".
     shuffle: True permutes all samples, which is right for training. False is the stored order, for evaluation. "block"
         or BlockShuffle(size, window) keeps reads together, for sets larger than memory on slow storage.
@@ -85,8 +92,8 @@ class ShardLoader(LikeDataLoader):
     @eager
     def __init__(
         self,
-        path: str | os.PathLike[str],
-        batch_size: int,
+        path: Path,
+        batch_size: Scheduled[int],
         *,
         split: str = "train",
         shuffle: Shuffle = True,
@@ -103,7 +110,7 @@ class ShardLoader(LikeDataLoader):
         prefetch: int = 2,
         io: Io = "auto",
         cache: str | os.PathLike[str] | None = None,
-        transform: Function | None = None,
+        transform: Scheduled[Function | None] = None,
         return_indices: bool = False,
         digest: str | None = None,
         check: Check = "off",
@@ -117,27 +124,44 @@ class ShardLoader(LikeDataLoader):
         if unknown:
             refuse_options(unknown)
         warn_of_missing_kernels()
+        length = None if epoch_batches is None else as_integer("epoch_batches", epoch_batches)
+        self._transform = as_schedule("transform", transform, length)
+        sizes = as_schedule("batch_size", batch_size, length).map(partial(as_integer, "batch_size"))
         options = Options(
-            *(seed, prefetch, num_threads, io, check, on_damage, transform, arrays, columns),
+            *(seed, prefetch, num_threads, io, check, on_damage, self._transform, arrays, columns),
             *(report_every, roi),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         self.world = find_world(rank, world_size)
-        source = open_source(path, split, cache, digest)
+        mixture = as_mixture(path)
+        source: SplitSource | MixedSource
+        order: Order
+        shares = None
+        if mixture is not None:
+            given = {"weights": weights, "indices": indices, "digest": digest}
+            if wrong := [name for name, value in given.items() if value is not None]:
+                raise ValueError(f"{wrong[0]} is for one set: a mixture has shares, and a Part its indices and digest")
+            if epoch_batches is None:
+                raise ValueError("a mixture has no end: say how many batches an epoch has, by epoch_batches")
+            source, order, shares = open_mixture(mixture, split, cache, shuffle, options.seed, length)
+        else:
+            assert isinstance(path, (str, os.PathLike))
+            source = open_source(path, split, cache, digest)
         try:
-            order = make_order(
-                source.num_samples,
-                shuffle=shuffle,
-                seed=options.seed,
-                weights=weights,
-                indices=indices,
-            )
-            sampler = _sampler(order, as_integer("batch_size", batch_size), self.world, tail, epoch_batches, repeats)
+            if not isinstance(source, MixedSource):
+                order = make_order(
+                    source.num_samples, shuffle=shuffle, seed=options.seed, weights=weights, indices=indices
+                )
+            samplers = [
+                _sampler(order, size, self.world, tail, length, as_integer("repeats", repeats))
+                for size in sizes.values.values()
+            ]
+            sampler = max(samplers, key=lambda sampler: sampler.batch_size)
             self.device = choose_device(device, self.world)
             self.shards = source.open(sampler.batches(0))
-            self._position = position = Position(sampler, self.shards)
+            self._position = position = Position(sampler, self.shards, sizes, shares)
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(
@@ -150,17 +174,20 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def transform(self) -> Function | None:
-        """The function that is called with each batch. It may be set between epochs."""
-        return self._pipeline.transform.function
+        """The function that is called with the next batch. It may be set between epochs, also to a `Schedule`."""
+        return self._transform.at(self._position.now)
 
     @transform.setter
-    def transform(self, transform: Function | None) -> None:
+    def transform(self, transform: Scheduled[Function | None]) -> None:
         if running := [iterator for iterator in self._iterators if iterator.is_running]:
             raise RuntimeError(
                 f"transform can be set between epochs only; found an epoch with {len(running[0])} batches to come: "
                 "finish the loop first, or drop its iterator"
             )
-        self._pipeline.set_transform(transform)
+        functions = as_schedule("transform", transform, self._position.sampler.length)
+        functions.map(check_function)
+        self._pipeline.set_transform(functions)
+        self._transform = functions
 
     @property
     def num_threads(self) -> int:
@@ -219,12 +246,14 @@ class ShardLoader(LikeDataLoader):
             the page cache in time. The share is None if nothing was announced, or the kernel does not report it.
         staging: the progress of the copy in the cache. None without `cache`.
         slots, slots_free: slots made for batches, and slots waiting for reuse.
+        shares: of a mixture, the share of each set among the samples of the stream so far.
         roi: whether gather threads read only the region of each picture that the transform uses.
         kernels: the kernels that copy, read, resample and augment on the CPU.
 
         A trace of torch.profiler shows "shardio.wait", "shardio.copy" and "shardio.transform" in the consumer's thread.
         """
-        return {**self._pipeline.stats(), "device": str(self.device)}
+        shares = {} if (found := self._position.shares) is None else {"shares": found}
+        return {**self._pipeline.stats(), **shares, "device": str(self.device)}
 
     def close(self) -> None:
         """Ends the gather threads. Delivered batches stay valid. May be called again, also after an interrupt."""
@@ -248,17 +277,13 @@ class ShardLoader(LikeDataLoader):
         )
 
 
-def _sampler(
-    order: Order, batch_size: int, world: World, tail: Tail, epoch_batches: int | None, repeats: int
-) -> Sampler:
-    length = None if epoch_batches is None else as_integer("epoch_batches", epoch_batches)
+def _sampler(order: Order, batch_size: int, world: World, tail: Tail, length: int | None, repeats: int) -> Sampler:
     if length is not None:
         if length < 1 or tail != "drop":
             raise ValueError(
                 f"epoch_batches must be at least 1, and needs no tail, as batches go on; found {length}, tail={tail!r}"
             )
-        order = Endless(order)
-    repeats = as_integer("repeats", repeats)
+        order = order if isinstance(order, MixedOrder) else Endless(order)
     sampler = Sampler(order, batch_size, world.rank, world.world_size, tail, length=length, repeats=repeats)
     if not sampler.num_batches:
         raise ValueError(

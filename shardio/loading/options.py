@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -14,8 +14,10 @@ from shardio.format.entries import ArrayEntry
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.world import World
 from shardio.order.orders import as_integer
+from shardio.order.schedule import Schedule
 from shardio.reading.choose import Io
 from shardio.reading.layout import SplitLayout
+from shardio.reading.mixed import SOURCE, MixedSet
 
 Check = Literal["off", "sample"]
 OnDamage = Literal["raise", "skip"]
@@ -35,7 +37,7 @@ class Options:
     io: Io
     check: Check
     on_damage: OnDamage
-    transform: Function | None
+    transform: Schedule[Function | None]
     arrays: Sequence[str] = ()
     columns: Sequence[str] = ()
     report_every: float | None = None
@@ -51,7 +53,7 @@ class Options:
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             found = f"num_threads={self.num_threads}, prefetch={self.prefetch}"
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
-        check_function(self.transform)
+        self.transform.map(check_function)
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
@@ -99,6 +101,17 @@ class Parts:
         return tuple(name for name in self.arrays if name != LABELS_NAME)
 
     @property
+    def read_columns(self) -> tuple[str, ...]:
+        """The columns that are in an index."""
+        return tuple(name for name in self.columns if name != SOURCE)
+
+    @property
+    def described(self) -> dict[str, tuple[str, RowType]]:
+        """The kind and row type of each array and column by name."""
+        arrays = {name: (array.kind, array.row) for name, array in self.arrays.items()}
+        return {**arrays, **{name: ("column", row) for name, row in self.columns.items()}}
+
+    @property
     def rows(self) -> dict[str, RowType]:
         """The row type of each array and column by name."""
         return {**{name: array.row for name, array in self.arrays.items()}, **self.columns}
@@ -113,12 +126,20 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
     raise TypeError(f"{what} must be a list of names; found {names!r}")
 
 
-def find_parts(layout: SplitLayout, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
+def find_parts(layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
     """Returns the parts of batches that have `arrays` and `columns`, given by their names in the split.
 
     If the split has no pixels and `arrays` is empty, all arrays are included. Raises ValueError for a name that the
-    split does not have.
+    split does not have, or that the sets of a mixture have in different types.
     """
+    if isinstance(layout, MixedSet):
+        first, *others = [(one, find_parts(one, arrays, columns)) for one in layout.sets]
+        for one, parts in others:
+            if (theirs := parts.described) != (mine := first[1].described):
+                raise ValueError(
+                    f"{one.path}: expected arrays and columns {mine}, as {first[0].path} has, found {theirs}"
+                )
+        return replace(first[1], columns={**first[1].columns, SOURCE: LABEL_ROW})
     where = f"{layout.path}, {layout.split}"
     known = [name for name in layout.content.arrays if name != LABELS_NAME]
     _check_names(where, "arrays", arrays, known)

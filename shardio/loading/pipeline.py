@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,16 +22,18 @@ from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape, 
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
-from shardio.loading.options import Function, Options, check_function, find_parts
+from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors, traced
 from shardio.loading.report import LoaderFacts, LoaderReport, ReportThread
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.status import Status
 from shardio.loading.transform import CUT_ROWS, TransformStep
 from shardio.loading.world import World, least_local_ranks
+from shardio.order.schedule import Schedule
 from shardio.reading.choose import SplitSource, read_ahead_batches
-from shardio.reading.guard import GuardedReader
-from shardio.reading.reader import Request
+from shardio.reading.guard import GuardedReader, replace_damaged
+from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
+from shardio.reading.reader import Reader, Request
 from shardio.reading.shardset import ShardSet
 from shardio.system.machine import memory_left, usable_cores
 from shardio.system.threads import close_at_exit
@@ -46,7 +48,7 @@ _MOST_CUTTING_THREADS = 16
 _NO_PIXELS = (0, 0, 0)
 
 
-def _num_classes(shards: ShardSet, indices: NDArray[np.int64] | None) -> tuple[int, bool]:
+def _num_classes(shards: AnySet, indices: NDArray[np.int64] | None) -> tuple[int, bool]:
     """Returns the number of classes, and whether it is exact.
 
     Without class names, it is not exact: the largest label among the samples, plus 1.
@@ -60,6 +62,11 @@ def _num_classes(shards: ShardSet, indices: NDArray[np.int64] | None) -> tuple[i
 def _nbytes(shape: SampleShape, rows: Mapping[str, RowType]) -> int:
     """Returns the bytes of one sample in a slot."""
     return sample_nbytes(shape) + sum(row.nbytes for row in rows.values())
+
+
+def _damage(guards: Sequence[tuple[int, GuardedReader]]) -> dict[int, str]:
+    """Returns what is wrong with each damaged sample."""
+    return {start + index: text for start, guard in guards for index, text in guard.damaged.items()}
 
 
 class Pipeline:
@@ -77,8 +84,8 @@ class Pipeline:
 
     def __init__(
         self,
-        source: SplitSource,
-        shards: ShardSet,
+        source: SplitSource | MixedSource,
+        shards: AnySet,
         options: Options,
         batch_size: int,
         num_samples: int,
@@ -100,17 +107,15 @@ class Pipeline:
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         reserved = least_local_ranks(world) * under_way * batch_size * _nbytes(shape, rows)
-        self._reader = source.make_reader(options.io, num_samples, (*[""] * parts.pixels, *parts.arrays), reserved)
+        self._guards: list[tuple[int, GuardedReader]] = []
+        """Guards against damaged samples, each with the index of its first sample."""
+        self._reader = self._make_reader(source, shards, options, num_samples, reserved)
         self._source = source
+        self._shards = shards
         self._copier = copier
         self._device = device
         self._slot_shape = (batch_size, *shape)
-        self._guard: GuardedReader | None = None
-        if options.check != "off" or options.on_damage != "raise":
-            second = source.make_second() if options.check == "sample" else None
-            skips = options.on_damage == "skip"
-            self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
-            self._reader = self._guard
+        self._seed = options.seed
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
         lines = self._reader.whole_lines
@@ -130,19 +135,19 @@ class Pipeline:
             whole_lines=lines,
         )
         # Damaged samples are found in whole.
-        self._may_split = options.roi and self._guard is None and windows_pay
-        self.transform = self._make_step(options.transform, roi=self._may_split)
+        self._may_split = options.roi and not self._guards and windows_pay
+        self.transforms = self._make_steps(options.transform)
         make = copier.new_slot if copier else new_slot
         told = {}
         if copier is not None:
             # Slots have room for what the kernel is told, or not.
-            self._may_split = self.transform.split is not None
+            self._may_split = self.splits
             told = CUT_ROWS if self._may_split else {}
         self._ring = Ring(under_way, lambda: make(batch_size, shape, {**rows, **told}))
         self.read_ahead = read_ahead_batches(batch_size * _nbytes(shape, rows), memory_left())
         """The number of batches to announce to the reader in addition to the batches under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        if self.transform.split is not None and resamples:
+        if self.splits and resamples:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
         self.about = LoaderFacts(
@@ -165,6 +170,31 @@ class Pipeline:
             self._reports = ReportThread(self, self.meter, self.about, options.report_every)
             self._reports.begin()
 
+    def _make_reader(
+        self, source: SplitSource | MixedSource, shards: AnySet, options: Options, num_samples: int, reserved: int
+    ) -> Reader:
+        """Returns the reader of the batches. `reserved` are the bytes that they will take."""
+        tables = (*[""] * self._parts.pixels, *self._parts.arrays)
+        splits: list[tuple[SplitSource, ShardSet, int, int]]
+        if isinstance(source, MixedSource):
+            assert isinstance(shards, MixedSet)
+            sizes = [len(one) for one in shards.sets]
+            splits = list(zip(source.sources, shards.sets, sizes, shards.starts.tolist(), strict=False))
+        else:
+            assert isinstance(shards, ShardSet)
+            splits = [(source, shards, num_samples, 0)]
+        nbytes = [count * sum(one.table_of(name).row_nbytes for name in tables) for _, one, count, _ in splits]
+        readers: list[Reader] = []
+        for (each, one, count, start), mine in zip(splits, nbytes, strict=True):
+            # What the others will take of the page cache is not there for this one.
+            reader = each.make_reader(options.io, count, tables, reserved + sum(nbytes) - mine)
+            if options.check != "off" or options.on_damage != "raise":
+                second = each.make_second() if options.check == "sample" else None
+                reader = GuardedReader(reader, one, second=second, skips=options.on_damage == "skip")
+                self._guards.append((start, reader))
+            readers.append(reader)
+        return MixedReader(shards, readers) if isinstance(shards, MixedSet) else readers[0]
+
     def __del__(self) -> None:
         self.close()
 
@@ -185,10 +215,17 @@ class Pipeline:
             steps.callback(self._source.stop)
         self._is_over = True
 
-    def set_transform(self, function: Function | None) -> None:
-        """Sets the transform of iterators that begin from now on."""
-        check_function(function)
-        self.transform = self._make_step(function, roi=self._may_split)
+    def set_transform(self, functions: Schedule[Function | None]) -> None:
+        """Sets the transforms of iterators that begin from now on."""
+        self.transforms = self._make_steps(functions)
+
+    def _make_steps(self, functions: Schedule[Function | None]) -> Schedule[TransformStep]:
+        return functions.map(partial(self._make_step, roi=self._may_split))
+
+    @property
+    def splits(self) -> bool:
+        """Whether only what a transform sees of pictures is read."""
+        return any(step.split is not None for step in self.transforms.values.values())
 
     def begin_epoch(self) -> bool:
         """Lets the reader choose how to read this epoch. Returns whether batches should be announced to the reader."""
@@ -200,7 +237,7 @@ class Pipeline:
         The function has no reference to the pipeline. Otherwise a gather thread could be the last to free the pipeline,
         and would close it.
         """
-        return None if self._guard is None else partial(self._guard.replace_damaged, epoch)
+        return partial(replace_damaged, partial(_damage, self._guards), self._seed, epoch) if self._guards else None
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns the queue that copies batches of one epoch to the device; None if batches stay on the CPU."""
@@ -212,9 +249,10 @@ class Pipeline:
         Raises the errors of `cut`, for example if its results would have several sizes.
         """
         parts = self._parts
-        request = Request(
-            indices, parts.pixels, parts.label_row == LABEL_ROW, tuple(parts.arrays), tuple(parts.columns)
-        )
+        request = Request(indices, parts.pixels, parts.label_row == LABEL_ROW, tuple(parts.arrays), parts.read_columns)
+        if isinstance(self._shards, MixedSet):
+            sources = self._shards.sources_of(indices)
+            request = replace(request, order=np.argsort(sources, kind="stable"))
         if cut is None:
             return request
         return replace(request, windows=cut.windows, ends=cut.ends, resample=cut.resample if resamples else None)
@@ -253,8 +291,8 @@ class Pipeline:
             meter.end_wait()
         meter.counts.gather_seconds += pending.gather_seconds
         meter.counts.gather_cpu_seconds += pending.gather_cpu_seconds
-        if self._guard is not None:
-            self._guard.warn()
+        for _, guard in self._guards:
+            guard.warn()
         return slot
 
     def lend(self, slot: Slot, size: int) -> Tensors:
@@ -277,7 +315,7 @@ class Pipeline:
 
     @property
     def damaged(self) -> list[int]:
-        return self._guard.damaged if self._guard else []
+        return sorted(_damage(self._guards))
 
     def report(self) -> LoaderReport:
         """Returns the report on the time since the pipeline was made."""
@@ -307,7 +345,7 @@ class Pipeline:
             "read_retries": read.retries,
             "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
-            "roi": self.transform.split is not None,
+            "roi": self.splits,
             "kernels": {**kernels_in_use(), **self._kernels_on_device()},
             **self._source.describe(),
         }

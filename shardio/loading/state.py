@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardio.errors import shortened, show
+from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Subset, as_integer
 from shardio.order.permutation import MAX_EPOCH, MAX_N
 from shardio.order.permutation import VERSION as ORDER_VERSION
-from shardio.order.sampler import Sampler
-from shardio.reading.shardset import ShardSet
+from shardio.order.sampler import Sampler, SamplerChain
+from shardio.order.schedule import Schedule
+from shardio.reading.mixed import AnySet, MixedSet
 
 
 class Place(NamedTuple):
@@ -36,11 +38,21 @@ class Position:
     referenced. To be used by one thread.
     """
 
-    def __init__(self, sampler: Sampler, shards: ShardSet) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        shards: AnySet,
+        sizes: Schedule[int] | None = None,
+        shares: Schedule[tuple[int, ...]] | None = None,
+    ) -> None:
+        """`sizes` are the batch sizes by `clock`, and `shares` those of a mixture."""
         order = sampler.order.order if isinstance(sampler.order, Endless) else sampler.order
         self.indices = order.indices if isinstance(order, Subset) else None
         """The samples given by the `indices` argument; None for all samples of the split."""
         self.sampler = sampler
+        self.is_endless = sampler.length is not None
+        self._sizes = sizes or Schedule({0: sampler.batch_size})
+        self._shares = shares
         self.num_distinct = len(shards) if self.indices is None else len(np.unique(self.indices))
         self.redraws = sampler.order.redraws or sampler.repeats > 1
         """Whether samples may come more than once in an epoch."""
@@ -50,12 +62,61 @@ class Position:
         self._received = Place(0, 0)
         self._reading: object = None
         self._shards = shards
+        self._since = self.next
+        """Where the stream was known last: places behind it are counted from here."""
+        self._plan_shares()
 
-    def rest(self) -> Sampler:
+    def clock(self, place: Place) -> int:
+        """Returns the time by which schedules go: the global batch in an endless order, or else the epoch."""
+        return place.epoch if self.sampler.length is None else place.epoch * self.sampler.length + place.batch
+
+    @property
+    def now(self) -> int:
+        """The time of the next batch."""
+        return self.clock(self._received)
+
+    @property
+    def batch_size(self) -> int:
+        return self._sizes.at(self.now)
+
+    def rest(self) -> SamplerChain:
         """Returns the sampler of the next iterator: a whole epoch, or after a resume the rest of an epoch."""
-        length = self.sampler.length
-        rest = None if length is None else max(0, length - self.next.batch)
-        return replace(self.sampler, start=self.next.consumed, length=rest)
+        return self._rest_of(self.next)
+
+    def whole(self) -> SamplerChain:
+        """Returns the sampler of the whole of the next epoch."""
+        return self._rest_of(self.next._replace(consumed=0, batch=0))
+
+    def _rest_of(self, place: Place) -> SamplerChain:
+        clock, length = self.clock(place), self.sampler.length
+        if length is None:
+            return SamplerChain((replace(self.sampler, batch_size=self._sizes.at(clock), start=place.consumed),))
+        samplers, start = [], place.consumed
+        for count, size in self._sizes.parts(clock, (place.epoch + 1) * length):
+            samplers.append(replace(self.sampler, batch_size=size, start=start, length=count))
+            start += count * samplers[-1].global_batch_size
+        return SamplerChain(tuple(samplers))
+
+    def _consumed_at(self, clock: int) -> int:
+        """Returns how many samples of an endless order come before a global batch."""
+        since, ranks = self._since, self.sampler.world_size
+        if clock < self.clock(since):
+            return sum(count * size * ranks for count, size in self._sizes.parts(0, clock))
+        parts = self._sizes.parts(self.clock(since), clock)
+        return since.consumed + sum(count * size * ranks for count, size in parts)
+
+    def _plan_shares(self) -> None:
+        """Lets the shares of a mixture change where the schedule says."""
+        order = self.sampler.order
+        if isinstance(order, MixedOrder) and self._shares is not None:
+            now = self.clock(self._since)
+            changes = {
+                self._consumed_at(clock) // self.sampler.repeats: shares
+                for clock, shares in self._shares.values.items()
+                if clock > now
+            }
+            order = order.with_shares(changes, self._since.consumed // self.sampler.repeats)
+            self.sampler = replace(self.sampler, order=order)
 
     def order_epoch(self, epoch: int) -> int:
         """Returns the epoch by which the order and transforms draw: 0 in an endless order, where epochs are stretches
@@ -66,8 +127,9 @@ class Position:
         """Returns where the epoch after that of `place` begins."""
         if self.sampler.length is None:
             return Place(place.epoch + 1, 0)
-        left = max(0, self.sampler.length - place.batch)
-        return Place(place.epoch + 1, place.consumed + left * self.sampler.global_batch_size)
+        of_ranks = self._sizes.parts(self.clock(place), (place.epoch + 1) * self.sampler.length)
+        left = sum(count * size for count, size in of_ranks) * self.sampler.world_size
+        return Place(place.epoch + 1, place.consumed + left)
 
     def begin(self, token: object) -> None:
         """Begins the next epoch. From now on, only the iterator with this token moves the position."""
@@ -94,20 +156,41 @@ class Position:
         # If it is the epoch that is next anyway, `load_state` may have said where in it to go on.
         place = self.next
         if epoch != place.epoch:
-            place = Place(epoch, epoch * (self.sampler.length or 0) * self.sampler.global_batch_size)
-        self._check_end(place.consumed)
+            place = Place(epoch, 0)
+            if self.is_endless:
+                place = Place(epoch, self._consumed_at(self.clock(place)))
+        self._check_end(place)
+        order, draws = self.sampler.order, place.consumed // self.sampler.repeats
+        if isinstance(order, MixedOrder) and draws < (first := order.stretches[0].start):
+            raise ValueError(
+                f"this mixture has its shares since sample {first} of the stream; found epoch {epoch}, before"
+            )
         self.go_to(place)
 
-    def _check_end(self, consumed: int) -> None:
-        """Raises ValueError if the positions of an epoch that begins at `consumed` are too large for an order."""
-        if self.sampler.length is not None and consumed + self.sampler.length * self.sampler.global_batch_size > MAX_N:
-            raise ValueError(f"the samples of all epochs must be fewer than 2**62; found {consumed} before this epoch")
+    def _check_end(self, place: Place) -> None:
+        """Raises ValueError if the positions of an epoch that begins at `place` are too large for an order."""
+        if self.is_endless and self.after(place).consumed > MAX_N:
+            raise ValueError(f"the samples of all epochs must be fewer than 2**62; found {place.consumed} before this")
 
     def state(self) -> dict[str, Any]:
         place = self._received._asdict()
         if self.sampler.length is None:
             del place["batch"]
-        return {**self._identity(), **place}
+        order = self.sampler.order
+        draws = place["consumed"] // self.sampler.repeats
+        told = order.describe_at(draws) if isinstance(order, MixedOrder) else {}
+        return {**self._identity(), **told, **place}
+
+    @property
+    def shares(self) -> list[float] | None:
+        """The share of each set of a mixture among the samples received since the stream began, in the order of the
+        sets; None for one set."""
+        order = self.sampler.order
+        if not isinstance(order, MixedOrder):
+            return None
+        draws = self._received.consumed // self.sampler.repeats
+        of_sets = sorted(zip(order.components, order.delivered(draws), strict=True), key=lambda one: one[0].start)
+        return [count / max(draws, 1) for _, count in of_sets]
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):
@@ -122,22 +205,31 @@ class Position:
                 f"the state must have an epoch from 0 to 2**64 - 1, and consumed from 0 to {self.sampler.num_samples}; "
                 f"found {', '.join(f'{name} {show(value)}' for name, value in found.items())}"
             )
-        self._check_end(found["consumed"])
+        place = Place(**found)
+        self._check_end(place)
         if found["consumed"] % self.sampler.repeats:
             raise ValueError(
                 f"expected a state after a multiple of repeats={self.sampler.repeats} samples, found one after "
                 f"{found['consumed']}"
             )
-        self.go_to(Place(**found))
+        if isinstance(self.sampler.order, MixedOrder) and self._shares is not None:
+            shares = self._shares.at(self.clock(place))
+            order = self.sampler.order.resumed(state, place.consumed // self.sampler.repeats, shares)
+            self.sampler = replace(self.sampler, order=order)
+        self._since = place
+        self._plan_shares()
+        self.go_to(place)
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:
         identity = self._identity()
-        fields = ("epoch", "consumed") if self.sampler.length is None else Place._fields
+        fields: tuple[str, ...] = ("epoch", "consumed") if self.sampler.length is None else Place._fields
+        if isinstance(self._shards, MixedSet):
+            fields = (*fields, "since", "sets")
         lacking = [name for name in (*identity, *fields) if name not in state]
-        if lacking and not {"shuffle", "epoch", "consumed"} <= state.keys():
+        if lacking and not {"order_version", "epoch", "consumed"} <= state.keys():
             raise ValueError(f"this is not the state of a ShardLoader: it lacks {', '.join(lacking)}")
         for name in ("digest", "split"):
-            if not _equal(state.get(name), identity[name]):
+            if name in identity and not _equal(state.get(name), identity[name]):
                 raise ValueError(
                     f"the state belongs to other data: its {name} is {show(state.get(name))}, the {name} of "
                     f"{self._shards.path} is {identity[name]!r}; open the set and the split of the saved state"
@@ -153,8 +245,9 @@ class Position:
     def _identity(self) -> dict[str, Any]:
         """Returns everything that the order of samples depends on. A state must have equal values to be loaded."""
         return {
-            "digest": self._shards.digest,
-            "split": self._shards.split,
+            **(
+                {} if isinstance(shards := self._shards, MixedSet) else {"digest": shards.digest, "split": shards.split}
+            ),
             "order_version": ORDER_VERSION,
             **self.sampler.order.describe(),
             **({"repeats": self.sampler.repeats} if self.sampler.repeats > 1 else {}),

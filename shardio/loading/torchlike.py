@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.options import find_parts
 from shardio.loading.state import Position
-from shardio.reading.shardset import ShardSet, position_of
+from shardio.reading.mixed import AnySet
+from shardio.reading.shardset import position_of
 
 _NO_PROCESSES = "there are no worker processes: leave it out"
 _ORDER = "use shuffle=, indices= and weights= to choose samples; each rank reads its own part"
 
-# Arguments of DataLoader -> what to do instead.
+# Arguments of DataLoader and of torch's samplers -> what to do instead.
 _INSTEAD = {
     "num_workers": "use num_threads=, the number of threads that copy samples, or leave it out",
     "drop_last": 'use tail="drop" (the default) for True, and tail="short" for False',
@@ -36,6 +37,8 @@ _INSTEAD = {
     "worker_init_fn": _NO_PROCESSES,
     "multiprocessing_context": _NO_PROCESSES,
     "generator": "use seed=",
+    "num_replicas": "use world_size=",  # of DistributedSampler
+    "num_samples": "use epoch_batches=, which counts batches",  # of WeightedRandomSampler
     "timeout": "a failed read raises an error in any case: leave it out",
     "in_order": "batches come in order: leave it out",
 }
@@ -46,7 +49,7 @@ def refuse_options(names: Iterable[str]) -> NoReturn:
     found = list(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
     if known:
-        raise TypeError(f"ShardLoader does not have these arguments of torch's DataLoader: {'; '.join(known)}")
+        raise TypeError(f"ShardLoader does not have these arguments of torch: {'; '.join(known)}")
     raise TypeError(f"ShardLoader got an unexpected keyword argument {found[0]!r}")
 
 
@@ -59,7 +62,7 @@ class LoaderDataset(ShardDataset):
 
     transform = target_transform = None
 
-    def __init__(self, shards: ShardSet, indices: NDArray[np.int64] | None) -> None:
+    def __init__(self, shards: AnySet, indices: NDArray[np.int64] | None) -> None:
         self.path = str(shards.path)
         self.split = shards.split
         self.shards = shards
@@ -103,7 +106,7 @@ class RankSampler(torch.utils.data.Sampler[int]):
             yield from indices.tolist()
 
     def __len__(self) -> int:
-        return self._position.sampler.num_read
+        return self._position.whole().num_read
 
 
 class LikeDataLoader:
@@ -112,7 +115,7 @@ class LikeDataLoader:
     A subclass sets `shards` and `_position`.
     """
 
-    shards: ShardSet
+    shards: AnySet
     _position: Position
 
     batch_sampler = None
@@ -120,8 +123,8 @@ class LikeDataLoader:
 
     @property
     def batch_size(self) -> int:
-        """Samples per batch and rank. With tail="short", the last batch of an epoch may be smaller."""
-        return self._position.sampler.batch_size
+        """Samples per batch and rank, now. With tail="short", the last batch of an epoch may be smaller."""
+        return self._position.batch_size
 
     @cached_property
     def dataset(self) -> LoaderDataset:
@@ -142,7 +145,7 @@ class LikeDataLoader:
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
-        return self._position.sampler.num_batches
+        return self._position.whole().num_batches
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(

@@ -22,7 +22,7 @@ from shardio.augment.foreign import Watch, check_foreign
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.options import Function, Parts
 from shardio.loading.prefetch import Tensors, traced
-from shardio.reading.shardset import ShardSet
+from shardio.reading.mixed import AnySet
 
 # What the kernel for CUDA is told of each picture, which comes with the batch: a copy of its own would wait for larger
 # ones. No array has such names.
@@ -39,7 +39,7 @@ class TransformStep:
         self,
         function: Function | None,
         seed: int,
-        shards: ShardSet,
+        shards: AnySet,
         parts: Parts,
         num_classes: Callable[[], tuple[int, bool]],
         *,
@@ -91,7 +91,7 @@ class TransformStep:
         if self.split is None or not len(indices):
             return None
         draws, shape = Draws(self._seed, epoch, counters), self._shards.sample_shape
-        return self.split.cut(draws, shape, self._sizes(indices), self._whole_lines)
+        return self.split.cut(draws, shape, self._shards.source_sizes(indices), self._whole_lines)
 
     def __call__(
         self,
@@ -123,7 +123,7 @@ class TransformStep:
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
                 return cast(torch.Tensor, finished), targets, {**more, **moved}
             if self._watch is not None:
-                batch = Loaded(images, Draws(self._seed, epoch, counters), partial(self._sizes, indices))
+                batch = Loaded(images, Draws(self._seed, epoch, counters), partial(self._shards.source_sizes, indices))
                 return self._watch(batch), labels, more
             ours = _ours(self.function)
             assert ours is not None
@@ -135,20 +135,13 @@ class TransformStep:
                 indices=counters,
                 seed=self._seed,
                 epoch=epoch,
-                sizes=self._sizes(indices),
+                sizes=self._shards.source_sizes(indices),
             )
             # The images alone, or a tuple with what was given besides them. Images of Views are a tuple.
             parts: list[Any] = list(made) if arrays or labels is not None else [made]
             changed = parts.pop(0)
             targets = None if labels is None else parts.pop(0)
             return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}
-
-    def _sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Returns the heights and widths (B, 2) of images before they were squashed; None if they were not."""
-        if not self._shards.content.squashed:
-            return None
-        columns = [self._shards.copy_column(name, indices) for name in ("source_height", "source_width")]
-        return np.stack(columns, axis=1).astype(np.int64)
 
     def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments `masks` and `boxes` of a transform; empty if there are neither."""

@@ -17,9 +17,10 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from itertools import islice, product
 from typing import Any
@@ -93,17 +94,19 @@ def bench(
     rounds: int = 7,
     seconds: float = 0.5,
     transform: Function | None = None,
+    mix: Mapping[str, str] | None = None,
     on_turn: Callable[[int, int], None] | None = None,
 ) -> BenchResult:
     """Measures the limits and every combination in turn, `rounds` times, each for about `seconds` after a warm-up.
 
     Loaders also run the `transform`, which competes with their threads for cores; figures still count stored bytes.
+    `mix` has the shares of other sets to mix with this one, whose share is 1; the limits are those of this set.
     `on_turn` is called with (finished turns, all turns). Raises ValueError before the first turn if a combination
     cannot work.
     """
     shards = open_shards(path, split)
     shape = shards.sample_shape if shards.has_pixels else (limits.nbytes_of(shards),)
-    open_loader = partial(_open, path, split, transform)
+    open_loader = partial(_open, path, split, transform, mix or {}, len(shards))
     found = [_look_at(open_loader, combination) for combination in sweep.combinations(len(shards))]
     loaders = list({loader.combination: loader for loader in found}.values())
     why_not = limits.why_no_direct_reads(shards)
@@ -121,6 +124,7 @@ def bench(
         limits=[limit for limit, _ in ways],
         left_out={"direct": why_not} if why_not else {},
         loaders=loaders,
+        mix=mix or {},
     )
     turns: list[Callable[[int], None]] = [partial(_limit_turn, limit, steps, seconds) for limit, steps in ways]
     turns += [partial(_loader_turn, open_loader, loader, seconds, sweep.fresh) for loader in loaders]
@@ -148,8 +152,19 @@ def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combinati
     return LoaderSpeed(combination, engine=stats["io"], io_reason=stats["io_reason"])
 
 
-def _open(path: str | os.PathLike[str], split: str, transform: Function | None, options: Combination) -> ShardLoader:
-    return ShardLoader(path, split=split, transform=transform, **vars(options))
+def _open(
+    path: str | os.PathLike[str],
+    split: str,
+    transform: Function | None,
+    mix: Mapping[str, str],
+    num_samples: int,
+    options: Combination,
+) -> ShardLoader:
+    if not mix:
+        return ShardLoader(path, split=split, transform=transform, **vars(options))
+    shares = {os.fspath(path): Fraction(1), **{name: Fraction(share) for name, share in mix.items()}}
+    length = max(1, num_samples // (options.batch_size or 1))
+    return ShardLoader(shares, split=split, transform=transform, epoch_batches=length, **vars(options))
 
 
 def _limits(

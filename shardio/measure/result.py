@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -98,6 +99,8 @@ class BenchResult:
     left_out: dict[LimitKind, str]
     """The reason for each limit that cannot be measured here."""
     loaders: list[LoaderSpeed]
+    mix: Mapping[str, str] = field(default_factory=dict)
+    """The shares of other sets that the loaders mix with this one, whose share is 1."""
 
     def gigabytes_per_second(self, speed: Speed) -> float:
         """Returns the speed in gigabytes per second, counting the stored bytes of the samples."""

@@ -164,6 +164,10 @@ class SplitSource(Protocol):
     @property
     def num_samples(self) -> int: ...
 
+    @property
+    def digest(self) -> str:
+        """The digest of the set."""
+
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         """Returns the opened split. `batches` are the sample indices of the first batches that will be read."""
 
@@ -194,6 +198,10 @@ class LocalSplit:
     @property
     def num_samples(self) -> int:
         return len(self._shards)
+
+    @property
+    def digest(self) -> str:
+        return self._shards.digest
 
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         return self._shards

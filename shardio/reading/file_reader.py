@@ -23,7 +23,7 @@ from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut
 from shardio.kernels import rowread
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import SplitLayout, StoredTable, as_rows
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import Reader
@@ -123,16 +123,17 @@ class FileReader(Reader):
         check_stored(rows, indices, table, self._layout.folder)
         return rows
 
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         if not len(indices):
             return
         table, rows = self._layout.table_of(name), as_rows(out)
         stored = self._stored(table, indices)
         chosen, again = _distinct(stored)
-        self._read_distinct(table, stored[chosen], chosen, rows)
+        lines = np.arange(len(indices)) if lines is None else lines
+        self._read_distinct(table, stored[chosen], lines[chosen], rows)
         if again is not None:
             to, first = again
-            rows[to] = rows[first]
+            rows[lines[to]] = rows[lines[first]]
 
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         found = np.empty(len(indices), np.uint32)
@@ -187,7 +188,9 @@ class FileReader(Reader):
             left += [(i, i + 1) for i in range(first + done, stop)]
         return left
 
-    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+    def copy_windows(
+        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
+    ) -> None:
         """Reads the lines of each picture that its window crosses, no others, and copies the windows out of them."""
         _, width, channels = self._layout.sample_shape
         stride, table = width * channels, self._layout.pixels
@@ -195,7 +198,8 @@ class FileReader(Reader):
         order = np.lexsort((starts, files))
         files = files[order]
         nbytes = windows.widths * channels
-        places = (windows.heights * nbytes).cumsum() - windows.heights * nbytes
+        if places is None:
+            places = (windows.heights * nbytes).cumsum() - windows.heights * nbytes
         starts = starts + windows.tops * stride + windows.lefts * channels
         numbers = np.stack([starts, windows.heights, nbytes, places], axis=1)[order]
         most = int(windows.heights.max()) * stride + 2 * self._alignment

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.format.layout import crc32
+from shardio.kernels.rowcopy import Places
 from shardio.order.rng import make_keys, uniform
 from shardio.reading.reader import BatchMemory, ReadCounts, Reader, Request
 from shardio.reading.shardset import ShardSet
@@ -26,27 +28,26 @@ from shardio.system.eager import warn_caller
 
 
 class GuardedReader(Reader):
-    """Wraps a reader and keeps damaged samples out of batches. Thread safe; `close` also closes `reader` and `second`.
+    """Wraps a reader and notices damaged samples. Thread safe; `close` also closes `reader` and `second`.
 
     - `second`: reads a sample again if its crc32 differs from the index. If None, no crc32 is compared
     - `skips`: if false, `read` raises the error of the first damaged sample: FormatError if its bytes do not match the
       index in two reads, or the error of `reader`. If true, `read` leaves the place of a damaged sample as it was, and
       `replace_damaged` fills it. Samples that `reader` cannot read (FormatError, or EIO after all attempts) count as
       damaged: the samples of a failed request are read one by one
-    - `seed`: draws the samples that replace damaged ones
     """
 
-    def __init__(self, reader: Reader, shards: ShardSet, *, second: Reader | None, skips: bool, seed: int) -> None:
+    def __init__(self, reader: Reader, shards: ShardSet, *, second: Reader | None, skips: bool) -> None:
         super().__init__()
         self.num_threads = reader.num_threads
         self._reader = reader
         self._shards = shards
         self._second = second
         self._skips = skips
-        self._seed = seed
-        # Each damaged sample, with what is wrong with it. Entries are added, never changed or removed. The text alone:
-        # an error would keep its frames, and these a batch.
-        self._damaged: dict[int, str] = {}
+        # The text alone: an error would keep its frames, and these a batch.
+        self.damaged: dict[int, str] = {}
+        """What is wrong with each damaged sample that was skipped, also of batches that were read ahead. Entries are
+        added, never changed or removed."""
         self._news: deque[str] = deque()
         self._rereads: list[None] = []  # one for each: a list can be appended to by any thread, and needs no lock
         self._closed = False
@@ -67,19 +68,15 @@ class GuardedReader(Reader):
     def will_read(self, request: Request) -> None:
         self._reader.will_read(request)
 
-    @property
-    def damaged(self) -> list[int]:
-        """The damaged samples that were skipped, in ascending order; also of batches that were read ahead."""
-        return sorted(self._damaged)
-
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        self._copy(name, indices, out)
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
+        self._copy(name, indices, out, lines)
         if self._second is None:
             return
         expected = self.array_crc32s(name, indices) if name else self.column_of("crc32", indices)
-        for number, (index, crc) in enumerate(zip(indices.tolist(), expected.tolist(), strict=True)):
-            one = out[number : number + 1]
-            if crc32(one) != crc and index not in self._damaged:
+        places = range(len(indices)) if lines is None else lines.tolist()
+        for line, index, crc in zip(places, indices.tolist(), expected.tolist(), strict=True):
+            one = out[line : line + 1]
+            if crc32(one) != crc and index not in self.damaged:
                 self._read_again(self._second, name, index, one, crc)
 
     def _read_again(self, second: Reader, name: str, index: int, out: NDArray[Any], expected: int) -> None:
@@ -106,24 +103,24 @@ class GuardedReader(Reader):
             f"how to repair it{way_out}"
         )
 
-    def _copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def _copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places) -> None:
         if not self._skips:
-            self._reader.copy(name, indices, out)
+            self._reader.copy(name, indices, out, lines)
             return
-        if self._damaged.keys().isdisjoint(indices.tolist()):
+        if self.damaged.keys().isdisjoint(indices.tolist()):
             try:
-                self._reader.copy(name, indices, out)
+                self._reader.copy(name, indices, out, lines)
                 return
             except (FormatError, OSError) as error:
                 if not _is_damage(error):
                     raise
         # At least one of them cannot be read. As an attempt at one may take seconds, known ones are not tried again.
-        for i, index in enumerate(indices.tolist()):
+        for i, line in enumerate(range(len(indices)) if lines is None else lines.tolist()):
             if self._closed:
                 raise RuntimeError("the loader was closed while samples were read one by one")
-            if index not in self._damaged:
+            if (index := int(indices[i])) not in self.damaged:
                 try:
-                    self._reader.copy(name, indices[i : i + 1], out[i : i + 1])
+                    self._reader.copy(name, indices[i : i + 1], out[line : line + 1])
                 except (FormatError, OSError) as error:
                     self._skip(index, error)
 
@@ -131,30 +128,8 @@ class GuardedReader(Reader):
         if not self._skips or not _is_damage(error):
             raise error
         text = str(error)
-        if self._damaged.setdefault(index, text) is text:  # else another thread found it at the same time
+        if self.damaged.setdefault(index, text) is text:  # else another thread found it at the same time
             self._news.append(f"sample {index} is damaged, and another takes its place: {error}")
-
-    def replace_damaged(self, epoch: int, memory: BatchMemory, size: int) -> None:
-        """Replaces the damaged samples of the batch in `memory`, which has `size` samples, with sound samples from it.
-
-        Seed, epoch and the damaged sample's index decide which sound sample is used. Raises FormatError if the batch
-        has no sound sample.
-        """
-        indices = memory.indices[:size]
-        if self._damaged.keys().isdisjoint(indices.tolist()):
-            return
-        damaged = np.isin(indices, list(self._damaged))
-        sound = np.flatnonzero(~damaged)
-        if not sound.size:
-            raise FormatError(
-                f"all {len(indices)} samples of a batch are damaged, so no sound sample can replace them. The first: "
-                f"{self._damaged[int(indices[0])]}"
-            )
-        (key,) = make_keys(b"shardio damage 1", self._seed, epoch, 1)
-        drawn = uniform(key, indices[damaged].astype(np.uint64))
-        chosen = sound[(drawn * sound.size).astype(np.int64)]
-        for part in (memory.images, memory.labels, *memory.more.values(), indices):
-            part[:size][damaged] = part[chosen]
 
     def warn(self) -> None:
         """Issues a RuntimeWarning for each damaged sample that was found since the last call, at the caller's line."""
@@ -174,6 +149,31 @@ class GuardedReader(Reader):
         self._reader.close()
         if self._second is not None:
             self._second.close()
+
+
+def replace_damaged(
+    damage: Callable[[], Mapping[int, str]], seed: int, epoch: int, memory: BatchMemory, size: int
+) -> None:
+    """Replaces the damaged samples of the batch in `memory`, which has `size` samples, with sound samples from it.
+
+    `damage` returns what is wrong with each damaged sample. Seed, epoch and the damaged sample's index decide which
+    sound sample is used. Raises FormatError if the batch has no sound sample.
+    """
+    indices, known = memory.indices[:size], damage()
+    if known.keys().isdisjoint(indices.tolist()):
+        return
+    damaged = np.isin(indices, list(known))
+    sound = np.flatnonzero(~damaged)
+    if not sound.size:
+        raise FormatError(
+            f"all {len(indices)} samples of a batch are damaged, so no sound sample can replace them. The first: "
+            f"{known[int(indices[0])]}"
+        )
+    (key,) = make_keys(b"shardio damage 1", seed, epoch, 1)
+    drawn = uniform(key, indices[damaged].astype(np.uint64))
+    chosen = sound[(drawn * sound.size).astype(np.int64)]
+    for part in (memory.images, memory.labels, *memory.more.values(), indices):
+        part[:size][damaged] = part[chosen]
 
 
 def _is_damage(error: Exception) -> bool:

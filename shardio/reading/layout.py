@@ -111,6 +111,11 @@ class SplitLayout:
         return self.manifest.sample_shape
 
     @property
+    def label_row(self) -> RowType | None:
+        """The type of a label; None if there are none."""
+        return self.content.label_row
+
+    @property
     def main_tables(self) -> tuple[str, ...]:
         """The names of the tables that make a sample: "" for the pixels, or all arrays of a set without pixels."""
         return ("",) if self.has_pixels else tuple(self.arrays)

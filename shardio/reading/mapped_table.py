@@ -13,7 +13,7 @@ from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
 from shardio.format.opening import check_not_cut, open_sized
-from shardio.kernels.rowcopy import Windows, copy_rows, copy_windows
+from shardio.kernels.rowcopy import Places, Windows, copy_rows, copy_windows
 from shardio.reading.layout import StoredTable, as_rows
 from shardio.reading.mapping import RowMapping, will_need
 from shardio.system.opening import OpenFile, open_regular
@@ -77,22 +77,34 @@ class MappedTable:
         row: NDArray[np.uint8] = self.rows[self.numbers(np.array([sample]))[0]]
         return row
 
-    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
-        """Copies the row of each sample into `out`, uint8 (len(indices), row_nbytes). The samples must exist.
+    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
+        """Copies the row of each sample into `out`, uint8 (len(indices), row_nbytes), or into these `lines` of it. The
+        samples must exist.
 
         A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
         file was truncated. `name` is what the message calls the row, by default `table.name`.
         """
         numbers = self.numbers(indices)
-        done = copy_rows(self.rows, numbers, out)
-        if done < len(indices):
-            self._insist(lambda done: copy_rows(self.rows, numbers[done:], out[done:]), indices, name, done)
+
+        def copy(done: int) -> int:
+            if lines is None:
+                return copy_rows(self.rows, numbers[done:], out[done:])
+            return copy_rows(self.rows, numbers[done:], out, lines=lines[done:])
+
+        if (done := copy(0)) < len(indices):
+            self._insist(copy, indices, name, done)
 
     def copy_windows(
-        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
+        self,
+        indices: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        windows: Windows,
+        shape: SampleShape,
+        places: Places = None,
     ) -> None:
         """Copies a window of each sample's picture into `out`, uint8 (n,), one after the other, as `copy` does.
 
+        With `places`, each window goes to the bytes of `out` from its place on.
         `shape` is (height, width, channels) of the pictures.
         """
         numbers = self.numbers(indices)
@@ -100,7 +112,9 @@ class MappedTable:
         ends = (windows.num_pixels * shape[2]).cumsum()
 
         def copy(done: int) -> int:
-            return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
+            if places is None:
+                return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
+            return copy_windows(images, numbers[done:], windows[done:], out, places=places[done:])
 
         if (done := copy(0)) < len(indices):
             self._insist(copy, indices, done=done)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.kernels.rowcopy import Windows
+from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import as_rows
 from shardio.reading.shardset import ShardSet
 from shardio.system.direct import aligned_empty
@@ -54,8 +54,12 @@ class Request:
     """The part of each picture that is read. None reads whole pictures."""
     ends: NDArray[np.int64] | None = None
     """The end of each window in bytes, if windows lie one after the other in memory: (B + 1,), beginning with 0."""
-    resample: Callable[[NDArray[np.uint8], slice, NDArray[Any]], None] | None = None
-    """Reading threads call resample(pixels of windows, slice of the batch, out); None leaves the windows as read."""
+    resample: Callable[[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]], None] | None = None
+    """Reading threads call resample(pixels of windows, which samples of the batch, memory of all images); None leaves
+    windows as they are read."""
+
+    order: NDArray[np.int64] | None = None
+    """Of a mixture, the numbers of the samples in the order in which they are read: sorted by set."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -87,44 +91,60 @@ class Reader:
         """Reads the samples `part` of the request into the same places of `memory`. Raises OSError if the storage
         fails, and FormatError if its files differ from the manifest."""
         indices = request.indices[part]
-        if not len(indices):
-            return
-        if request.windows is None:
-            if request.pixels:
-                self.copy("", indices, memory.images[part])
-        else:
-            self._read_windows(request, memory.images, part)
-        for name in request.arrays:
-            self.copy(name, indices, memory.more[name][part])
-        for name in request.columns:
-            memory.more[name][part] = self.column_of(name, indices)
-        if request.label:
-            memory.labels[part] = self.column_of("label", indices)
-        memory.indices[part] = indices
+        if len(indices):
+            self.read_samples(request, memory, np.arange(len(request))[part], indices)
+            memory.indices[part] = indices
 
-    def _read_windows(self, request: Request, images: NDArray[Any], part: slice) -> None:
+    def read_samples(
+        self, request: Request, memory: BatchMemory, numbers: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> None:
+        """Reads some samples: `numbers` are their places in the batch, ascending, and `indices` the samples of this
+        reader, which must exist."""
+        first, stop = int(numbers[0]), int(numbers[-1]) + 1
+        # Of adjacent samples, one after the other; or each to its line.
+        some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
+        if request.windows is not None:
+            self._read_windows(request, memory.images, numbers, indices)
+        elif request.pixels:
+            self.copy("", indices, memory.images[some], lines)
+        for name in request.arrays:
+            self.copy(name, indices, memory.more[name][some], lines)
+        for name in request.columns:
+            memory.more[name][numbers] = self.column_of(name, indices)
+        if request.label:
+            memory.labels[numbers] = self.column_of("label", indices)
+
+    def _read_windows(
+        self, request: Request, images: NDArray[Any], numbers: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> None:
         """Reads windows, and resamples a few at a time, while the processor's caches have them."""
-        windows, ends = request.windows, request.ends
+        windows, ends, resample = request.windows, request.ends, request.resample
         assert windows is not None
         assert ends is not None
-        start, stop, _ = part.indices(len(request))
-        if request.resample is None:
-            self.copy_windows(request.indices[part], windows[part], images[ends[start] : ends[stop]])
+        if resample is None:
+            self.copy_windows(indices, windows[numbers], images, ends[numbers])
             return
-        while start < stop:
+        nbytes = (ends[1:] - ends[:-1])[numbers].cumsum()
+        start = done = 0
+        while start < len(numbers):
             # At least one picture, however large.
-            some = slice(start, min(max(int(ends.searchsorted(ends[start] + _ROOM_NBYTES)) - 1, start + 1), stop))
-            pixels = thread_memory(int(ends[some.stop] - ends[start]), _ROOM_NBYTES)
-            self.copy_windows(request.indices[some], windows[some], pixels)
-            request.resample(pixels, some, images[some])
-            start = some.stop
+            stop = max(int(nbytes.searchsorted(done + _ROOM_NBYTES, side="right")), start + 1)
+            some = numbers[start:stop]
+            pixels = thread_memory(int(nbytes[stop - 1]) - done, _ROOM_NBYTES)
+            self.copy_windows(indices[start:stop], windows[some], pixels)
+            resample(pixels, some, images)
+            start, done = stop, int(nbytes[stop - 1])
 
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies each sample's value of the array `name`, or its pixels (""), into `out`. The samples must exist."""
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
+        """Copies each sample's value of the array `name`, or its pixels (""), into `out`, or into these `lines` of it.
+        The samples must exist."""
         raise NotImplementedError
 
-    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
-        """Copies one window of each sample's pixels into `out`, uint8 (n,), one after the other."""
+    def copy_windows(
+        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
+    ) -> None:
+        """Copies one window of each sample's pixels into `out`, uint8 (n,): one after the other, or to the bytes from
+        each of the `places` on."""
         raise NotImplementedError
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -180,17 +200,21 @@ class MappedReader(Reader):
         for name in tables:
             shards.expect_random_reads(name)
 
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
         if self._announced and not name:
             self._look_for(indices)
-        self._shards.mapped(name).copy(indices, as_rows(out))
-        self._count(out.nbytes)
+        rows = as_rows(out)
+        self._shards.mapped(name).copy(indices, rows, lines=lines)
+        self._count(len(indices) * rows.shape[1])
 
-    def copy_windows(self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8]) -> None:
+    def copy_windows(
+        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
+    ) -> None:
         if self._announced:
             self._look_for(indices)
-        self._shards.mapped().copy_windows(indices, out, windows, self._shards.sample_shape)
-        self._count(out.nbytes)
+        shape = self._shards.sample_shape
+        self._shards.mapped().copy_windows(indices, out, windows, shape, places)
+        self._count(out.nbytes if places is None else int(windows.num_pixels.sum()) * shape[2])
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         return self._shards.copy_column(name, indices)

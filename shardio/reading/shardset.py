@@ -308,6 +308,13 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """Returns the shard file of a sample that exists, and the sample's offset in that file."""
         return self.mapped().locate_one(sample)
 
+    def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Returns the heights and widths (B, 2) of pictures before they were squashed; None if they were not."""
+        if not self.content.squashed:
+            return None
+        columns = [self.copy_column(name, indices) for name in ("source_height", "source_width")]
+        return np.stack(columns, axis=1).astype(np.int64)
+
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns a copy of the labels of these samples, which must exist: int64 (B,), or float32 (B,) or (B, K).
 

@@ -91,7 +91,7 @@ def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int
     seen = [image[cut.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)]
     out = np.empty((COUNT, *cut.size, cut.num_channels), cut.dtype)
     for some in (slice(0, 1), slice(1, 5), slice(5, COUNT)):
-        cut.resample(np.concatenate(seen[some]), some, out[some])
+        cut.resample(np.concatenate(seen[some]), np.arange(COUNT)[some], out)
     found, targets, moved = cut.finish(torch.from_numpy(out).permute(0, 3, 1, 2), labels, **arrays)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found, whole[0])

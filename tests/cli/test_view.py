@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,30 @@ def test_replay_finds_the_batches_of_a_stream_with_repeats(out: Path, tmp_path: 
         ["--state", tmp_path / "state.json"],
     ):
         assert json.loads(called("replay", out, "--batch-size", 8, *words, "--json"))["indices"] == expected
+
+
+def test_replay_finds_the_batches_of_a_mixture(out: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(out, tmp_path / "same")
+    called("change", out, other, "--keep", "--random", "50%")
+    mixed = ["--mix", f"{other}=0.5"]
+    with ShardLoader({out: 2, other: 1}, 8, epoch_batches=3, seed=5, device="cpu", return_indices=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+        expected = next(iterator)[2].tolist()
+    for words in (
+        ["--seed", 5, "--step", 1, "--epoch-batches", 3, *mixed],
+        ["--state", tmp_path / "state.json", *mixed],
+    ):
+        told = json.loads(called("replay", out, "--batch-size", 8, *words, "--json"))
+        assert told["indices"] == expected
+    # A copy of the same set under another name has the same samples, and is found out.
+    assert_one_clear_error(
+        shardio("replay", out, "--batch-size", 8, "--mix", f"{tmp_path / 'same'}=1", "--epoch-batches", 3), 2, "once"
+    )
+    assert_one_clear_error(shardio("replay", out, "--batch-size", 8, "--mix", "other"), 2, "SET=SHARE")
+    assert_one_clear_error(shardio("replay", out, "--batch-size", 8, *mixed), 2, "epoch_batches")
 
 
 def test_replay_tells_a_table_and_draws_what_the_model_saw(out: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from shardio.conversion import claim
 from shardio.conversion import convert as converter
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.plan import Part
+from shardio.conversion.plan import PlanPart
 from shardio.conversion.report import ConvertReport, Progress, UnfinishedParts
 from shardio.errors import ConvertError
 
@@ -44,7 +44,7 @@ def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
 def test_parts_deal_everything_out_evenly() -> None:
     for count in range(1, 9):
         for length in range(20):
-            parts = [list(Part(number, count).of(range(length))) for number in range(1, count + 1)]
+            parts = [list(PlanPart(number, count).of(range(length))) for number in range(1, count + 1)]
             assert sorted(item for part in parts for item in part) == list(range(length))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

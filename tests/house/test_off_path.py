@@ -20,7 +20,7 @@ def test_random_combinations_deliver_what_the_reference_has_or_are_refused_for_a
 @pytest.mark.parametrize(
     ("careless", "told"),
     [
-        ("transform.TransformStep._sizes = lambda step, some: np.tile((24, 32), (len(some), 1))", "other images"),
+        ("shardset.ShardSet.source_sizes = lambda shards, some: np.tile((24, 32), (len(some), 1))", "other images"),
         ("draft.StoredRows.take = lambda self, samples: take(self, np.sort(samples))", "other"),
         ("transform.TransformStep._arrays = lambda self, more: {}", "other arrays"),
         ("merge._check_same_images = lambda *some: None", "not refused"),
@@ -33,6 +33,7 @@ from pathlib import Path
 import numpy as np
 import off_path
 from shardio.loading import pipeline, transform
+from shardio.reading import shardset
 from shardio.changes import draft, merge
 take = draft.StoredRows.take
 {careless}

@@ -167,7 +167,7 @@ next(suspended)
 def test_an_error_in_a_gather_thread_ends_the_script_with_its_traceback(start: Start) -> None:
     script = """
 from shardio.reading.reader import MappedReader
-def copy(reader, name, indices, out):
+def copy(reader, name, indices, *out):
     raise OSError(5, "the disk is gone")
 MappedReader.copy = copy
 for batch in ShardLoader(path, 4, device="cpu", num_threads=2):
@@ -204,10 +204,10 @@ def test_ctrl_c_while_it_waits_for_a_batch_ends_it(start: Start) -> None:
 from shardio.reading.reader import MappedReader
 go_on = threading.Event()
 copy = MappedReader.copy
-def slow(reader, name, indices, out):
+def slow(reader, name, indices, *out):
     print("ready", flush=True)
     go_on.wait()
-    copy(reader, name, indices, out)
+    copy(reader, name, indices, *out)
 MappedReader.copy = slow
 loader = ShardLoader(path, 4, device="cpu", num_threads=1)
 try:

@@ -42,7 +42,7 @@ class StandIn(Reader):
         assert name == "label"
         return indices * 3
 
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Any = None) -> None:
         self.before(indices)
         out[:] = indices.astype(np.uint8)[:, None, None, None]
 

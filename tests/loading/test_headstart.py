@@ -44,7 +44,7 @@ class StandIn(Reader):
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         return indices
 
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Any = None) -> None:
         self.begun.append(time.perf_counter())
         out[:] = 7
 

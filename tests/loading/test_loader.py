@@ -754,10 +754,10 @@ class FailingGather:
         self._copy = MappedReader.copy
         monkeypatch.setattr(MappedReader, "copy", lambda *arguments: self.copy(*arguments))
 
-    def copy(self, reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def copy(self, reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
         if self.sample in indices:
             self.read_from_a_lost_disk()
-        self._copy(reader, name, indices, out)
+        self._copy(reader, name, indices, *out)
 
     def read_from_a_lost_disk(self) -> None:
         raise OSError(5, "the disk is gone")
@@ -1010,12 +1010,12 @@ def test_an_interrupt_while_waiting_for_a_batch_arrives(loader_of: MakeLoader, m
     go_on = threading.Event()
     copy = MappedReader.copy
 
-    def slow(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def slow(reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
         if not go_on.is_set():
             wait_until_main_sleeps()  # in next(), for this batch
             os.kill(os.getpid(), signal.SIGUSR1)
         assert go_on.wait(DEADLINE_SECONDS)
-        copy(reader, name, indices, out)
+        copy(reader, name, indices, *out)
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise Interrupted

@@ -235,9 +235,9 @@ class Announced:
         self.events: list[tuple[str, tuple[int, ...]]] = []
         copy = MappedReader.copy
 
-        def noting(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        def noting(reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
             self.events.append(("read", tuple(indices.tolist())))
-            copy(reader, name, indices, out)
+            copy(reader, name, indices, *out)
 
         monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
         monkeypatch.setattr(MappedReader, "copy", noting)

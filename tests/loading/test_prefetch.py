@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -347,10 +348,10 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
         reader = loader._pipeline._reader
         copy = reader.copy
 
-        def failing(name: str, indices: np.ndarray, out: np.ndarray) -> None:
+        def failing(name: str, indices: np.ndarray, *out: Any) -> None:
             if 17 in indices:
                 raise OSError(5, "the disk is gone")
-            copy(name, indices, out)
+            copy(name, indices, *out)
 
         def all_gathered() -> None:
             """One thread serves batches in order: when this one is there, so are those that were asked for before."""

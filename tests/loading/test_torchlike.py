@@ -137,9 +137,15 @@ def test_the_loop_of_torchvisions_reference_finds_what_it_reads(loader_of: MakeL
 
 def test_every_argument_of_a_data_loader_is_named_with_what_to_use_instead(loader_of: MakeLoader) -> None:
     ours = {"num_workers": "num_threads=", "drop_last": "tail=", "generator": "seed=", "prefetch_factor": "prefetch="}
-    ours |= {"collate_fn": "transform=", "sampler": "indices= and weights=", "pin_memory": "leave it out"}
+    ours |= {
+        "num_replicas": "world_size=",
+        "num_samples": "epoch_batches=",
+        "collate_fn": "transform=",
+        "sampler": "indices= and weights=",
+        "pin_memory": "leave it out",
+    }
     for name in _INSTEAD:
-        with pytest.raises(TypeError, match=f"torch's DataLoader: {name}: .*{ours.get(name, '')}"):
+        with pytest.raises(TypeError, match=f"arguments of torch: {name}: .*{ours.get(name, '')}"):
             loader_of(**{name: None})
     with pytest.raises(TypeError, match=r"num_workers: use num_threads=.*; drop_last: use tail="):
         loader_of(num_workers=4, drop_last=True)

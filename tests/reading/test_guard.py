@@ -247,8 +247,8 @@ def test_a_fault_that_is_gone_when_the_sample_is_read_again_does_no_harm(
 ) -> None:
     copy = MappedReader.copy
 
-    def spoil(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        copy(reader, name, indices, out)
+    def spoil(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8], *lines: Any) -> None:
+        copy(reader, name, indices, out, *lines)
         for place in np.flatnonzero(np.isin(indices, [3, 30])):
             out[place, 0, 0, 0] ^= 64
 
@@ -263,10 +263,10 @@ def test_a_fault_that_is_gone_when_the_sample_is_read_again_does_no_harm(
 
 def test_a_sample_is_read_again_past_the_page_cache_where_that_works(path: Path, loader_of: MakeLoader) -> None:
     loader = loader_of("mmap")
-    assert loader._pipeline._guard is not None
-    assert isinstance(loader._pipeline._guard._second, FileReader)
+    ((_, guard),) = loader._pipeline._guards
+    assert isinstance(guard._second, FileReader)
     possible = direct_alignment(path / "train-00000.npy") is not None
-    assert loader._pipeline._guard._second.name == ("direct" if possible else "pread")
+    assert guard._second.name == ("direct" if possible else "pread")
 
 
 # --- on_damage="skip" ------------------------------------------------------------------------------------------------
@@ -371,9 +371,9 @@ def test_what_was_found_damaged_is_not_asked_for_again(
     asked: list[int] = []
     copy = MappedReader.copy
 
-    def noting(reader: MappedReader, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def noting(reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
         asked.extend(indices.tolist())
-        copy(reader, name, indices, out)
+        copy(reader, name, indices, *out)
 
     monkeypatch.setattr(MappedReader, "copy", noting)
     change(path, 21)  # mended: but batches under way must agree, so that a new loader is needed
@@ -534,12 +534,13 @@ def test_replacing_touches_nothing_but_the_places_of_damaged_samples(path: Path,
     """Behind a short batch the slot holds what it held."""
     change(path, 46)
     loader = loader_of(on_damage="skip", shuffle=False)
-    assert loader._pipeline._guard is not None
     with pytest.warns(RuntimeWarning, match="sample 46"):
         list(loader)
     slot = Slot(np.arange(4 * NBYTES).astype(np.uint8).reshape(4, *SHAPE), np.arange(4), np.array([46, 3, 5, 46]))
     images = slot.images.copy()
-    loader._pipeline._guard.replace_damaged(0, slot, 3)
+    replace = loader._pipeline.last_step(0)
+    assert replace is not None
+    replace(slot, 3)
     assert slot.indices.tolist()[1:] == [3, 5, 46]
     assert slot.indices[0] in (3, 5)
     assert slot.labels.tolist()[1:] == [1, 2, 3]

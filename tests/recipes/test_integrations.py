@@ -23,7 +23,7 @@ from documents import BATCH_SIZE, BLOCKS, RECORDER
 from pictures import sample_pixels
 from starts import Starts, starting
 
-from shardio import ShardDataset, ShardLoader, ShardWriter
+from shardio import Part, ShardDataset, ShardLoader, ShardWriter
 
 SHAPE = (6, 5, 3)
 # 16 batches of 32 and a rest; the validation's last batch on two ranks is one sample, and none.
@@ -152,6 +152,30 @@ def test_under_torchrun_it_goes_on_exactly_after_being_killed_and_the_models_sta
     check_resumed(RECORDER + block + keep, 2, 3, partial(run_by_torchrun, starts, ranks=2), first)
     first, second = (torch.load(f"model-{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_under_torchrun_a_mixture_goes_on_exactly_on_another_number_of_ranks(reader: Path, starts: Starts) -> None:
+    (block,) = BLOCKS["torch DDP"]
+    mixed = "[Part('out/', 3), Part('out/', 1, split='val')]"
+    for old, new in {
+        'ShardLoader("out/", batch_size=32)': f"ShardLoader({mixed}, 96 // dist.get_world_size(), epoch_batches=10)",
+        "import ShardLoader": "import Part, ShardLoader",
+        "loader.shards[0].image.size": "loader.shards.sets[0][0].image.size",
+        "(images, labels)": "(images, labels, more)",
+    }.items():
+        assert block.count(old) == 1
+        block = block.replace(old, new)
+    assert run_forked(starts, RECORDER + block + LAST, ranks=2, STOP_AFTER="16").returncode != 0
+    kept = [trained_on(rank) for rank in range(2)]
+    succeed(run_by_torchrun(starts, RECORDER + block + LAST, 3))
+    rest = [trained_on(rank) for rank in range(3)]
+    together = [[sum(parts, []) for parts in zip(*ranks, strict=True)] for ranks in (kept, rest)]  # noqa: RUF017
+    saved = 2 * 10 - len(together[1])
+    assert 10 < saved < 16, "the resumed run did not begin in mid-epoch"
+    parts = [Part("out/", 3), Part("out/", 1, split="val")]
+    with ShardLoader(parts, 96, epoch_batches=10, device="cpu") as loader:
+        expected = [labels.tolist() for _ in range(EPOCHS) for _, labels, _ in loader]
+    assert [*together[0][:saved], *together[1]] == expected
 
 
 def test_the_mean_loss_of_an_empty_batch_is_not_a_number(reader: Path) -> None:

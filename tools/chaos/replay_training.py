@@ -99,10 +99,10 @@ def train(run: Run) -> None:
                 loader.set_epoch(run.epoch)
                 if state is not None:
                     loader.load_state_dict(state)
-                keys = loader.shards.index["key"]
                 before = {**loader.state_dict(), "epoch": run.epoch} if state is None else loader.state_dict()
                 for step, (images, labels, indices) in zip(range(run.steps), loader, strict=False):
-                    named = [key.decode() for key in keys[indices.numpy()].tolist()]
+                    keys = loader.shards.column_of("key", indices.numpy())
+                    named = [key.decode() for key in keys.tolist()]
                     line = Received(rank, step, before, named, sha256_of(images, labels))
                     log.write(json.dumps(asdict(line)) + "\n")
                     before = loader.state_dict()

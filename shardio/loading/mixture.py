@@ -1,0 +1,155 @@
+"""Mixtures: sets that a loader reads together, each in its share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardio.augment.checks import check_choice
+from shardio.cache.cached_split import open_source
+from shardio.format.layout import LABEL_ROW
+from shardio.order.mixture import Component, MixedOrder, Number, Stretch, lowest_terms
+from shardio.order.orders import Shuffle, make_order
+from shardio.order.permutation import VERSION
+from shardio.order.rng import make_keys
+from shardio.order.schedule import Schedule, Scheduled, as_schedule
+from shardio.reading.mixed import MixedSet, MixedSource
+from shardio.reading.shardset import ShardSet
+
+Classes = Literal["same", "join", "stored"]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One set of a mixture, and its share of the samples.
+
+    path: the set: a folder, a name in the catalogue, or a URL if the loader has a `cache`.
+    share: a number of at least 0, in relation to the shares of the other sets. 0 rests: the set keeps its place. Or a
+        `Schedule` of shares.
+    split: the split to read; by default that of the loader.
+    digest: the digest that the set must have, as for ShardLoader.
+    indices: the samples to read instead of all.
+    """
+
+    path: str | os.PathLike[str]
+    share: Scheduled[Number] = 1
+    split: str | None = None
+    digest: str | None = None
+    indices: ArrayLike | None = None
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sets to read together, in given shares: `Mixture({"photos/": 3, "drawn/": 1})` has three photos to a drawing.
+
+    parts: a dict from path to share, or a list of `Part`. ShardLoader takes either in place of a Mixture.
+    classes: "same" demands the same classes of all sets. "join" numbers the classes of all sets by name, as
+        `shardio merge` does. "stored" leaves labels as they are, whatever they mean in each set.
+    """
+
+    parts: Mapping[str, Scheduled[Number]] | Sequence[Part]
+    classes: Classes = "same"
+
+    def __post_init__(self) -> None:
+        check_choice("classes", self.classes, Classes)
+        parts = self.parts
+        found = [Part(path, share) for path, share in parts.items()] if isinstance(parts, Mapping) else list(parts)
+        if not found or not all(isinstance(part, Part) for part in found):
+            raise ValueError(f"a mixture must be a dict from path to share, or a list of Part; found {parts!r:.200}")
+        object.__setattr__(self, "parts", tuple(found))
+
+
+Path: TypeAlias = str | os.PathLike[str] | Mapping[str, Scheduled[Number]] | Sequence[Part] | Mixture
+
+
+def as_mixture(path: Path) -> Mixture | None:
+    """Returns the mixture that the first argument of ShardLoader is; None if it is a path."""
+    if isinstance(path, (str, os.PathLike)):
+        return None
+    return path if isinstance(path, Mixture) else Mixture(path)
+
+
+def open_mixture(
+    mixture: Mixture,
+    split: str,
+    cache: str | os.PathLike[str] | None,
+    shuffle: Shuffle,
+    seed: int,
+    epoch_batches: int | None,
+) -> tuple[MixedSource, MixedOrder, Schedule[tuple[int, ...]]]:
+    """Returns (source, order, shares by batch) of a mixture. `split` is that of parts which name none."""
+    parts = [part for part in mixture.parts if isinstance(part, Part)]  # which they all are
+    each: list[Schedule[Number]] = [as_schedule("share", part.share, epoch_batches) for part in parts]
+    starts = sorted({start for one in each for start in one.values})
+    by_start = {start: lowest_terms([one.at(start) for one in each]) for start in starts}
+    with contextlib.ExitStack() as stack:
+        sources, components, start = [], [], 0
+        for part in parts:
+            source = open_source(part.path, part.split or split, cache, part.digest)
+            stack.callback(source.close)
+            sources.append(source)
+            # Keyed by what the set is, so that sets of one size differ, and each keeps its order beside any others.
+            plain = make_order(source.num_samples, indices=part.indices, shuffle=shuffle, seed=seed)
+            identity = {"digest": source.digest, "split": part.split or split, **plain.describe()}
+            name = f"shardio part {VERSION} {identity['digest']} {identity['split']} {identity.get('indices', '')}"
+            (own,) = make_keys(name.encode(), seed, 0, 1)
+            order = make_order(source.num_samples, indices=part.indices, shuffle=shuffle, seed=int(own))
+            components.append(Component(identity, order, start))
+            start += source.num_samples
+        for number, one in enumerate(components):
+            if one.identity in [other.identity for other in components[:number]]:
+                raise ValueError(
+                    f"{parts[number].path}: expected each set once in a mixture, found the same samples twice: give it "
+                    "one part, with the sum of the shares"
+                )
+        mixed = MixedSource(sources, partial(_join, classes=mixture.classes))
+        stack.pop_all()
+    # In an order of their own: that of the arguments does not matter to the stream.
+    ranks = sorted(range(len(parts)), key=lambda number: json.dumps(components[number].identity, sort_keys=True))
+    shares = Schedule({start: tuple(found[number] for number in ranks) for start, found in by_start.items()})
+    order = MixedOrder(
+        tuple(components[number] for number in ranks), seed, (Stretch(0, shares.at(0), (0,) * len(parts)),)
+    )
+    return mixed, order, shares
+
+
+def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
+    """Raises ValueError if the samples of the sets cannot be in one batch."""
+    first = sets[0]
+    for one in sets[1:]:
+        for what, mine, theirs in (
+            ("samples of shape", first.manifest.sample_shape, one.manifest.sample_shape),
+            ("labels", first.label_row, one.label_row),
+        ):
+            if mine != theirs:
+                raise ValueError(
+                    f"{one.path}, {one.split}: expected {what} {mine}, like {first.path}, {first.split}, found {theirs}"
+                )
+        if classes == "same" and one.classes != first.classes:
+            raise ValueError(
+                f"{one.path}: expected the classes of {first.path}, found others. Join them by name, "
+                '`Mixture(..., classes="join")`, or leave labels as they are, `classes="stored"`'
+            )
+    if classes == "join" and first.label_row != LABEL_ROW:
+        raise ValueError(f'{first.path}: classes="join" is for labels that are class numbers; found {first.label_row}')
+    if classes != "join":
+        same = all(one.classes == first.classes for one in sets)
+        return MixedSet(sets, first.classes if same else (), first.class_names if same else (), [None] * len(sets))
+    for one in sets:
+        if not one.classes:
+            raise ValueError(f"{one.path}: expected a set with named classes to join by name, found one without")
+    number = {name: i for i, name in enumerate(dict.fromkeys(name for one in sets for name in one.classes))}
+    called: dict[str, str] = {}
+    for one in sets:
+        for name, people in zip(one.classes, one.class_names, strict=True):
+            called.setdefault(name, people)
+    relabel: list[NDArray[np.int64] | None] = [np.array([number[name] for name in one.classes]) for one in sets]
+    return MixedSet(sets, tuple(number), tuple(called[name] for name in number), relabel)

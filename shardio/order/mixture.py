@@ -1,0 +1,250 @@
+"""The order of a mixture: sets read together in fixed shares, position -> (set, sample), for any number of ranks.
+
+Shares are whole numbers, so the sets take turns with a period of their sum. Within it, Tijdeman's algorithm (R.
+Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980) puts each set where it belongs: after any
+number of positions n, a set with the share p has had n * p samples to within one. Then neighbours change places where
+this stays true, drawn by the seed.
+
+Users rely on the order: a change of a single number here needs a new VERSION of `shardio.order.permutation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.orders import Endless, Order
+from shardio.order.permutation import MAX_N, VERSION, check_below, divide
+from shardio.order.rng import make_keys, random_bits
+
+MAX_TOTAL = 1 << 14
+"""The most that shares may sum up to, in lowest terms: a period is computed when a mixture is made."""
+
+Number = int | float | Fraction
+
+
+def lowest_terms(shares: Sequence[Number]) -> tuple[int, ...]:
+    """Returns shares in the same ratio as whole numbers; a float counts as the decimal that it is written as.
+
+    Raises ValueError unless shares are at least 0, not all 0, and their sum in lowest terms is at most MAX_TOTAL.
+    """
+    try:
+        exact = [Fraction(str(share)) for share in shares]
+    except ValueError:
+        exact = []
+    if not exact or min(exact) < 0 or not any(exact):
+        raise ValueError(f"shares must be numbers of at least 0, not all 0; found {list(shares)}")
+    unit = math.lcm(*(share.denominator for share in exact))
+    whole = [int(share * unit) for share in exact]
+    divisor = math.gcd(*whole)
+    if (total := sum(whole) // divisor) > MAX_TOTAL:
+        raise ValueError(
+            f"shares must have a sum of at most {MAX_TOTAL:,} in lowest terms; found {total:,}: round {list(shares)}"
+        )
+    return tuple(share // divisor for share in whole)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Which set each position of a period belongs to, for sets with these shares, in lowest terms."""
+
+    shares: tuple[int, ...]
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.shares)
+
+    @cached_property
+    def sets(self) -> NDArray[np.int64]:
+        """The set of each position, over an even number of positions: one period, or two."""
+        shares, total = np.array(self.shares, np.int64), self.total
+        there = np.flatnonzero(shares)
+        margin = max(1, 2 * len(there) - 2)
+        found = np.zeros(len(shares), np.int64)
+        sets = np.empty(total, np.int64)
+        for place in range(total):
+            # In units of 1 / total: how far each set lags behind its share, this position included.
+            lag = (place + 1) * shares[there] - total * found[there]
+            deadline = np.where(lag * margin >= total, ((total - lag) * margin - total) / shares[there], np.inf)
+            sets[place] = there[deadline.argmin()]
+            found[sets[place]] += 1
+        return np.tile(sets, 1 + total % 2)
+
+    @cached_property
+    def ordinals(self) -> NDArray[np.int64]:
+        """How often the set of each position came before."""
+        ordinals = np.empty_like(self.sets)
+        for number in range(len(self.shares)):
+            some = np.flatnonzero(self.sets == number)
+            ordinals[some] = np.arange(len(some))
+        return ordinals
+
+    @cached_property
+    def may_change(self) -> NDArray[np.bool_]:
+        """Whether positions 2k and 2k + 1 may change places: between them, both sets keep to their shares."""
+        first, second = self.sets[::2], self.sets[1::2]
+        shares, total = np.array(self.shares, np.int64), self.total
+        num_positions = np.arange(1, len(self.sets), 2)
+        # In units of 1 / total, how far each would be ahead of, or behind, its share.
+        ahead = (self.ordinals[1::2] + 1) * total - num_positions * shares[second]
+        behind = num_positions * shares[first] - self.ordinals[::2] * total
+        free: NDArray[np.bool_] = (first != second) & (ahead < total) & (behind < total)
+        return free
+
+
+class Component(NamedTuple):
+    """One set of a mixture. `identity` is everything that its own order depends on, as JSON values, with its digest."""
+
+    identity: Mapping[str, Any]
+    order: Order
+    start: int
+    """The index of its first sample among the samples of all sets."""
+
+
+class Stretch(NamedTuple):
+    """A stretch of the stream: from position `start` on, with these `shares`, after `before` samples of each set."""
+
+    start: int
+    shares: tuple[int, ...]
+    before: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class MixedOrder:
+    """An endless order of the samples of several sets. Each set follows its own order, one epoch after the other.
+
+    Sample indices number the samples of all sets. The stretches are in ascending order, and the first begins where the
+    stream is read from, or before. Raises ValueError for a position before it.
+    """
+
+    components: tuple[Component, ...]
+    seed: int
+    stretches: tuple[Stretch, ...]
+    _key: np.uint64 = field(init=False, repr=False)
+    num_samples = MAX_N
+    redraws = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_key", make_keys(b"shardio turns %d" % VERSION, self.seed, 0, 1)[0])
+
+    @cached_property
+    def _turns(self) -> list[Turns]:
+        return [Turns(stretch.shares) for stretch in self.stretches]
+
+    @cached_property
+    def _orders(self) -> list[Endless]:
+        return [Endless(component.order) for component in self.components]
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        positions = check_below(MAX_N, positions)
+        sets, ordinals = self.locate(positions)
+        indices = np.empty_like(positions)
+        for number in np.flatnonzero(np.bincount(sets, minlength=len(self.components))).tolist():
+            some = np.flatnonzero(sets == number)
+            indices[some] = self._orders[number](0, ordinals[some]) + self.components[number].start
+        return indices
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns (set, how many samples of the set come before) of each position. Does not check positions."""
+        starts = [stretch.start for stretch in self.stretches]
+        if len(positions) and positions.min() < starts[0]:
+            raise ValueError(
+                f"positions must be from {starts[0]}, where the shares are known from; found {positions.min()}"
+            )
+        if len(starts) == 1:
+            return self._locate(0, positions)
+        which = np.searchsorted(starts, positions, side="right") - 1
+        sets, ordinals = np.empty_like(positions), np.empty_like(positions)
+        for number in np.unique(which).tolist():
+            some = np.flatnonzero(which == number)
+            sets[some], ordinals[some] = self._locate(number, positions[some])
+        return sets, ordinals
+
+    def _locate(self, number: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        stretch, turns = self.stretches[number], self._turns[number]
+        period, place = divide(positions - stretch.start, np.int64(len(turns.sets)))
+        pair = place >> 1
+        # The counter is the first position of the pair, which no other pair of the stream has.
+        drawn = random_bits(self._key, (positions - (place & 1)).astype(np.uint64)) & np.uint64(1)
+        place ^= turns.may_change[pair] & drawn.astype(bool)
+        sets = turns.sets[place]
+        each = np.array(stretch.shares) * (len(turns.sets) // turns.total)
+        return sets, turns.ordinals[place] + period * each[sets] + np.array(stretch.before)[sets]
+
+    def delivered(self, position: int) -> tuple[int, ...]:
+        """Returns how many samples of each set the positions before `position` have, since the stream began."""
+        number = max(i for i, stretch in enumerate(self.stretches) if stretch.start <= position)
+        stretch, turns = self.stretches[number], self._turns[number]
+        periods, rest = divmod(position - stretch.start, len(turns.sets))
+        first = position - rest
+        sets, _ = self._locate(number, np.arange(first, position))
+        each, some = len(turns.sets) // turns.total, np.bincount(sets, minlength=len(self.components)).tolist()
+        return tuple(
+            before + periods * each * share + more
+            for before, share, more in zip(stretch.before, stretch.shares, some, strict=True)
+        )
+
+    def with_shares(self, changes: Mapping[int, tuple[int, ...]], position: int = 0) -> MixedOrder:
+        """Returns the order with other shares from given positions on. What comes before `position` is left as it is,
+        and what this order has planned behind it is forgotten."""
+        kept = tuple(stretch for stretch in self.stretches if stretch.start <= position)
+        order = MixedOrder(self.components, self.seed, kept)
+        for start, shares in sorted(changes.items()):
+            if shares != order.stretches[-1].shares:
+                stretch = Stretch(start, shares, order.delivered(start))
+                same = tuple(one for one in order.stretches if one.start < start)
+                order = MixedOrder(self.components, self.seed, (*same, stretch))
+        return order
+
+    def describe(self) -> dict[str, Any]:
+        return {"seed": self.seed, "endless": True}
+
+    def describe_at(self, position: int) -> dict[str, Any]:
+        """Returns the stretch at a position as JSON values, which `resumed` takes."""
+        stretch = max(one for one in self.stretches if one.start <= position)
+        sets = [
+            {**component.identity, "share": share, "before": before}
+            for component, share, before in zip(self.components, stretch.shares, stretch.before, strict=True)
+        ]
+        return {"since": stretch.start, "sets": sets}
+
+    def resumed(self, told: Mapping[str, Any], position: int, now: tuple[int, ...]) -> MixedOrder:
+        """Returns the order of a stream that had come to `position` with what `describe_at` has told then.
+
+        Sets that both have go on where they were, from now on with the shares `now`; sets that were added begin. Raises
+        ValueError for anything else than such JSON values, and if sets were added and others are missing: then the
+        content of one has changed.
+        """
+        since, sets = told.get("since"), told.get("sets")
+        try:
+            if type(since) is not int or not 0 <= since <= position <= MAX_N:
+                raise ValueError
+            old = [dict(one) for one in sets]  # type: ignore[union-attr]
+            shares, before = (tuple(one.pop(name) for one in old) for name in ("share", "before"))
+            integers = all(type(n) is int and 0 <= n <= MAX_N for n in (*shares, *before))
+            if not integers or lowest_terms(shares) != shares:
+                raise ValueError
+        except (TypeError, ValueError, KeyError, AttributeError):
+            expected = "a number `since`, and `sets` with `share` and `before`"
+            raise ValueError(f"the state of a mixture must have {expected}; found {told!r:.200}") from None
+        mine = [dict(component.identity) for component in self.components]
+        gone, new = [one for one in old if one not in mine], [one for one in mine if one not in old]
+        if gone and new:
+            raise ValueError(
+                f"the state belongs to other sets: it has {gone[0]!r:.200}, and this mixture has {new[0]!r:.200}. Sets "
+                "may be added or left out, but not both at a time: a set whose content has changed is another set"
+            )
+        then = Stretch(since, shares, before)
+        if old == mine and shares == now:
+            return MixedOrder(self.components, self.seed, (then,))
+        nowhere = tuple(Component(one, self.components[0].order, 0) for one in old)
+        had = MixedOrder(nowhere, self.seed, (then,)).delivered(position)
+        kept = tuple(had[old.index(one)] if one in old else 0 for one in mine)
+        return MixedOrder(self.components, self.seed, (Stretch(position, now, kept),))

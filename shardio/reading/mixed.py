@@ -1,0 +1,217 @@
+"""Several splits read as one: the samples of each follow those of the one before. What a mixture reads from."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.format.layout import RowType, SampleShape
+from shardio.reading.choose import SplitSource
+from shardio.reading.reader import BatchMemory, ReadCounts, Reader, Request
+from shardio.reading.sample import captions_of
+from shardio.reading.shardset import ShardSet
+
+SOURCE = "source"
+"""The column of a mixture's batches that says which set a sample comes from, counted from 0."""
+
+
+class MixedSet:
+    """The samples of several splits, numbered one after the other: as far as a loader needs them, like a ShardSet.
+
+    `relabel` has the number of each label among `classes`, for each split; None leaves labels as they are stored. Any
+    number of threads may read.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[ShardSet],
+        classes: tuple[str, ...],
+        class_names: tuple[str, ...],
+        relabel: Sequence[NDArray[np.int64] | None],
+    ) -> None:
+        self.sets = tuple(sets)
+        self.classes = classes
+        self.class_names = class_names or classes
+        self.relabel = tuple(relabel)
+        self.starts = np.array([0, *accumulate(map(len, sets))])
+        self.path = " + ".join(str(one.path) for one in sets)
+        self.split = " + ".join(dict.fromkeys(one.split for one in sets))
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def has_pixels(self) -> bool:
+        return self.sets[0].has_pixels
+
+    @property
+    def sample_shape(self) -> SampleShape:
+        return self.sets[0].sample_shape
+
+    @property
+    def label_row(self) -> RowType | None:
+        return self.sets[0].label_row
+
+    def parts_of(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields (set, where its samples are among `indices`, their numbers in the set) for each set that has some."""
+        which = self.sources_of(indices)
+        for number in np.flatnonzero(np.bincount(which, minlength=len(self.sets))).tolist():
+            some = np.flatnonzero(which == number)
+            yield number, some, indices[some] - self.starts[number]
+
+    def sources_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns which set each sample belongs to."""
+        return np.searchsorted(self.starts, indices, side="right") - 1
+
+    def from_each(
+        self, indices: NDArray[np.int64], get: Callable[[int, NDArray[np.int64]], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Returns get(set, numbers in the set) for the samples of each set, put together in the order of `indices`."""
+        found = [(some, get(number, local)) for number, some, local in self.parts_of(indices)]
+        if not found:
+            return get(0, indices)
+        out = np.empty((len(indices), *found[0][1].shape[1:]), np.result_type(*(values for _, values in found)))
+        for some, values in found:
+            out[some] = values
+        return out
+
+    def joined(self, number: int, labels: NDArray[Any]) -> NDArray[Any]:
+        """Returns labels of a set as labels of the mixture."""
+        table = self.relabel[number]
+        return labels if table is None else table[labels]
+
+    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the labels of samples. See `ShardSet.labels_of`."""
+        return self.from_each(indices, lambda number, some: self.joined(number, self.sets[number].labels_of(some)))
+
+    @cached_property
+    def labels(self) -> NDArray[Any]:
+        """All labels in order."""
+        return self.labels_of(np.arange(len(self)))
+
+    def values_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the values of an array. See `ShardSet.values_of`."""
+        return self.from_each(indices, lambda number, some: self.sets[number].values_of(name, some))
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a column of the index. See `ShardSet.column_of`."""
+        return self.from_each(indices, lambda number, some: self.sets[number].column_of(name, some))
+
+    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Copies samples into `out`. See `ShardSet.gather`."""
+        for number, some, local in self.parts_of(indices):
+            pixels = np.empty((len(some), *self.sample_shape), np.uint8)
+            self.sets[number].gather(local, pixels)
+            out[some] = pixels
+
+    def captions(self, indices: Sequence[int] | NDArray[np.int64]) -> list[str]:
+        """Returns a caption for each sample. See `ShardSet.captions`."""
+        numbers = np.asarray(indices)
+        labels = [None] * len(numbers) if self.label_row is None else self.labels_of(numbers).tolist()
+        return captions_of(numbers.tolist(), labels, self.column_of("key", numbers), self.class_names)
+
+    def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Returns the sizes of pictures before they were squashed. See `ShardSet.source_sizes`."""
+        if not any(one.content.squashed for one in self.sets):
+            return None
+
+        def sizes(number: int, some: NDArray[np.int64]) -> NDArray[np.int64]:
+            found = self.sets[number].source_sizes(some)
+            return np.tile(np.array(self.sample_shape[:2]), (len(some), 1)) if found is None else found
+
+        return self.from_each(indices, sizes)
+
+
+AnySet: TypeAlias = ShardSet | MixedSet
+
+
+class MixedReader(Reader):
+    """Reads the samples of a MixedSet by a reader for each of its sets. Thread safe."""
+
+    def __init__(self, shards: MixedSet, readers: Sequence[Reader]) -> None:
+        super().__init__()
+        self._shards = shards
+        self._readers = tuple(readers)
+        self.num_threads = max(reader.num_threads for reader in readers)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return ", ".join(dict.fromkeys(reader.name for reader in self._readers))
+
+    @property
+    def whole_lines(self) -> int:
+        return max(reader.whole_lines for reader in self._readers)
+
+    def read(self, request: Request, memory: BatchMemory, part: slice) -> None:
+        """See `Reader.read`. The parts of a batch are of its samples sorted by set, so that each has few sets."""
+        assert request.order is not None
+        numbers = request.order[part]
+        indices = request.indices[numbers]
+        for number, some, local in self._shards.parts_of(indices):
+            mine = numbers[some]
+            self._readers[number].read_samples(request, memory, mine, local)
+            if request.label:
+                memory.labels[mine] = self._shards.joined(number, memory.labels[mine])
+            memory.more[SOURCE][mine] = number
+        memory.indices[numbers] = indices
+
+    def begin_epoch(self) -> bool:
+        announced = [reader.begin_epoch() for reader in self._readers]  # of each, and not only up to the first
+        return any(announced)
+
+    def will_read(self, request: Request) -> None:
+        for number, some, local in self._shards.parts_of(request.indices):
+            windows = None if request.windows is None else request.windows[some]
+            self._readers[number].will_read(replace(request, indices=local, windows=windows, ends=None))
+
+    def counts(self) -> ReadCounts:
+        return ReadCounts(*map(sum, zip(*(reader.counts() for reader in self._readers), strict=True)))
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for reader in self._readers:
+                stack.callback(reader.close)
+
+
+class MixedSource:
+    """The sources of a mixture's splits, which does for all of them what a SplitSource does for one.
+
+    `join` makes a MixedSet of the opened splits.
+    """
+
+    def __init__(self, sources: Sequence[SplitSource], join: Callable[[Sequence[ShardSet]], MixedSet]) -> None:
+        self.sources = tuple(sources)
+        self._join = join
+
+    def open(self, batches: Iterable[NDArray[np.int64]]) -> MixedSet:
+        ends = [*accumulate(source.num_samples for source in self.sources)]
+        sets = []
+        for source, end, some in zip(self.sources, ends, itertools.tee(batches, len(ends)), strict=True):
+            start = end - source.num_samples
+            mine = (batch[(batch >= start) & (batch < end)] - start for batch in some)
+            sets.append(source.open(mine))
+        return self._join(sets)
+
+    def describe(self) -> dict[str, Any]:
+        """See `SplitSource.describe`. `staging` is a list, with an entry for each set."""
+        told = [source.describe() for source in self.sources]
+        staging = [one["staging"] for one in told]
+        reasons = dict.fromkeys(one["io_reason"] for one in told)
+        return {"io_reason": "; ".join(reasons), "staging": staging if any(staging) else None}
+
+    def stop(self) -> None:
+        for source in self.sources:
+            source.stop()
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for source in self.sources:
+                stack.callback(source.close)

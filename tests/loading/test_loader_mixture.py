@@ -1,0 +1,292 @@
+"""Loaders of mixtures: the samples that the order says, from the sets that have them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio import Mixture, Part, ShardLoader, ShardWriter, open_shards
+from shardio.augment import Compose, HorizontalFlip, RandomResizedCrop
+from shardio.errors import FormatError
+
+SHAPE = (20, 16, 3)
+CROPPED = Compose([RandomResizedCrop(12), HorizontalFlip()])
+COUNTS = {"photos": 57, "drawn": 23, "few": 5}
+SHARES = {"photos": 10, "drawn": 5, "few": 1}
+
+Write = Callable[..., Path]
+Open = Callable[..., ShardLoader]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sets with the same classes, and a mask for each sample."""
+    folder = tmp_path_factory.mktemp("mixture")
+    for name, count in COUNTS.items():
+        write(folder / name, count)
+    return folder
+
+
+def write(out: Path, count: int, classes: tuple[str, ...] = ("cat", "dog"), **options: Any) -> Path:
+    rng = np.random.default_rng(count)
+    arrays = {"mask": ("mask", "uint8", SHAPE[:2])}
+    options = {
+        "classes": classes,
+        "shard_nbytes": 4096 + 10 * 960,
+        "arrays": arrays,
+        "columns": {"score": float},
+    } | options
+    with ShardWriter(out, SHAPE, **options) as writer:
+        for number in range(count):
+            image = rng.integers(0, 256, SHAPE, dtype=np.uint8)
+            more = {"mask": image[..., 0]} if options["arrays"] else {}
+            label = number % max(1, len(classes))
+            writer.append(image, label, key=f"{out.name}/{number}", columns={"score": number / 8}, **more)
+    return out
+
+
+@pytest.fixture
+def mixed(folder: Path) -> Iterator[Open]:
+    opened: list[ShardLoader] = []
+
+    def make(batch_size: int = 16, shares: Any = None, **options: Any) -> ShardLoader:
+        sets = {str(folder / name): share for name, share in SHARES.items()} if shares is None else shares
+        options = {"epoch_batches": 6, "device": "cpu", "num_threads": 2, "return_indices": True, "seed": 3, **options}
+        opened.append(ShardLoader(sets, batch_size, **options))
+        return opened[-1]
+
+    yield make
+    for loader in opened:
+        loader.close()
+
+
+def samples_of(loader: ShardLoader) -> list[tuple[int, int]]:
+    """Returns (source, number in its set) of each sample of an epoch. Compares pixels, labels, masks and scores."""
+    sets, starts = loader.shards.sets, loader.shards.starts  # type: ignore[union-attr]
+    found = []
+    for images, labels, indices, more in loader:
+        for place, (index, source) in enumerate(zip(indices.tolist(), more["source"].tolist(), strict=True)):
+            number = index - int(starts[source])
+            sample = sets[source][number]
+            assert np.array_equal(images[place].permute(1, 2, 0).numpy(), sample.image)
+            assert labels[place] == sample.label
+            if "mask" in more:
+                assert np.array_equal(more["mask"][place].numpy(), sample.arrays["mask"])
+                assert more["score"][place] == number / 8
+            found.append((source, number))
+    return found
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
+def test_each_sample_is_that_of_its_set_and_comes_once_per_pass(io: str, mixed: Open) -> None:
+    loader = mixed(io=io, arrays=["mask"], columns=["score"])
+    found = [sample for _ in range(6) for sample in samples_of(loader)]
+    assert len(found) == 6 * 6 * 16
+    for source, (name, share) in enumerate(SHARES.items()):
+        mine = [number for of, number in found if of == source]
+        assert len(mine) == len(found) * share // 16
+        for first in range(0, len(mine) - COUNTS[name], COUNTS[name]):
+            assert sorted(mine[first : first + COUNTS[name]]) == list(range(COUNTS[name]))
+    assert loader.stats()["shares"] == [10 / 16, 5 / 16, 1 / 16]
+    assert loader.stats()["io"] == io
+    assert repr(loader).startswith("<ShardLoader ")
+
+
+@pytest.mark.parametrize("options", [{}, {"transform": CROPPED}, {"transform": CROPPED, "roi": False}])
+def test_batches_do_not_depend_on_ranks_readers_or_the_order_of_the_sets(options: dict[str, Any], mixed: Open) -> None:
+    def stream(loaders: list[ShardLoader]) -> list[bytes]:
+        steps = zip(*loaders, strict=True)
+        return [part[0][i].numpy().tobytes() for step in steps for part in step for i in range(len(part[0]))]
+
+    whole = stream([mixed(**options)])
+    assert len(set(whole)) > 60
+    for batch_size, world_size, io in ((8, 2, "pread"), (4, 4, "direct"), (16, 1, "mmap")):
+        ranks = [
+            mixed(batch_size, rank=r, world_size=world_size, io=io, check="sample", **options)
+            for r in range(world_size)
+        ]
+        assert stream(ranks) == whole
+    # Other epochs than those of 6 batches, and other batches.
+    other = mixed(12, epoch_batches=8, **options)
+    assert stream([other]) == whole
+
+
+def test_the_order_of_the_arguments_does_not_matter(folder: Path, mixed: Open) -> None:
+    names = list(SHARES)
+    expected = [(names[source], number) for source, number in samples_of(mixed())]
+    for order in (["few", "photos", "drawn"], ["drawn", "few", "photos"]):
+        loader = mixed(shares=[Part(folder / name, SHARES[name] * 0.1) for name in order])
+        assert [(order[source], number) for source, number in samples_of(loader)] == expected
+
+
+def test_a_stream_goes_on_with_other_ranks_sets_and_shares(folder: Path, tmp_path: Path, mixed: Open) -> None:
+    first = mixed()
+    samples_of(first)
+    iterator = iter(first)
+    next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert (state["epoch"], state["batch"], state["consumed"]) == (1, 1, 112)
+    rest = mixed()
+    rest.load_state_dict(state)
+    expected = samples_of(rest) + samples_of(rest)
+    # The sets have moved, and two ranks go on.
+    moved = {str(shutil.copytree(folder / name, tmp_path / name)): share for name, share in SHARES.items()}
+    ranks = [mixed(8, moved, rank=rank, world_size=2) for rank in range(2)]
+    read: list[tuple[int, int]] = []
+    for epoch in range(2):
+        for loader in ranks:
+            if not epoch:
+                loader.load_state_dict(state)
+        parts = [samples_of(loader) for loader in ranks]
+        read += [sample for step in range(0, len(parts[0]), 8) for part in parts for sample in part[step : step + 8]]
+    assert read == expected
+
+    mine = {source: [number for of, number in expected if of == source] for source in range(3)}
+    photos, drawn, few = (str(folder / name) for name in SHARES)
+    for shares, numbers in (
+        ({photos: 1, few: 1}, (0, 2)),
+        ({drawn: 1, photos: 1}, (1, 0)),
+        ({photos: 1, drawn: 9, few: 0}, (0, 1, 2)),
+    ):
+        loader = mixed(shares=shares)
+        loader.load_state_dict(state)
+        found = samples_of(loader)
+        for place, number in enumerate(numbers):
+            there = [sample for source, sample in found if source == place]
+            assert there[: len(mine[number])] == mine[number][: len(there)]
+        assert loader.state_dict()["since"] == 112
+        again = mixed(shares=shares)
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert samples_of(again) == samples_of(loader)
+
+
+def test_places_and_states_that_a_mixture_cannot_have_are_refused(folder: Path, tmp_path: Path, mixed: Open) -> None:
+    loader = mixed()
+    samples_of(loader)
+    state = loader.state_dict()
+    other = mixed(shares={str(folder / "photos"): 1})
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match="since sample 96 of the stream; found epoch 0"):
+        other.set_epoch(0)
+    changed = write(tmp_path / "photos", 58)
+    with pytest.raises(ValueError, match="belongs to other sets"):
+        mixed(shares={str(changed): 10, str(folder / "drawn"): 5, str(folder / "few"): 1}).load_state_dict(state)
+    with pytest.raises(ValueError, match="seed"):
+        mixed(seed=4).load_state_dict(state)
+    with ShardLoader(folder / "photos", 4, device="cpu", epoch_batches=3, seed=3) as single:
+        with pytest.raises(ValueError, match="state"):
+            single.load_state_dict(state)
+        with pytest.raises(ValueError, match="state"):
+            loader.load_state_dict(single.state_dict())
+
+
+def test_a_sample_that_comes_again_is_augmented_anew(folder: Path, mixed: Open) -> None:
+    loader = mixed(shares={str(folder / "few"): 1, str(folder / "photos"): 1}, transform=CROPPED)
+    pictures = [image.numpy().tobytes() for images, *_ in loader for image in images]
+    assert len(set(pictures)) == len(pictures) == 96
+
+
+def test_classes_are_the_same_or_joined_by_name_or_left_as_stored(tmp_path: Path, mixed: Open) -> None:
+    one = write(tmp_path / "one", 8, ("cat", "dog"))
+    other = write(tmp_path / "other", 9, ("cow", "dog", "ant"))
+    shares = {str(one): 1, str(other): 1}
+    with pytest.raises(ValueError, match=r"other: expected the classes of .*one, found others.*join"):
+        mixed(shares=shares)
+    joined = mixed(shares=Mixture(shares, classes="join"))
+    assert joined.shards.classes == ("cat", "dog", "cow", "ant")
+    stored = mixed(shares=Mixture(shares, classes="stored"))
+    names = [("cat", "dog"), ("cow", "dog", "ant")]
+    for (_, labels, indices, more), (_, as_stored, *_) in zip(joined, stored, strict=True):
+        for label, number, index, source in zip(
+            labels, as_stored, indices.tolist(), more["source"].tolist(), strict=True
+        ):
+            assert joined.shards.classes[label] == names[source][int(number)]
+            assert joined.dataset[index][1] == label
+    assert joined.dataset.targets == joined.shards.labels.tolist()
+
+
+def test_parts_have_splits_indices_and_digests(folder: Path, mixed: Open) -> None:
+    photos, digest = folder / "photos", open_shards(folder / "photos").digest
+    parts = [
+        Part(photos, 1, indices=range(10), digest=digest[:12]),
+        Part(photos, 1, split="train", indices=[40, 41, 42]),
+    ]
+    found = samples_of(mixed(shares=parts))
+    assert {number for source, number in found if source == 0} == set(range(10))
+    assert {number for source, number in found if source == 1} == {40, 41, 42}
+
+
+@pytest.mark.parametrize(
+    ("shares", "options", "word"),
+    [
+        ({}, {}, "a mixture must be a dict"),
+        ([], {}, "a mixture must be a dict"),
+        (["photos"], {}, "a list of Part"),
+        ({"photos": 0}, {}, "not all 0"),
+        ({"photos": -1, "few": 2}, {}, "at least 0"),
+        ({"photos": 1, "few": 2}, {"epoch_batches": None}, "how many batches an epoch has, by epoch_batches"),
+        ({"photos": 1, "few": 2}, {"weights": [1]}, "weights is for one set"),
+        ({"photos": 1, "few": 2}, {"indices": [1]}, "indices is for one set"),
+        ({"photos": 1, "few": 2}, {"digest": "0" * 12}, "digest is for one set"),
+        ({"photos": 1, "few": 2}, {"tail": "short"}, "needs no tail"),
+        ({"photos": 1, "photos/": 2}, {}, "photos/: expected each set once"),
+        ({"photos": 1, "small": 2}, {}, "small, train: expected samples of shape"),
+        ({"photos": 1, "plain": 2}, {"arrays": ["mask"]}, "plain, train: arrays must be among none; found 'mask'"),
+        ({"photos": 1, "floats": 2}, {}, "floats, train: expected labels"),
+        ({"photos": 1, "nothing": 2}, {}, "nothing"),
+    ],
+)
+def test_mixtures_that_cannot_be_are_refused(
+    shares: Any, options: dict[str, Any], word: str, folder: Path, mixed: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    if not Path("small").exists():
+        write(Path("plain"), 4, arrays={})
+        with ShardWriter("small", (2, 2, 3), classes=["cat", "dog"]) as writer:
+            writer.append(np.zeros((2, 2, 3), np.uint8), 0)
+        with ShardWriter("floats", SHAPE, labels=("float32", 2), classes=["cat", "dog"]) as writer:
+            writer.append(np.zeros(SHAPE, np.uint8), [0.5, 1.0])
+    with pytest.raises((ValueError, OSError, FormatError), match=word):
+        mixed(shares=shares, **options)
+
+
+def test_a_cache_serves_all_sets_and_damage_is_found_in_each(folder: Path, tmp_path: Path, mixed: Open) -> None:
+    expected = samples_of(mixed())
+    for _ in range(2):
+        loader = mixed(cache=tmp_path / "cache")
+        assert samples_of(loader) == expected
+        assert [one["shards"] for one in loader.stats()["staging"]] == [6, 3, 1]
+        loader.close()
+    sets = {str(shutil.copytree(folder / name, tmp_path / name)): share for name, share in SHARES.items()}
+    path = tmp_path / "drawn" / "train-00000.npy"
+    data = bytearray(path.read_bytes())
+    data[4096 + 3 * 960 + 7] ^= 1
+    path.write_bytes(data)
+    loader = mixed(shares=sets, check="sample")
+    with pytest.raises(FormatError, match=r"drawn/train-00000.npy: sample .*crc32"):
+        list(loader)
+    loader = mixed(shares=sets, check="sample", on_damage="skip")
+    with pytest.warns(RuntimeWarning, match="drawn/train-00000.npy"):
+        batches = list(loader)
+    assert len(batches) == 6
+    assert len(loader.damaged) == 1
+    assert all(more["source"].tolist() == loader.shards.sources_of(i.numpy()).tolist() for _, _, i, more in batches)  # type: ignore[union-attr]
+
+
+def test_sets_of_arrays_alone_and_without_labels_are_mixed(tmp_path: Path) -> None:
+    for name, first in (("one", 0), ("other", 100)):
+        with ShardWriter(tmp_path / name, None, labels=None, arrays={"latent": ("array", "float32", (3,))}) as writer:
+            for number in range(7):
+                writer.append(latent=np.full(3, first + number, np.float32))
+    with ShardLoader({tmp_path / "one": 1, tmp_path / "other": 3}, 8, epoch_batches=2, device="cpu") as loader:
+        for (more,) in loader:
+            assert torch.equal((more["latent"][:, 0] >= 100).long(), more["source"])
+            assert more["source"].sum() == 6
+        assert loader.dataset[8][0]["latent"].tolist() == [101.0] * 3
