@@ -205,6 +205,8 @@ class Position:
                 f"the state must have an epoch from 0 to 2**64 - 1, and consumed from 0 to {self.sampler.num_samples}; "
                 f"found {', '.join(f'{name} {show(value)}' for name, value in found.items())}"
             )
+        if self.sampler.length is not None:  # an epoch may have had more batches before
+            found["batch"] = min(found["batch"], self.sampler.length)
         place = Place(**found)
         self._check_end(place)
         if found["consumed"] % self.sampler.repeats:

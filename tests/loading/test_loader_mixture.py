@@ -118,6 +118,17 @@ def test_batches_do_not_depend_on_ranks_readers_or_the_order_of_the_sets(options
     assert stream([other]) == whole
 
 
+def test_a_mixture_gives_what_it_has_always_given(tmp_path: Path) -> None:
+    for name, value in (("one", 1), ("other", 2)):
+        with ShardWriter(tmp_path / name, (1, 1, 1)) as writer:
+            for number in range(9):
+                writer.append(np.full((1, 1, 1), value, np.uint8), number)
+    parts = [Part(tmp_path / "one", 2), Part(tmp_path / "other", 1, indices=range(1, 8))]
+    with ShardLoader(parts, 12, epoch_batches=2, seed=11, device="cpu") as loader:
+        found = ["".join(map(str, part.tolist())) for _, labels, more in loader for part in (more["source"], labels)]
+    assert found == ["010001010001", "112843750636", "010001100001", "546812752477"]
+
+
 def test_the_order_of_the_arguments_does_not_matter(folder: Path, mixed: Open) -> None:
     names = list(SHARES)
     expected = [(names[source], number) for source, number in samples_of(mixed())]
