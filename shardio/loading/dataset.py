@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shardio.augment.checks import check_choice
 from shardio.loading.options import as_names, find_parts
 from shardio.reading.mixed import AnySet
 from shardio.reading.shardset import open_shards, position_of
 from shardio.system.eager import eager
-
-ImageKind = Literal["tensor", "pil"]
 
 # Channels that Pillow has a mode for.
 _PIL_CHANNELS = (1, 2, 3, 4)
@@ -27,7 +24,7 @@ _PIL_CHANNELS = (1, 2, 3, 4)
 class ShardDataset(Dataset[tuple[Any, ...]]):
     """A map-style dataset of samples (image, label). If the split has no images or no labels, samples have none.
 
-    The image is a copy, a uint8 tensor (C, H, W), or with image="pil" a PIL image, as in torchvision's ImageFolder.
+    The image is a copy, a uint8 tensor (C, H, W), or with `as_pil` a PIL image, as in torchvision's ImageFolder.
     The label is an int, a float or a float32 tensor (K,). `transform` is called with the image, `target_transform` with
     the label. With `arrays`, names of arrays of the split, samples end in a dict of tensors by name, which are copies.
     Raises ValueError if `arrays` has masks or boxes and there is a `transform`, which would change only the image.
@@ -42,15 +39,14 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         *,
-        image: ImageKind = "tensor",
+        as_pil: bool = False,
         arrays: Sequence[str] = (),
     ) -> None:
-        check_choice("image", image, ImageKind)
         self.path = os.fspath(path)
         self.split = split
         self.transform = transform
         self.target_transform = target_transform
-        self.image = image
+        self.as_pil = as_pil
         self.shards: AnySet = open_shards(path, split)
         parts = find_parts(self.shards, as_names("arrays", arrays))
         self.arrays = parts.array_names
@@ -59,9 +55,9 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
                 f"transform gets only the image, so {', '.join(still)} would not change with the image: leave out "
                 "transform=, and change whole samples in a dataset that wraps this dataset"
             )
-        channels = self.shards.sample_shape[2] if parts.pixels else 1
-        if image == "pil" and channels not in _PIL_CHANNELS:
-            raise ValueError(f'image="pil": expected samples of 1 to 4 channels, found {channels}; use image="tensor"')
+        channels = parts.image_shape[2] if parts.image_shape else 1
+        if as_pil and channels not in _PIL_CHANNELS:
+            raise ValueError(f"as_pil: expected samples of 1 to 4 channels, found {channels}: leave it out")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -94,7 +90,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         if self.shards.has_pixels:
             pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
             self.shards.gather(wanted, pixels)
-            images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
+            images = _as_pil(pixels) if self.as_pil else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
             parts.append(images if self.transform is None else map(self.transform, images))
         if self.shards.label_row is not None:
             found = self.shards.labels_of(wanted)

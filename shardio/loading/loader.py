@@ -80,6 +80,8 @@ class ShardLoader(LikeDataLoader):
         end.
     arrays, columns: names of arrays of the split, and of number columns of its index, to add to each batch. By default
         none, or all arrays if the set has no pixels.
+    images: None to read no pixels, for training on arrays alone; or the name of an array to deliver in their place,
+        such as "image128". By default the pixels, if there are any.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
     roi: False reads whole pictures, not only the region that the transform's first crops and resizes use: to compare
         the speed. The pixels are the same.
@@ -117,6 +119,7 @@ class ShardLoader(LikeDataLoader):
         on_damage: OnDamage = "raise",
         arrays: Sequence[str] = (),
         columns: Sequence[str] = (),
+        images: str | None = "",
         report_every: float | None = None,
         roi: bool = True,
         **unknown: NoReturn,
@@ -129,7 +132,7 @@ class ShardLoader(LikeDataLoader):
         sizes = as_schedule("batch_size", batch_size, length).map(partial(as_integer, "batch_size"))
         options = Options(
             *(seed, prefetch, num_threads, io, check, on_damage, self._transform, arrays, columns),
-            *(report_every, roi),
+            *(images, report_every, roi),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices

@@ -11,7 +11,7 @@ import torch
 from shardio.augment.chain import Transform
 from shardio.augment.checks import check_choice
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
+from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape
 from shardio.loading.world import World
 from shardio.order.orders import as_integer
 from shardio.order.schedule import Schedule
@@ -40,6 +40,7 @@ class Options:
     transform: Schedule[Function | None]
     arrays: Sequence[str] = ()
     columns: Sequence[str] = ()
+    images: str | None = ""
     report_every: float | None = None
     roi: bool = True
 
@@ -73,12 +74,15 @@ def check_function(transform: object) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which parts a batch has: pixels, labels, and `arrays` and `columns` by name, in this order.
+    """Which parts a batch has: images, labels, and `arrays` and `columns` by name, in this order.
 
     `arrays` includes labels that are not integers.
     """
 
-    pixels: bool = True
+    images: str | None = ""
+    """The table of the images: "" for the set's pixels, or the name of an array. None: batches have no images."""
+    image_shape: SampleShape | None = None
+    """(height, width, channels) of images; None if there are none."""
     label_row: RowType | None = LABEL_ROW
     """The type of a label; None if there are none."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
@@ -109,6 +113,8 @@ class Parts:
     def described(self) -> dict[str, tuple[str, RowType]]:
         """The kind and row type of each array and column by name."""
         arrays = {name: (array.kind, array.row) for name, array in self.arrays.items()}
+        if self.image_shape is not None:
+            arrays["images"] = ("image", RowType("|u1", self.image_shape))
         return {**arrays, **{name: ("column", row) for name, row in self.columns.items()}}
 
     @property
@@ -126,14 +132,17 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
     raise TypeError(f"{what} must be a list of names; found {names!r}")
 
 
-def find_parts(layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), columns: Sequence[str] = ()) -> Parts:
-    """Returns the parts of batches that have `arrays` and `columns`, given by their names in the split.
+def find_parts(
+    layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), columns: Sequence[str] = (), images: str | None = ""
+) -> Parts:
+    """Returns the parts of batches that have `arrays` and `columns`, given by their names in the split, and `images`:
+    the pixels, an array in their place, or None.
 
     If the split has no pixels and `arrays` is empty, all arrays are included. Raises ValueError for a name that the
     split does not have, or that the sets of a mixture have in different types.
     """
     if isinstance(layout, MixedSet):
-        first, *others = [(one, find_parts(one, arrays, columns)) for one in layout.sets]
+        first, *others = [(one, find_parts(one, arrays, columns, images)) for one in layout.sets]
         for one, parts in others:
             if (theirs := parts.described) != (mine := first[1].described):
                 raise ValueError(
@@ -145,11 +154,18 @@ def find_parts(layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), colum
     _check_names(where, "arrays", arrays, known)
     index = layout.content.index
     _check_names(where, "columns", columns, (*(name for name, _ in index.columns), *_NUMBERS))
-    if not layout.has_pixels and not arrays:
+    if not layout.has_pixels and not arrays and not images:
         arrays = known
+    shape = None
+    if images is not None:
+        kinds = {name: layout.content.arrays[name] for name in known}
+        _check_names(where, "images", [images] * bool(images), [n for n, one in kinds.items() if one.kind == "image"])
+        images = images if images or layout.has_pixels else None
+        shape = kinds[images].row.shape if images else layout.manifest.sample_shape
     labels = (LABELS_NAME,) if LABELS_NAME in layout.content.arrays else ()
     return Parts(
-        layout.has_pixels,
+        images,
+        None if shape is None else (shape[0], shape[1], shape[2]),
         layout.content.label_row,
         {name: layout.array(name) for name in (*arrays, *labels)},
         {name: RowType(index.dtype[name].str, ()) for name in columns},

@@ -98,8 +98,8 @@ class Pipeline:
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
         """{"thread": the thread that is requesting a batch}; empty if none is."""
-        self._parts = parts = find_parts(shards, options.arrays, options.columns)
-        self.image_shape = shards.sample_shape if parts.pixels else None
+        self._parts = parts = find_parts(shards, options.arrays, options.columns, options.images)
+        self.image_shape = parts.image_shape
         """None if batches have no images."""
         shape = self.image_shape or _NO_PIXELS
         self.rows = rows = parts.rows
@@ -134,8 +134,8 @@ class Pipeline:
             resamples=resamples,
             whole_lines=lines,
         )
-        # Damaged samples are found in whole.
-        self._may_split = options.roi and not self._guards and windows_pay
+        # Damaged samples are found in whole. Arrays are small, and read whole, too.
+        self._may_split = options.roi and not self._guards and windows_pay and parts.images == ""
         self.transforms = self._make_steps(options.transform)
         make = copier.new_slot if copier else new_slot
         told = {}
@@ -174,7 +174,7 @@ class Pipeline:
         self, source: SplitSource | MixedSource, shards: AnySet, options: Options, num_samples: int, reserved: int
     ) -> Reader:
         """Returns the reader of the batches. `reserved` are the bytes that they will take."""
-        tables = (*[""] * self._parts.pixels, *self._parts.arrays)
+        tables = (*([] if (images := self._parts.images) is None else [images]), *self._parts.arrays)
         splits: list[tuple[SplitSource, ShardSet, int, int]]
         if isinstance(source, MixedSource):
             assert isinstance(shards, MixedSet)
@@ -249,7 +249,7 @@ class Pipeline:
         Raises the errors of `cut`, for example if its results would have several sizes.
         """
         parts = self._parts
-        request = Request(indices, parts.pixels, parts.label_row == LABEL_ROW, tuple(parts.arrays), parts.read_columns)
+        request = Request(indices, parts.images, parts.label_row == LABEL_ROW, tuple(parts.arrays), parts.read_columns)
         if isinstance(self._shards, MixedSet):
             sources = self._shards.sources_of(indices)
             request = replace(request, order=np.argsort(sources, kind="stable"))

@@ -66,7 +66,7 @@ class LoaderDataset(ShardDataset):
         self.path = str(shards.path)
         self.split = shards.split
         self.shards = shards
-        self.image = "tensor"
+        self.as_pil = False
         self.arrays = find_parts(shards).array_names
         self._indices = indices
 

@@ -58,7 +58,7 @@ class TransformStep:
         self.function = function
         self.resamples = resamples
         self._whole_lines = whole_lines
-        if function is not None and not parts.pixels:
+        if function is not None and parts.images is None:
             raise ValueError(f"{shards.path}: transform changes images, but found no images: leave out transform=")
         self._shards = shards
         self._label_row = parts.label_row

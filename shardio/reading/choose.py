@@ -104,7 +104,7 @@ def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), r
 def _resident_share(shards: ShardSet, tables: Sequence[str]) -> float | None:
     shares = [shards.resident_share(name=name) for name in tables]
     known = [share for share in shares if share is not None]
-    return min(known) if len(known) == len(shares) else None
+    return min(known, default=None) if len(known) == len(shares) else None
 
 
 def make_reader(

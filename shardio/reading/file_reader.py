@@ -90,6 +90,8 @@ class FileReader(Reader):
 
     @property
     def whole_lines(self) -> int:
+        if not self._layout.has_pixels:
+            return 0
         height, width, channels = self._layout.sample_shape
         lines = self._alignment // math.gcd(width * channels, self._alignment)
         return lines if height % lines == 0 else 1

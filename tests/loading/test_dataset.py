@@ -123,7 +123,7 @@ def test_transform_makes_of_each_image_what_it_likes(path: Path) -> None:
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
 def test_images_are_pils_if_asked_for(channels: int, mode: str, make_set: Callable[..., Path]) -> None:
     shape = (6, 5, channels)
-    dataset = ShardDataset(make_set(NUM_SAMPLES, shape), image="pil")
+    dataset = ShardDataset(make_set(NUM_SAMPLES, shape), as_pil=True)
     for i in (0, 22):
         image, label = pickle.loads(pickle.dumps(dataset))[i]
         assert isinstance(image, Image.Image)
@@ -136,12 +136,8 @@ def test_images_are_pils_if_asked_for(channels: int, mode: str, make_set: Callab
 
 
 def test_what_cannot_be_a_pil_image_is_refused_when_the_dataset_is_made(make_set: Callable[..., Path]) -> None:
-    with pytest.raises(
-        ValueError, match='image="pil": expected samples of 1 to 4 channels, found 5; use image="tensor"'
-    ):
-        ShardDataset(make_set(3, (2, 2, 5)), image="pil")
-    with pytest.raises(ValueError, match="image must be one of tensor, pil; found 'PIL'"):
-        ShardDataset(make_set(3), image="PIL")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="as_pil: expected samples of 1 to 4 channels, found 5"):
+        ShardDataset(make_set(3, (2, 2, 5)), as_pil=True)
 
 
 def test_it_has_what_users_of_imagefolder_look_for(path: Path) -> None:

@@ -55,6 +55,7 @@ COLUMNS = ["score", "year", "crc32", "source_width"]
 # Rows come twice, and not at all.
 ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3, 2, 4, 8, 9, 10, 11, 12, 22, 6, 13, 13, 14, 15, 16, 17, 18])
 SCORES = np.linspace(-1, 1, len(ORDER))
+USUAL = augment.Compose([augment.RandomResizedCrop(8), augment.HorizontalFlip()])
 IOS: list[Io] = ["auto", "mmap", "pread", "direct"]
 
 
@@ -138,6 +139,36 @@ def test_every_reader_gives_all_arrays_and_columns(
         np.testing.assert_array_equal(batch[3]["crc32"].numpy(), crc32[batch[2].numpy()])
 
 
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("check_option", ["off", "sample"])
+def test_an_array_takes_the_place_of_the_pixels_or_nothing_does(
+    io: Io, check_option: str, loader_of: Callable[..., ShardLoader]
+) -> None:
+    with loader_of(io=io, check=check_option, images="small", arrays=["clip"]) as loader:
+        for images, _, indices, more in loader:
+            expected = np.stack([value_of("small", index) for index in indices.tolist()])
+            np.testing.assert_array_equal(images.permute(0, 2, 3, 1).numpy(), expected)
+            assert list(more) == ["clip"]
+    assert "x (4, 3, 3) with clip, rank 0" in repr(loader)
+    with loader_of(io=io, check=check_option, images=None, arrays=["clip"]) as loader:
+        for labels, indices, more in loader:
+            np.testing.assert_array_equal(more["clip"], np.stack([value_of("clip", i) for i in indices.tolist()]))
+            assert labels.tolist() == (ORDER[indices] % 7).tolist()
+        read = loader.stats()["read_nbytes"]
+    assert "x no pixels with clip, rank 0" in repr(loader)
+    # Not a byte of pixels: their values, and by pread their rows of the index and of checksums; or sectors of them.
+    nbytes = ARRAYS["clip"][1][0].nbytes
+    assert len(ORDER) * nbytes <= read < len(ORDER) * (nbytes + 60) or io == "direct"
+
+
+def test_a_transform_changes_the_images_that_are_read(loader_of: Callable[..., ShardLoader]) -> None:
+    plain, changed = loader_of(images="small"), loader_of(images="small", transform=USUAL)
+    for (images, _, indices), (found, *_) in zip(plain, changed, strict=True):
+        assert torch.equal(USUAL(images, indices=indices, seed=0, epoch=0), found)
+    with loader_of(images=None) as loader:
+        assert [len(batch) for batch in loader] == [2] * len(loader)
+
+
 def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Path) -> None:
     for options, parts in (
         ({}, 2),
@@ -161,6 +192,10 @@ def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Pa
         ({"arrays": "clip"}, TypeError, "arrays must be a list of names; found 'clip'"),
         ({"arrays": [3]}, TypeError, "list of names"),
         ({"columns": 3}, TypeError, "columns must be a list of names; found 3"),
+        ({"images": "clip"}, ValueError, "images must be among small; found 'clip'"),
+        ({"images": "other"}, ValueError, "images must be among small; found 'other'"),
+        ({"images": 3}, ValueError, "images must be among small; found 3"),
+        ({"images": None, "transform": USUAL}, ValueError, "found no images"),
     ],
 )
 def test_names_that_there_are_not_are_refused(

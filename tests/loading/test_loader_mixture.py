@@ -301,3 +301,8 @@ def test_sets_of_arrays_alone_and_without_labels_are_mixed(tmp_path: Path) -> No
             assert torch.equal((more["latent"][:, 0] >= 100).long(), more["source"])
             assert more["source"].sum() == 6
         assert loader.dataset[8][0]["latent"].tolist() == [101.0] * 3
+
+
+def test_a_mixture_may_be_of_arrays_of_sets_with_pixels(folder: Path, mixed: Open) -> None:
+    for _, indices, more in mixed(images=None, arrays=["mask"]):
+        assert len(indices) == len(more["mask"]) == len(more["source"]) == 16
