@@ -315,9 +315,10 @@ image_options = together(
     size_option,
     click.option(
         "--fit",
-        type=click.Choice(["crop", "squash", "pad"]),
+        type=click.Choice(["crop", "squash", "pad", "adm"]),
         default="crop",
-        help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins.",
+        help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins. adm: as "
+        "ADM, DiT, SiT and EDM2.",
     ),
     click.option(
         "--resample",

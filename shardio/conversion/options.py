@@ -185,7 +185,8 @@ class ConvertOptions:
     size: Size | None = 256
     """The height and width of a sample in pixels, or one number for both. None: samples have no pixels, only arrays."""
     fit: FitMode = "crop"
-    """"crop" (short side to size, then the center), "squash", or "pad" (with black)."""
+    """"crop" (short side to size, then the center), "squash", "pad" (with black), or "adm" (as ADM, DiT, SiT and EDM2
+    crop, to the pixel, so that FID statistics match)."""
     resample: Resample = "bicubic"
     """The filter that resizes pictures, always antialiased."""
     quality: Quality = "exact"
@@ -215,6 +216,8 @@ class ConvertOptions:
             raise ValueError(f"order must be one of {', '.join(get_args(StoredOrder))}; found {self.order!r}")
         if self.quality not in get_args(Quality):
             raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
+        if (self.fit, self.quality) == ("adm", "fast"):
+            raise ValueError("fit 'adm' gives the pixels of its source: it needs quality 'exact'; found 'fast'")
         if type(self.shard_nbytes) is not int or self.shard_nbytes <= 0:
             raise ValueError(f"shard size must be a positive integer, in bytes; found {self.shard_nbytes!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:

@@ -9,22 +9,25 @@ import math
 import os
 import subprocess
 import sys
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import simplejpeg
 from command import run_python
-from conversions import RESAMPLES
+from conversions import MODES, RESAMPLES
 from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
 
+from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit, FitMode, Placement, Resample
 from shardio.conversion.images.headers import MAX_PIXELS
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
+from shardio.reading.shardset import open_shards
 
 FILTERS: dict[Resample, Image.Resampling] = {name: Image.Resampling[name.upper()] for name in RESAMPLES}
 SHAPES = [(1, 1), (1, 2), (2, 1), (3, 5), (16, 16), (17, 40), (40, 17), (80, 31), (1, 300), (300, 1)]
@@ -115,7 +118,7 @@ def test_squash_takes_the_whole_target() -> None:
 
 
 def test_a_picture_of_the_targets_shape_is_placed_whole_by_every_mode() -> None:
-    for size, factor, mode in itertools.product(TARGETS, (1, 2, 3, 10), get_args(FitMode)):
+    for size, factor, mode in itertools.product(TARGETS, (1, 2, 3, 10), MODES):
         assert Fit(size, mode).placement(size[0] * factor, size[1] * factor) == Placement(size, 0, 0)
 
 
@@ -125,17 +128,63 @@ def test_sizes_modes_and_filters_that_there_are_not_are_refused() -> None:
         with pytest.raises(ValueError, match=rf"size must be \(height, width\), each from 1 to {MAX_SIDE}") as caught:
             Fit(size)
         assert repr(size) in str(caught.value)
-    with pytest.raises(ValueError, match="fit must be one of crop, squash, pad; found 'stretch'"):
+    with pytest.raises(ValueError, match="fit must be one of crop, squash, pad, adm; found 'stretch'"):
         Fit(mode="stretch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="resample must be one of bicubic, bilinear, lanczos; found 'nearest'"):
         Fit(resample="nearest")  # type: ignore[arg-type]
+
+
+def center_crop_arr(picture: Image.Image, size: int) -> NDArray[np.uint8]:
+    """As guided_diffusion/image_datasets.py of ADM has it, and DiT, SiT, REPA and EDM2's dataset_tool after it."""
+    while picture.width >= 2 * size and picture.height >= 2 * size:
+        picture = picture.resize((picture.width // 2, picture.height // 2), resample=Image.Resampling.BOX)
+    scale = size / min(picture.size)
+    sides = round(picture.width * scale), round(picture.height * scale)
+    whole = np.array(picture.resize(sides, resample=Image.Resampling.BICUBIC))
+    top, left = (whole.shape[0] - size) // 2, (whole.shape[1] - size) // 2
+    return whole[top : top + size, left : left + size]
+
+
+@pytest.mark.parametrize("size", [1, 7, 32])
+def test_adm_gives_the_pixels_of_its_source(size: int) -> None:
+    fit, rng = Fit((size, size), "adm"), np.random.default_rng(size)
+    for height, width in [*SHAPES, (31, 33), (63, 64), (64, 64), (65, 129), (500, 333), (129, 1000)]:
+        pixels = random_picture(rng, height, width)
+        expected = center_crop_arr(Image.fromarray(pixels), size)
+        np.testing.assert_array_equal(fit.apply(pixels), expected, err_msg=f"{height} x {width}")
+        # Masks and boxes go where the pixels go.
+        placement = fit.placement(height, width)
+        sides = np.array([placement.resized[1] / width, placement.resized[0] / height] * 2)
+        box = np.array([[width * 0.4, height * 0.4, width * 0.6, height * 0.6, 3]], np.float32)
+        moved = (box[0, :4] * sides - [placement.left, placement.top] * 2).clip(0, size)
+        np.testing.assert_allclose(fit.apply_boxes(box, height, width)[0, :4], moved, atol=1e-3)
+        assert fit.apply_nearest(np.full((height, width), 7, np.uint8)).tolist() == [[7] * size] * size
+
+
+def test_a_set_has_the_pixels_that_adm_reads_from_its_files(imagenet_sample: Path, tmp_path: Path) -> None:
+    paths = sorted(imagenet_sample.rglob("*.JPEG"))[::9]
+    for number, path in enumerate(paths):
+        (tmp_path / "images" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / f"{number % 2}" / f"{number}.JPEG").write_bytes(path.read_bytes())
+    convert(tmp_path / "images", tmp_path / "out", size=64, fit="adm", workers=1)
+    for sample, key in zip(shards := open_shards(tmp_path / "out"), shards.index["key"].tolist(), strict=True):
+        with Image.open(tmp_path / "images" / key.decode()) as picture:
+            np.testing.assert_array_equal(sample.image, center_crop_arr(picture.convert("RGB"), 64), err_msg=str(key))
+    with pytest.raises(ValueError, match="needs quality 'exact'"):
+        convert(tmp_path / "images", tmp_path / "other", size=64, fit="adm", quality="fast")
+
+
+@pytest.mark.parametrize(("size", "resample"), [((4, 5), "bicubic"), ((4, 4), "bilinear"), ((4, 4), "lanczos")])
+def test_adm_is_square_and_bicubic(size: tuple[int, int], resample: Resample) -> None:
+    with pytest.raises(ValueError, match="'adm' is square and bicubic"):
+        Fit(size, "adm", resample)
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resample", FILTERS)
-@pytest.mark.parametrize("mode", get_args(FitMode))
+@pytest.mark.parametrize("mode", MODES)
 def test_one_colour_stays_that_colour(mode: FitMode, resample: Resample) -> None:
     for shape, size in itertools.product(SHAPES, TARGETS):
         fit = Fit(size, mode, resample)
@@ -158,7 +207,7 @@ def test_the_smallest_pictures_are_enlarged(shape: tuple[int, int]) -> None:
 
 def test_a_picture_of_the_right_size_keeps_every_pixel() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (31, 33, 3), dtype=np.uint8)
-    for mode, resample in itertools.product(get_args(FitMode), FILTERS):
+    for mode, resample in itertools.product(MODES, FILTERS):
         np.testing.assert_array_equal(Fit((31, 33), mode, resample).apply(pixels), pixels)
 
 
@@ -184,7 +233,7 @@ def test_the_picture_itself_is_never_changed() -> None:
     pixels = random_picture(np.random.default_rng(4), 30, 44)
     before = pixels.copy()
     pixels.flags.writeable = False
-    for mode, size in itertools.product(get_args(FitMode), TARGETS):
+    for mode, size in itertools.product(MODES, TARGETS):
         if pixels.shape[:2] != size:
             Fit(size, mode).apply(before)
     np.testing.assert_array_equal(before, pixels)
@@ -268,7 +317,7 @@ def test_a_reduced_picture_lies_where_the_whole_one_would(reduction: int, resamp
         padded = np.pad(whole, ((0, -height % reduction), (0, -width % reduction), (0, 0)), "edge")
         blocks = padded.reshape(padded.shape[0] // reduction, reduction, -1, reduction, 3)
         reduced = blocks.mean((1, 3)).round().astype(np.uint8)
-        for mode in get_args(FitMode):
+        for mode in MODES:
             fit = Fit(size, mode, resample)
             expected = fit.apply(whole.round().astype(np.uint8)).astype(int)
             found = fit.apply(reduced, (height, width), reduction)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
+from conversions import MODES
 from numpy.typing import NDArray
 
 from shardio.conversion.images.fit import Fit, FitMode
@@ -24,7 +25,7 @@ def with_torch(fit: Fit, *picture: Any) -> NDArray[np.uint8]:
 def random_fit(rng: np.random.Generator) -> Fit:
     height, width = rng.integers(1, rng.choice([5, 20, 100]), 2).tolist()
     size = (height, height) if rng.random() < 0.3 else (height, width)
-    return Fit(size, str(rng.choice(get_args(FitMode))), str(rng.choice(["bicubic", "bilinear"])))  # type: ignore[arg-type]
+    return Fit(size, str(rng.choice(MODES)), str(rng.choice(["bicubic", "bilinear"])))  # type: ignore[arg-type]
 
 
 def random_pixels(rng: np.random.Generator, height: int, width: int) -> NDArray[np.uint8]:
@@ -56,7 +57,7 @@ def test_random_reduced_pictures_are_as_torch_makes_them() -> None:
         np.testing.assert_array_equal(fit.apply(*picture), with_torch(fit, *picture), err_msg=f"{picture[1:]}, {fit}")
 
 
-@pytest.mark.parametrize("mode", get_args(FitMode))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
@@ -77,7 +78,7 @@ def test_extreme_shapes_are_as_torch_makes_them(shape: tuple[int, int], size: tu
 
 def test_a_sample_is_made_in_the_memory_that_is_given() -> None:
     pixels = random_pixels(np.random.default_rng(3), 40, 60)
-    for mode in get_args(FitMode):
+    for mode in MODES:
         fit = Fit((30, 20), mode)
         block = np.full((3, 30, 20, 3), 7, np.uint8)
         assert fit.apply(pixels, out=block[1]) is not None

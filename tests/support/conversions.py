@@ -16,7 +16,7 @@ from folders import hashes
 
 from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import Decoded, decode_image
-from shardio.conversion.images.fit import Fit, Resample
+from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection as sources
 from shardio.errors import DecodeError
@@ -111,6 +111,8 @@ def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
 
 
 RESAMPLES: list[Resample] = []
+MODES: tuple[FitMode, ...] = ("crop", "squash", "pad")
+"""The fits that take any size and filter."""
 for _name in get_args(Resample):
     with contextlib.suppress(ValueError):
         RESAMPLES.append(Fit((4, 4), resample=_name).resample)

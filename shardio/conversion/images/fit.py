@@ -7,6 +7,7 @@ the same bytes as torch, and resizes only the part of the picture that the sampl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal, get_args
@@ -19,7 +20,7 @@ from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
 from shardio.kernels import resample as kernel
 
-FitMode = Literal["crop", "squash", "pad"]
+FitMode = Literal["crop", "squash", "pad", "adm"]
 Resample = Literal["bicubic", "bilinear", "lanczos"]
 
 
@@ -55,6 +56,11 @@ class Fit:
             raise ValueError(f"fit must be one of {', '.join(get_args(FitMode))}; found {self.mode!r}")
         if self.resample not in get_args(Resample):
             raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}; found {self.resample!r}")
+        if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
+            found = f"{self.size}, {self.resample}"
+            raise ValueError(
+                f"fit 'adm' is square and bicubic, as in its source; found {found}: take 'crop' for others"
+            )
         if self.resample == "lanczos":
             try:
                 resize_pixels(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
@@ -75,6 +81,11 @@ class Fit:
         target_height, target_width = self.size
         if self.mode == "squash":
             return Placement(self.size, 0, 0)
+        if self.mode == "adm":
+            *_, (height, width) = _halvings((height, width), target_height)
+            scale = target_height / min(height, width)
+            resized = (round(height * scale), round(width * scale))
+            return Placement(resized, (resized[0] - target_height) // 2, (resized[1] - target_height) // 2)
         taller = height * target_width >= width * target_height  # than the target's aspect ratio
         if taller == (self.mode == "crop"):
             resized = (target_width * height // width, target_width)
@@ -114,6 +125,11 @@ class Fit:
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
         sample = np.empty((*self.size, 3), np.uint8) if out is None else out
+        top, left = placement.top, placement.left
+        if self.mode == "adm":
+            resized = _resize_as_adm(pixels, self.size[0], placement.resized)
+            sample[:] = resized[top : top + self.size[0], left : left + self.size[1]]
+            return sample
         # The last rows and columns of a reduced picture may belong to it in part.
         extent = (height / reduction, width / reduction)
         factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
@@ -130,11 +146,10 @@ class Fit:
                 sample[None],
                 cubic=self.resample == "bicubic",
                 resized=placement.resized,
-                first=(placement.top, placement.left),
+                first=(top, left),
             )
             return sample
         resized = resize_pixels(pixels, placement.resized, self.resample, factors)
-        top, left = placement.top, placement.left
         if self.mode == "pad":
             sample[:] = 0
             sample[-top : resized.shape[0] - top, -left : resized.shape[1] - left] = resized
@@ -174,6 +189,28 @@ class Fit:
         empty = ~((moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])) | (moved[:, 4] < 0)
         moved[empty] = (0, 0, 0, 0, -1)
         return moved.astype(np.float32)
+
+
+def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
+    """Yields the sizes of a picture that is halved while its shorter side has at least twice the target's pixels."""
+    yield sides
+    while min(sides) >= 2 * target:
+        sides = sides[0] // 2, sides[1] // 2
+        yield sides
+
+
+def _resize_as_adm(pixels: NDArray[np.uint8], target: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Returns a picture resized to `size` by Pillow: halved by averaging, and then bicubic.
+
+    As `center_crop_arr` in guided_diffusion/image_datasets.py of Dhariwal and Nichol, "Diffusion models beat GANs on
+    image synthesis", NeurIPS 2021.
+    """
+    from PIL import Image  # no other mode needs it
+
+    picture = Image.fromarray(pixels)
+    for height, width in list(_halvings((picture.height, picture.width), target))[1:]:
+        picture = picture.resize((width, height), Image.Resampling.BOX)
+    return np.asarray(picture.resize((size[1], size[0]), Image.Resampling.BICUBIC))
 
 
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
