@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +99,10 @@ class Turns:
         return free
 
 
+# Computing a long period takes a tenth of a second.
+_turns_of = lru_cache(16)(Turns)
+
+
 class Component(NamedTuple):
     """One set of a mixture. `identity` is everything that its own order depends on, as JSON values, with its digest."""
 
@@ -136,7 +140,7 @@ class MixedOrder:
 
     @cached_property
     def _turns(self) -> list[Turns]:
-        return [Turns(stretch.shares) for stretch in self.stretches]
+        return [_turns_of(stretch.shares) for stretch in self.stretches]
 
     @cached_property
     def _orders(self) -> list[Endless]:

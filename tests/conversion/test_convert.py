@@ -450,7 +450,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         ({"workers": -2}, "workers must be at least 1; found -2"),
         ({"size": 0}, r"size must be \(height, width\), each from 1 to 65536; found \(0, 0\)"),
         ({"size": (4, 5, 6)}, r"size must be \(height, width\), .* found \(4, 5, 6\)"),
-        ({"fit": "stretch"}, "fit must be one of crop, squash, pad; found 'stretch'"),
+        ({"fit": "stretch"}, "fit must be one of crop, squash, pad, adm; found 'stretch'"),
         ({"resample": "box"}, "resample must be one of bicubic, bilinear, lanczos; found 'box'"),
         ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
         ({"shard_size": 0}, "shard size must be a positive integer, in bytes; found 0"),

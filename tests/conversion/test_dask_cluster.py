@@ -152,8 +152,9 @@ def test_ctrl_c_stops_the_cluster_too_and_the_same_command_goes_on(
     conversion.send_signal(signal.SIGINT)
     _, stderr = conversion.communicate(timeout=PATIENCE_SECONDS)
     assert conversion.returncode == 130, stderr
-    (said,) = [line for line in stderr.splitlines() if line]
-    assert said.endswith(f" images are kept in {out}; run the same command again to resume")
+    said = [line for line in stderr.splitlines() if line]
+    assert len(said) == 1, stderr
+    assert said[0].endswith(f" images are kept in {out}; run the same command again to resume")
     # A worker that had just published a shard still has its record to write.
     wait_until(
         lambda: (

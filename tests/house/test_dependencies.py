@@ -27,6 +27,7 @@ def packages_of(module: str) -> set[str]:
             "PIL",
             {
                 "conversion.images.decode",
+                "conversion.images.fit",
                 "conversion.images.mask",
                 "conversion.images.others",
                 "loading.dataset",
