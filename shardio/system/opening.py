@@ -16,12 +16,13 @@ import select
 import stat
 import sys
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shardio.errors import FormatError, ShardioError
 
@@ -256,8 +257,12 @@ def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatErro
 K = TypeVar("K")
 
 
+_LIVE: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
+
+
 class OpenFiles(Generic[K]):
-    """Keeps the `most` most recently used files open, plus at most one for each running thread. Thread safe.
+    """Keeps the `most` most recently used files open, or its part of `most_open` among all that are alive; plus at most
+    one for each running thread. Thread safe.
 
     Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
     `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it works on
@@ -269,6 +274,7 @@ class OpenFiles(Generic[K]):
         self._open_file = open_file
         self._open: OrderedDict[K, OpenFile] = OrderedDict()
         self._closed = False
+        _LIVE.add(self)
 
     def get(self, key: K) -> OpenFile:
         """Returns the open file of `key`. Raises RuntimeError after `close`, and the errors of `open_file`."""
@@ -280,7 +286,8 @@ class OpenFiles(Generic[K]):
                 self._open.move_to_end(key)
             return file
         file = self._open.setdefault(key, self._open_file(key))
-        if len(self._open) > self.most:  # by one, or by as many as there are threads here
+        # The sets of a mixture, and other loaders, share what the process may have open.
+        for _ in range(len(self._open) - max(1, min(self.most, most_open() // len(_LIVE)))):
             self._forget_oldest()
         if self._closed:
             self.forget_all()

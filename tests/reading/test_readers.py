@@ -29,6 +29,7 @@ from pictures import sample_pixels
 import shardio.kernels.rowread
 import shardio.reading.file_reader
 import shardio.reading.mapping
+from shardio.changes.change import change
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
@@ -38,6 +39,7 @@ from shardio.reading.layout import SplitLayout
 from shardio.reading.mapping import resident_share
 from shardio.reading.reader import MappedReader, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
+from shardio.sets.selection import Selection
 from shardio.system.direct import aligned_empty, direct_alignment
 from shardio.system.opening import OpenFile
 
@@ -389,6 +391,28 @@ for alignment in {None, alignment}:
     reader.close()
 """
     command = [sys.executable, "-W", "error", "-c", script, str(make_set(600, (6, 5, 3), 2))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_sets_of_a_mixture_share_64_descriptors(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    script = """
+import os, resource, sys
+from shardio import ShardLoader
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+sets = {path: 1 for path in sys.argv[1:]}
+with ShardLoader(sets, 32, epoch_batches=30, io="pread", device="cpu", num_threads=4, return_indices=True) as loader:
+    for images, labels, indices, more in loader:
+        for image, index in zip(images, indices.tolist()):
+            assert (image == loader.dataset[index][0]).all()
+    assert len(os.listdir("/proc/self/fd")) < 55
+"""
+    out = make_set(60, (6, 5, 3), 2)
+    paths = [str(out)]
+    for number in range(5):
+        paths.append(str(tmp_path / f"part{number}"))
+        change(out, paths[-1], drop=Selection(indices=[number]))
+    command = [sys.executable, "-W", "error", "-c", script, *paths]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
