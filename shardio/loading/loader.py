@@ -17,7 +17,7 @@ from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.cuda import make_copier
 from shardio.loading.iterator import LoaderIterator
-from shardio.loading.mixture import Path, as_mixture, open_mixture
+from shardio.loading.mixture import Sets, as_mixture, open_mixture
 from shardio.loading.options import Check, Function, OnDamage, Options, check_function, choose_device
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import LoaderReport
@@ -94,7 +94,7 @@ class ShardLoader(LikeDataLoader):
     @eager
     def __init__(
         self,
-        path: Path,
+        path: Sets,
         batch_size: Scheduled[int],
         *,
         split: str = "train",

@@ -67,10 +67,11 @@ class Mixture:
         object.__setattr__(self, "parts", tuple(found))
 
 
-Path: TypeAlias = str | os.PathLike[str] | Mapping[str, Scheduled[Number]] | Sequence[Part] | Mixture
+Sets: TypeAlias = str | os.PathLike[str] | Mapping[str, Scheduled[Number]] | Sequence[Part] | Mixture
+"""The first argument of ShardLoader: one set, or a mixture."""
 
 
-def as_mixture(path: Path) -> Mixture | None:
+def as_mixture(path: Sets) -> Mixture | None:
     """Returns the mixture that the first argument of ShardLoader is; None if it is a path."""
     if isinstance(path, (str, os.PathLike)):
         return None
