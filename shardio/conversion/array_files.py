@@ -26,7 +26,6 @@ from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished, note_refused
 from shardio.conversion.sources.collection import Given, Item, Source
-from shardio.conversion.sources.masks import MaskedOrigin
 from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, FormatError
@@ -295,7 +294,6 @@ def _raw(
 ) -> Raw:
     """Returns the source's own value for the array. Masks are rotated like the source's picture."""
     if spec.source == "file":
-        assert isinstance(task.origin, MaskedOrigin)
         try:
             mask: Raw = turn(decode_mask(task.origin.read_mask(source)), orientation)
             if mask.shape != source_size:

@@ -34,7 +34,6 @@ from shardio.conversion.options import (
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Given, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
-from shardio.conversion.sources.masks import MaskedOrigin
 from shardio.conversion.sources.table import Tables
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.task import needs_torch, one_torch_thread, prepare
@@ -201,10 +200,7 @@ def _measure(
     order = spread(len(sources))
     if task.origin.copies_nbytes():
         found = _read_ahead(task.origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
-        ahead: Origin = _ReadAhead(found)
-        if isinstance(task.origin, MaskedOrigin):
-            ahead = replace(task.origin, pictures=ahead)
-        order, task = order[: len(found)], replace(task, origin=ahead)
+        order, task = order[: len(found)], replace(task, origin=_ReadAhead(found, masks=task.origin.masks))
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
@@ -250,7 +246,7 @@ class _ReadAhead(Origin):
             raise found
         return found
 
-    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         return [""] * len(sources)
 
 

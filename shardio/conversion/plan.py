@@ -197,7 +197,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, has
         raise ValueError("size must be a number of pixels or (height, width), as SRC has images; found None")
     specs = (*collection.arrays, *options.also_arrays())
     _check_arrays(specs, collection)
-    collection = replace(collection, origin=collection.origin.with_copies_in(out / WORK_FOLDER))
+    collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     shape = options.sample_shape
     rows = [spec.row.nbytes for spec in specs] if shape is None else [sample_nbytes(shape)]

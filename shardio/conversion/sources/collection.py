@@ -14,7 +14,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,8 @@ from shardio.system.opening import open_file
 
 # Asking a filesystem for sizes is waiting, on a network.
 _STAT_THREADS = 16
+
+_MASK_SUFFIXES = (".png", ".webp", ".PNG", ".WEBP")
 
 UNREADABLE: Final = "unreadable"
 """The reason for refusing a source that could not be read. The source may be sound, and readable at the next try."""
@@ -87,8 +89,14 @@ class Source:
         return self.label if isinstance(self.label, int) else None
 
 
+@dataclass(frozen=True)
 class Origin(ABC):
     """Reads the images of a collection. Thread safe, and picklable, because tasks carry it to other processes."""
+
+    masks: Path | None = field(default=None, kw_only=True)
+    """The absolute path of a folder with a mask for each picture; None without masks."""
+    spool: Path | None = field(default=None, kw_only=True)
+    """The folder for the copies that `prepare` makes. If it is None, nothing is copied, and reading may be slow."""
 
     @abstractmethod
     def read(self, source: Source) -> bytes | Given:
@@ -98,17 +106,36 @@ class Origin(ABC):
         OSError if this process lacks file descriptors or memory, so a sound source is not refused.
         """
 
-    @abstractmethod
+    def read_mask(self, source: Source) -> bytes:
+        """Returns the encoded mask. Raises DecodeError if the mask is missing or unreadable; OSError like `read`."""
+        if (path := self._find_mask(source)) is None:
+            name = next(stems_of(source), None)
+            missing = f"{name}.png or {name}.webp" if name else "a picture below SRC, as its path names the mask"
+            raise DecodeError("incomplete", f"expected {missing}, found none")
+        return read_file(path)
+
+    def _find_mask(self, source: Source) -> str | None:
+        assert self.masks is not None
+        return find_beside(self.masks, source, _MASK_SUFFIXES)
+
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns a string for each source, which changes when the source is replaced, rewritten, repaired or lost."""
+        """Returns a string for each source, which changes when the source or its mask is replaced, rewritten, repaired
+        or lost."""
+        found = self._fingerprints(sources)
+        if self.masks is None:
+            return found
+        return [
+            f"{picture}\0{'no mask' if path is None else f'{os.path.splitext(path)[1]} {identify(path)}'}"
+            for picture, path in zip(found, map(self._find_mask, sources), strict=True)
+        ]
+
+    @abstractmethod
+    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        """Returns the fingerprints without those of masks."""
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
         """Returns the total size of the encoded images; None if it is unknown without reading them."""
         return None
-
-    def with_copies_in(self, folder: Path) -> Origin:
-        """Returns an origin that keeps its copies of images in `folder`; the origin itself if it makes no copies."""
-        return self
 
     def copies_nbytes(self) -> int:
         """Returns about how many bytes `prepare` writes; 0 for an origin that needs no copies."""
@@ -192,7 +219,7 @@ class FileOrigin(Origin):
         with ThreadPoolExecutor(_STAT_THREADS, "shardio-stat") as pool:
             return sum(pool.map(total, range(_STAT_THREADS)))
 
-    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         found = []
         state = cache(identify)  # an archive holds many sources
         for source in sources:

@@ -74,7 +74,7 @@ class DatasetOrigin(Origin):
         item = _get(split, self.datasets[split], number)
         return _given(item, f"dataset {split!r}, item {number}", self)
 
-    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns the identity of the dataset for each source. It does not change when an item changes."""
         return [self.identity] * len(sources)
 

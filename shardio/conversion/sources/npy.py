@@ -170,8 +170,6 @@ class RowsOrigin(Origin):
     members: Mapping[str, _Member]
     label: str = ""
     """The member with labels that are stored as float32."""
-    spool: Path | None = None
-    """The folder for the copies. If it is None, reading a row of a compressed array costs reading all rows before."""
 
     def read(self, source: Source) -> Given:
         if isinstance(source.place, Fault):
@@ -193,7 +191,7 @@ class RowsOrigin(Origin):
             if identify(self.path) != self.identity:
                 raise DecodeError("unreadable", "expected the file as it was scanned, found it changed: run again")
         elif self.spool is not None:
-            copy = self._copy_of(name, self.spool)
+            copy = self._copy_of(name)
             with naming(copy), open_untrusted(copy) as file:
                 data = os.pread(file.fileno(), row.nbytes, start)
         else:
@@ -222,7 +220,7 @@ class RowsOrigin(Origin):
         with self._open(name) as file, refusing(self.path):
             return np.frombuffer(file.read(), header.dtype, offset=header.start).reshape(header.shape)
 
-    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         return [identify(self.path)] * len(sources)
 
     def nbytes(self, sources: Sequence[Source]) -> int:
@@ -230,16 +228,13 @@ class RowsOrigin(Origin):
 
     # --- copies of compressed arrays ---
 
-    def with_copies_in(self, folder: Path) -> RowsOrigin:
-        return replace(self, spool=folder)
-
-    def _copy_of(self, name: str, spool: Path) -> Path:
+    def _copy_of(self, name: str) -> Path:
+        assert self.spool is not None
         state = hashlib.sha256(f"{name}\0{self.identity}".encode()).hexdigest()
-        return spool / f"{state[:32]}.rows"
+        return self.spool / f"{state[:32]}.rows"
 
     def _is_missing(self, name: str) -> bool:
-        is_stored = self.members[name].offset is not None
-        return not is_stored and (self.spool is None or not self._copy_of(name, self.spool).exists())
+        return self.members[name].offset is None and (self.spool is None or not self._copy_of(name).exists())
 
     def copies_nbytes(self) -> int:
         return sum(member.header.nbytes for name, member in self.members.items() if self._is_missing(name))
@@ -254,8 +249,7 @@ class RowsOrigin(Origin):
             with contextlib.ExitStack() as stack:
                 copy: AtomicFile | None = None
                 if member.offset is None:
-                    assert self.spool is not None
-                    stack.enter_context(naming(target := self._copy_of(name, self.spool)))
+                    stack.enter_context(naming(target := self._copy_of(name)))
                     copy = stack.enter_context(AtomicFile(target))
                 file, count = stack.enter_context(self._open(name)), member.header.shape[0]
                 done = reported = 0

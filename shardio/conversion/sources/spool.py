@@ -11,7 +11,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,6 @@ class ParquetOrigin(Origin):
     """The name of the column of images, such as "image", or "image.bytes" for a field of a struct."""
     files: Mapping[bytes, TableFile]
     """The parquet files, by path relative to `folder`."""
-    spool: Path | None = None
-    """The folder for the copies. If it is None, nothing is copied, and reading an image costs reading its row group."""
 
     def read(self, source: Source) -> bytes:
         """Returns an image from its copy, or from the parquet file if the copy is missing or damaged.
@@ -68,7 +66,7 @@ class ParquetOrigin(Origin):
             raise DecodeError("empty", "the row has no image: expected its bytes, found null")
         return image
 
-    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         places = [source.place for source in sources]
         seen = {where: identify(self._path(where)) for where in {p.where for p in places if isinstance(p, Item)}}
         return [seen[place.where] if isinstance(place, Item) else str(place) for place in places]
@@ -93,9 +91,6 @@ class ParquetOrigin(Origin):
             return bytes(image)
 
     # --- the spool ---
-
-    def with_copies_in(self, folder: Path) -> ParquetOrigin:
-        return replace(self, spool=folder)
 
     def _spool_path(self, where: bytes) -> Path:
         """Returns the path of a parquet file's copy. The name includes the state of the parquet file, so a copy of an
