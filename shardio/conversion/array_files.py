@@ -25,7 +25,7 @@ from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished, note_refused
-from shardio.conversion.sources.collection import Given, Item, Source
+from shardio.conversion.sources.collection import Given, Source
 from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, FormatError
@@ -312,8 +312,8 @@ def _raw(
         boxes = source.boxes or SourceBoxes(b"")  # an estimate tries a task with the sources of other splits
         return spec.check(boxes.in_pixels(*source_size))
     assert isinstance(found, Given)
-    assert isinstance(source.place, Item)
-    where = f"dataset {source.place.where.decode()!r}, item {source.place.number}: "
+    split, number = source.item()
+    where = f"dataset {split.decode()!r}, item {number}: "
     if spec.kind != "mask":
         return spec.check(found.arrays[spec.name], where)
     mask = turn(spec.check_dtype(found.arrays[spec.name], where), orientation)

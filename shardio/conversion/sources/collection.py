@@ -88,6 +88,13 @@ class Source:
         """The label for the index; None if labels are no integers."""
         return self.label if isinstance(self.label, int) else None
 
+    def item(self) -> Item:
+        """Returns the place of a row or an item. Raises DecodeError for a Fault."""
+        if isinstance(self.place, Fault):
+            raise DecodeError("incomplete", self.place.detail)
+        assert isinstance(self.place, Item)
+        return self.place
+
 
 @dataclass(frozen=True)
 class Origin(ABC):

@@ -69,8 +69,8 @@ class DatasetOrigin(Origin):
 
     def read(self, source: Source) -> Given:
         """Returns an item. Raises DecodeError if the dataset raises, TypeError or ValueError if the item is invalid."""
-        assert isinstance(source.place, Item)
-        split, number = source.place.where.decode(), source.place.number
+        where, number = source.item()
+        split = where.decode()
         item = _get(split, self.datasets[split], number)
         return _given(item, f"dataset {split!r}, item {number}", self)
 

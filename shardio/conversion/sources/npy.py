@@ -26,7 +26,6 @@ from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import (
     Collection,
     Extent,
-    Fault,
     FileOrigin,
     Given,
     Item,
@@ -172,10 +171,8 @@ class RowsOrigin(Origin):
     """The member with labels that are stored as float32."""
 
     def read(self, source: Source) -> Given:
-        if isinstance(source.place, Fault):
-            raise DecodeError("incomplete", source.place.detail)
-        assert isinstance(source.place, Item)
-        values = {name: self._read_row(name, source.place.number) for name in self.members}
+        number = source.item().number
+        values = {name: self._read_row(name, number) for name in self.members}
         if self.label:
             try:
                 values[LABELS_NAME] = as_float32(values.pop(self.label))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.collection import Fault, Item, Origin, Source, check_source_nbytes, identify
+from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import crc32
 from shardio.sets.arrow import open_parquet
@@ -58,7 +58,7 @@ class ParquetOrigin(Origin):
 
         Raises FileNotFoundError if another process published the set and removed the spool.
         """
-        where, number = _item(source)
+        where, number = source.item()
         is_sound, image = (False, None) if self.spool is None else self._read_spool(where, number)
         if not is_sound:
             image = self._read_row_group(where, number)
@@ -152,14 +152,6 @@ class ParquetOrigin(Origin):
                 return False, None
             image = os.pread(file.fileno(), nbytes, offset)
             return crc32(image) == crc, image
-
-
-def _item(source: Source) -> Item:
-    """Returns the row of a source. Raises DecodeError for a Fault."""
-    if isinstance(source.place, Fault):
-        raise DecodeError("incomplete", source.place.detail)
-    assert isinstance(source.place, Item)
-    return source.place
 
 
 def _changed(path: Path) -> SourceError:
