@@ -128,7 +128,12 @@ class SourceOptions:
         """Scans SRC."""
         if not isinstance(src, (str, os.PathLike)):
             collection = collect_datasets(src, self.declared(options.sample_shape))
-            return self._describe(collection, [read_table(table) for table in self.tables.values()])
+            contents = self._read_tables(unlabelled=False)
+            if any(content.labels for content in contents.values()):
+                raise ValueError(
+                    "a table of the items of a dataset adds columns of numbers alone: items have their labels"
+                )
+            return describe(collection, contents) if contents else collection
         return self.annotate(self._collect(src), options)
 
     def annotate(self, collection: Collection, options: ConvertOptions) -> Collection:
@@ -159,15 +164,13 @@ class SourceOptions:
 
     def read(self, src: str | os.PathLike[str], labels: Labels | None, empty_classes: EmptyClasses) -> Collection:
         """Returns the images in SRC, as its tables describe them."""
-        contents = [read_table(table, unlabelled=labels == "none") for table in self.tables.values()]
-        from_table = any(content.labels for content in contents)
+        contents = self._read_tables(unlabelled=labels == "none")
+        from_table = any(content.labels for content in contents.values())
         collection = scan(src, self.source, labels="none" if from_table else labels, empty_classes=empty_classes)
-        return self._describe(collection, contents)
+        return describe(collection, contents) if contents else collection
 
-    def _describe(self, collection: Collection, contents: Sequence[Contents]) -> Collection:
-        if collection.kind == "dataset" and any(content.labels for content in contents):
-            raise ValueError("a table of the items of a dataset adds columns of numbers alone: items have their labels")
-        return describe(collection, self.tables, contents) if contents else collection
+    def _read_tables(self, *, unlabelled: bool) -> Mapping[str, Contents]:
+        return {split: read_table(table, unlabelled=unlabelled) for split, table in self.tables.items()}
 
     def _collect(self, src: str | os.PathLike[str]) -> Collection:
         try:

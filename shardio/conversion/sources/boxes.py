@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,9 @@ _SIDES = {int, float, type(None)}
 Box = tuple[float, float, float, float, int | str]
 """Left, top, right, bottom, and the number or the name of the category."""
 
+Size = tuple[float, float] | None
+"""(height, width) of a picture, if a file states it."""
+
 
 def add_boxes(collection: Collection, places: Mapping[str, Path], max_boxes: int | None) -> Collection:
     """Returns the collection with the boxes in `places`: JSON files by split, or one file or folder by "".
@@ -70,37 +73,33 @@ def add_boxes(collection: Collection, places: Mapping[str, Path], max_boxes: int
 
 
 def _from_json(collection: Collection, places: Mapping[str, Path]) -> tuple[Collection, tuple[str, ...], str]:
-    read = [_read_json(path) for path in places.values()]
-    (first, *others), paths = read, list(places.values())
-    for path, other in zip(paths[1:], others, strict=True):
-        if list(other.categories.items()) != list(first.categories.items()):
+    contents: dict[str, Contents] = {}
+    first: dict[int, str] = {}
+    num_crowds = 0
+    for split, path in places.items():
+        contents[split], categories, crowds = _read_json(path)
+        first, num_crowds = first or categories, num_crowds + crowds
+        if list(categories.items()) != list(first.items()):
             raise SourceError(
-                f"{path}: expected the categories of {paths[0]}, in the same order, found "
-                f"{show(list(other.categories.values()))}"
+                f"{path}: expected the categories of {next(iter(places.values()))}, in the same order, found "
+                f"{show(list(categories.values()))}"
             )
-    tables = {split: Table(path) for split, path in places.items()}
-    found = describe(collection, tables, [one.contents for one in read])
-    crowds = sum(one.num_crowds for one in read)
-    note = f"; {counted(crowds, 'crowd box')} left out" if crowds else ""
-    return found, tuple(first.categories.values()), f", {counted(len(first.categories), 'class')}{note}"
+    note = f"; {counted(num_crowds, 'crowd box')} left out" if num_crowds else ""
+    return describe(collection, contents), tuple(first.values()), f", {counted(len(first), 'class')}{note}"
 
 
-@dataclass(frozen=True)
-class _Document:
-    """The content of a JSON file in the format of COCO."""
-
-    contents: Contents
-    """A row for each image, with its boxes."""
-    categories: Mapping[int, str]
-    """Names by id, in the order of the file."""
-    num_crowds: int
-
-
-def _read_json(path: Path) -> _Document:
-    images, annotations, categories = _lists(path, _load(path))
-    names = _read_categories(path, categories)
+def _read_json(path: Path) -> tuple[Contents, dict[int, str], int]:
+    """Returns (a row with its boxes for each image, the names of categories by id, the number of crowd boxes)."""
+    match document := _load(path):
+        case {"images": list() as images, "annotations": list() as annotations, "categories": list() as categories}:
+            names = _read_categories(path, categories)
+        case _:
+            raise SourceError(
+                f"{path}: expected lists images, annotations, categories, as COCO's instances_*.json have, found "
+                f"{show(document)}"
+            )
     contents = Contents(Table(path), Faults(path, "image"))
-    sizes: dict[object, tuple[float, float] | None] = {}
+    sizes: dict[object, Size] = {}
     for number, one in enumerate(images):
         match one:
             case {"id": int() | str() as key, "file_name": str(name)} if (
@@ -114,8 +113,8 @@ def _read_json(path: Path) -> _Document:
                 contents.faults.add(number, "a new `id`, a `file_name`, and numbers as `height` and `width`", one)
     contents.faults.check()
     boxes, num_crowds = _read_annotations(path, annotations, sizes.keys(), list(names))
-    found = [_boxes(boxes[key], size) for key, size in sizes.items()]
-    return _Document(replace(contents, boxes=found), names, num_crowds)
+    found = [SourceBoxes(np.array(boxes[key], np.float64).tobytes(), size) for key, size in sizes.items()]
+    return replace(contents, boxes=found), names, num_crowds
 
 
 def _read_categories(path: Path, categories: Sequence[Any]) -> dict[int, str]:
@@ -193,89 +192,60 @@ def _load(path: Path) -> Any:
         ) from None
 
 
-def _lists(path: Path, document: Any) -> list[list[Any]]:
-    """Returns the lists of images, annotations and categories in a document."""
-    names = ("images", "annotations", "categories")
-    found = [document.get(name) if isinstance(document, dict) else None for name in names]
-    lists = [one for one in found if isinstance(one, list)]
-    if len(lists) == len(names):
-        return lists
-    raise SourceError(
-        f"{path}: expected lists {', '.join(names)}, as COCO's instances_*.json have, found {show(document)}"
-    )
-
-
-def _size(height: float | None, width: float | None) -> tuple[float, float] | None:
+def _size(height: float | None, width: float | None) -> Size:
     """Returns (height, width) if a file has stated them; None if they are missing, or 0 as some programs write."""
     return (height, width) if height and width else None
 
 
-def _boxes(boxes: Sequence[Box], size: tuple[float, float] | None, *, relative: bool = False) -> SourceBoxes:
-    return SourceBoxes(np.array(boxes, np.float64).tobytes(), size, relative)
-
-
 # --- a file for each picture ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Annotation:
-    """The boxes in the file of one picture."""
-
-    boxes: Sequence[Box] = ()
-    size: tuple[float, float] | None = None
-    fault: Fault | None = None
-    """The reason to refuse the picture; None if its file is sound."""
-    is_missing: bool = False
 
 
 def _from_folder(collection: Collection, folder: Path) -> tuple[Collection, tuple[str, ...], str]:
     sources = list(chain.from_iterable(collection.splits.values()))
     suffix = _suffix(folder, sources)
     names = _read_names(folder) if suffix == ".txt" else ()
+    missing: list[Source] = []
 
-    def read(source: Source) -> _Annotation:
+    def read(source: Source) -> tuple[Sequence[Box], Size, Fault | None]:
+        """Returns (boxes, the size in the file, the reason to refuse the picture, or None if its file is sound)."""
         path = _find(folder, source, suffix)
         if path is None:
-            missing = Fault(f"boxes: expected {folder / next(stems_of(source), '')}.xml, found none")
-            return _Annotation(fault=missing if suffix == ".xml" else None, is_missing=True)
+            missing.append(source)
+            fault = Fault(f"boxes: expected {folder / next(stems_of(source), '')}.xml, found none")
+            return (), None, fault if suffix == ".xml" else None
         try:
             data = read_file(path)
             if len(data) > _MAX_FILE_NBYTES:
                 raise ValueError(f"expected at most {_MAX_FILE_NBYTES:,} bytes, found {len(data):,}")
-            return _parse_xml(data) if suffix == ".xml" else _Annotation(list(_parse_text(data, len(names))))
+            boxes, size = _parse_xml(data) if suffix == ".xml" else (list(_parse_text(data, len(names))), None)
+            return boxes, size, None
         except (DecodeError, ValueError) as error:
-            return _Annotation(fault=Fault(f"boxes: {path}: {error}"))
+            return (), None, Fault(f"boxes: {path}: {error}")
 
     with ThreadPoolExecutor(_READ_THREADS, "shardio-boxes") as pool:
-        read_ahead = list(pool.map(read, sources))
+        found = list(pool.map(read, sources))
     note = ""
     if suffix == ".xml":
-        everything = list(chain.from_iterable(one.boxes for one in read_ahead))
+        everything = list(chain.from_iterable(boxes for boxes, _, _ in found))
         names = tuple(sorted({str(name) for *_, name in everything}))
         # VOC counts pixels from 1, and the right and bottom pixels are in the box. Many programs count from 0.
         start = int(all(min(left, top) > 0 for left, top, *_ in everything))
         numbers = {name: number for number, name in enumerate(names)}
-        read_ahead = [
-            replace(
-                one,
-                boxes=[(x - start, y - start, right, bottom, numbers[str(n)]) for x, y, right, bottom, n in one.boxes],
-            )
-            for one in read_ahead
+        found = [
+            ([(x - start, y - start, right, bottom, numbers[str(n)]) for x, y, right, bottom, n in boxes], size, fault)
+            for boxes, size, fault in found
         ]
         note = f", {counted(len(names), 'class')}; pixels count from {start}"
     else:
         note = f", {counted(len(names), 'class')}" if names else f"; no {_NAMES_FILE}, so classes have no names"
-        if missing := sum(one.is_missing for one in read_ahead):
-            note += f"; {counted(missing, 'picture')} without a file and so without boxes"
-    found = iter(read_ahead)
+        if missing:
+            note += f"; {counted(len(missing), 'picture')} without a file and so without boxes"
+    in_order = iter(found)
 
     def boxed(source: Source) -> Source:
-        one = next(found)
-        return replace(
-            source,
-            place=one.fault or source.place,
-            boxes=_boxes(one.boxes, one.size, relative=suffix == ".txt"),
-        )
+        boxes, size, fault = next(in_order)
+        rows = np.array(boxes, np.float64).tobytes()
+        return replace(source, place=fault or source.place, boxes=SourceBoxes(rows, size, suffix == ".txt"))
 
     splits = {split: tuple(map(boxed, sources)) for split, sources in collection.splits.items()}
     return replace(collection, splits=splits), names, note
@@ -311,8 +281,8 @@ class _Tree(ElementTree.TreeBuilder):
         raise ValueError("expected XML without a DOCTYPE, found one")
 
 
-def _parse_xml(data: bytes) -> _Annotation:
-    """Returns the boxes in a file of VOC. Raises ValueError if it is not such a file."""
+def _parse_xml(data: bytes) -> tuple[list[Box], Size]:
+    """Returns the boxes in a file of VOC, and the picture's size. Raises ValueError if it is not such a file."""
     try:
         root = ElementTree.fromstring(data, ElementTree.XMLParser(target=_Tree()))
     except (ElementTree.ParseError, LookupError) as error:  # LookupError: of an unknown encoding
@@ -329,7 +299,7 @@ def _parse_xml(data: bytes) -> _Annotation:
             raise ValueError(f"object {number}: expected a name, and xmin <= xmax and ymin <= ymax, found {name!r:.80}")
         boxes.append((left, top, right, bottom, name))
     height, width = (parse_number(root.findtext(f"size/{side}", "0")) for side in ("height", "width"))
-    return _Annotation(boxes, _size(height, width))
+    return boxes, _size(height, width)
 
 
 def _parse_text(data: bytes, num_names: int) -> Iterator[Box]:

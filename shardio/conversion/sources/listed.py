@@ -6,15 +6,16 @@ An error names all wrong rows, not only the first, so a table can be corrected i
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import accumulate, repeat
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shardio.conversion.arrays import Label, as_float32
 from shardio.conversion.images.headers import has_image_suffix
@@ -35,6 +36,10 @@ from shardio.errors import SourceError, counted
 _PROBED = 20
 
 
+_Row = tuple[Contents, int, str, Source]
+"""A table, the number of a row among those of the table, and the split and the source of the row."""
+
+
 def scan_table(table: Table, *, unlabelled: bool = False) -> Collection:
     """Returns the images that a table lists, in its order; without its labels if `unlabelled`.
 
@@ -43,27 +48,42 @@ def scan_table(table: Table, *, unlabelled: bool = False) -> Collection:
     """
     content = read_table(table, unlabelled=unlabelled)
     folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
+
+    @cache
+    def images_in(above: str) -> Mapping[str, list[str]]:
+        """Returns the paths of the images in a folder, sorted, by their names without suffix."""
+        found: dict[str, list[str]] = {}
+        with contextlib.suppress(OSError):
+            for name in sorted(filter(has_image_suffix, os.listdir(folder / above))):
+                found.setdefault(os.path.splitext(name)[0], []).append(os.path.join(above, name))
+        return found
+
+    def add_suffix(path: str) -> list[str]:
+        above, name = os.path.split(path)
+        return images_in(above).get(name, [])
+
     probed = content.paths[:_PROBED]
-    add_suffix = _Suffixes(folder)
     lacks_suffixes = not any(os.path.lexists(folder / path) for path in probed)
-    if lacks_suffixes and probed and not any(map(add_suffix.find, probed)):
+    if lacks_suffixes and probed and not any(map(add_suffix, probed)):
         content.faults.check()
         raise _nowhere(table, folder, probed)
     below = os.path.join(folder, "")
-    found = []
-    for line, path in zip(content.lines, content.paths, strict=True):
-        names = add_suffix.find(path) if lacks_suffixes else []
+    rows: list[_Row] = []
+    for row, path in enumerate(content.paths):
+        names = add_suffix(path) if lacks_suffixes else []
         if len(names) > 1:
-            content.faults.add(line, f"the path of one image, and not of {names[0]!r} and {names[1]!r}", path)
+            expected = f"the path of one image, and not of {names[0]!r} and {names[1]!r}"
+            content.faults.add(content.lines[row], expected, path)
         place = next(iter(names), path)
         key = os.path.normpath(os.path.join(below, place))
         key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
         same = os.fsencode(key) == os.fsencode(place)
-        found.append((DEFAULT_SPLIT, Source(os.fsencode(key), None, None if same else os.fsencode(place))))
-    return _collect(Collection(FileOrigin(folder), (), {}, {}, kind="list"), [(content, found)])
+        source = Source(os.fsencode(key), None, None if same else os.fsencode(place))
+        rows.append((content, row, content.splits[row] or DEFAULT_SPLIT, source))
+    return _collect(Collection(FileOrigin(folder), (), {}, {}, kind="list"), [content], rows)
 
 
-def describe(collection: Collection, tables: Mapping[str, Table], contents: Sequence[Contents]) -> Collection:
+def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collection:
     """Returns the images of a collection with the labels, splits and numbers in tables.
 
     `tables` are by split, or one by "". Paths are keys, or files in SRC, and may lack a suffix, or the folder of the
@@ -72,15 +92,14 @@ def describe(collection: Collection, tables: Mapping[str, Table], contents: Sequ
     collection lists the images: each must be in a table, and other rows are counted. Splits without a table stay as
     they are.
     """
+    contents = list(tables.values())
     is_labelled = any(sources[0].label is not None for sources in collection.splits.values())
     tables_list = any(content.labels for content in contents) or (not is_labelled and collection.kind != "dataset")
     images = _Images(collection)
     ignored = Counter(collection.ignored)
     used: set[bytes] = set()
-    parts = []
-    for given, content in zip(tables, contents, strict=True):
-        found: list[tuple[str, Source]] = []
-        kept = []
+    rows: list[_Row] = []
+    for given, content in tables.items():
         for row, path in enumerate(content.paths):
             names = [posixpath.normpath(path), *([f"{given}/{path}"] if given else [])]
             fitting = images.find(names)
@@ -98,15 +117,13 @@ def describe(collection: Collection, tables: Mapping[str, Table], contents: Sequ
             else:
                 ignored["row without an image"] += 1
                 continue
-            kept.append(row)
-            found.append((given or split, source))
+            rows.append((content, row, content.splits[row] or given or split, source))
         content.faults.check()
         if content.paths and not used:
             raise SourceError(
                 f"{content.table.path}: expected paths of images in SRC such as {images.first!r}, found "
                 f"{content.paths[0]!r}, and no image at any path. Paths are relative to SRC"
             )
-        parts.append((content.of(kept), found))
     left = {
         split: [source for source in sources if source.key not in used]
         for split, sources in collection.splits.items()
@@ -122,26 +139,7 @@ def describe(collection: Collection, tables: Mapping[str, Table], contents: Sequ
     if num_left:
         ignored["image in no table"] += num_left
     splits = {split: sources for split, sources in collection.splits.items() if split not in left}
-    return _collect(replace(collection, splits=splits, ignored=ignored), parts)
-
-
-class _Suffixes:
-    """Finds the images that paths without a suffix mean. Lists each folder once."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._folders: dict[str, dict[str, list[str]]] = {}
-
-    def find(self, path: str) -> list[str]:
-        """Returns the paths of images that are `path` and a suffix, sorted."""
-        folder, name = os.path.split(path)
-        if folder not in self._folders:
-            names: dict[str, list[str]] = {}
-            with contextlib.suppress(OSError):
-                for one in sorted(filter(has_image_suffix, os.listdir(self._root / folder))):
-                    names.setdefault(os.path.splitext(one)[0], []).append(os.path.join(folder, one))
-            self._folders[folder] = names
-        return self._folders[folder].get(name, [])
+    return _collect(replace(collection, splits=splits, ignored=ignored), contents, rows)
 
 
 class _Images:
@@ -194,60 +192,57 @@ def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
     )
 
 
-def _collect(collection: Collection, parts: Sequence[tuple[Contents, Sequence[tuple[str, Source]]]]) -> Collection:
-    """Returns the collection with the sources of tables: (split without the table's, source) of each row."""
-    splits = [[given or split for given, (split, _) in zip(c.splits, found, strict=True)] for c, found in parts]
-    classes, labels = _read_labels([content for content, _ in parts], splits)
-    listed: dict[str, list[Source]] = {split: [] for split in in_split_order(name for part in splits for name in part)}
-    first: dict[bytes, tuple[Contents, int]] = {}  # of each image the table and the line
-    for (content, found), names, part in zip(parts, splits, labels, strict=True):
-        boxes = content.boxes or repeat(None)
-        for line, path, name, label, (_, source), some in zip(
-            content.lines, content.paths, names, part, found, boxes, strict=False
-        ):
-            other, there = first.setdefault(source.key, (content, line))
-            if (other, there) != (content, line):
-                where = "" if other is content else f" of {other.table.path.name}"
-                expected = f"a path that is not in {content.faults.word} {there}{where} already"
-                content.faults.add(line, expected, path)
-            source = replace(source, label=label) if content.labels else source
-            listed[name].append(source if some is None else replace(source, boxes=some))
+def _collect(collection: Collection, contents: Sequence[Contents], rows: Sequence[_Row]) -> Collection:
+    """Returns the collection with the sources of tables."""
+    classes, labels = _read_labels(contents, rows)
+    listed: dict[str, list[Source]] = {split: [] for split in in_split_order(split for _, _, split, _ in rows)}
+    first: dict[bytes, tuple[Contents, int]] = {}  # of each image the table and the row
+    for (content, row, split, source), label in zip(rows, labels, strict=True):
+        other, there = first.setdefault(source.key, (content, row))
+        if (other, there) != (content, row):
+            where = "" if other is content else f" of {other.table.path.name}"
+            expected = f"a path that is not in {content.faults.word} {other.lines[there]}{where} already"
+            content.faults.add(content.lines[row], expected, content.paths[row])
+        if content.labels:
+            source = replace(source, label=label)
+        listed[split].append(replace(source, boxes=content.boxes[row]) if content.boxes else source)
+    for content in contents:
         content.faults.check()
-    if not any(listed.values()):
-        raise SourceError(f"{parts[0][0].table.path}: expected rows with paths of images, found none")
-    if collection.splits and any(content.numbers for content, _ in parts):
+    if not rows:
+        raise SourceError(f"{contents[0].table.path}: expected rows with paths of images, found none")
+    if collection.splits and any(content.numbers for content in contents):
         raise SourceError(
-            f"{parts[0][0].table.path}: expected a table for every split, as it has numbers for the index, found none "
+            f"{contents[0].table.path}: expected a table for every split, as it has numbers for the index, found none "
             f"for {next(iter(collection.splits))!r}"
         )
-    has_labels = any(content.labels for content, _ in parts)
+    has_labels = any(content.labels for content in contents)
     kind = ""
     if has_labels:
-        given = (label for part in labels for label in part if label is not None)
-        width = len(first_label) if isinstance(first_label := next(given, None), tuple) else 0
-        kind = f" ({counted(len(classes), 'class')})" if not width else f" (float32, {counted(width, 'number')})"
-    columns = [
-        make_columns(content.table.path, content.faults.word, content.lines, [s.key for _, s in found], content.numbers)
-        for content, found in parts
-        if content.numbers
-    ]
+        given = next((label for label in labels if label is not None), None)
+        kind = f" ({counted(len(classes), 'class')})"
+        if isinstance(given, tuple):
+            kind = f" (float32, {counted(len(given), 'number')})"
+    columns = []
+    for content in (content for content in contents if content.numbers):
+        mine = [(row, source.key) for other, row, _, source in rows if other is content]
+        lines, keys = [content.lines[row] for row, _ in mine], [key for _, key in mine]
+        numbers = {name: [cells[row] for row, _ in mine] for name, cells in content.numbers.items()}
+        columns.append(make_columns(content.table.path, content.faults.word, lines, keys, numbers))
     return replace(
         collection,
         classes=classes if has_labels else collection.classes,
         class_names=() if has_labels else collection.class_names,
         splits={**{split: tuple(sources) for split, sources in listed.items()}, **collection.splits},
         columns=merge_columns(columns) if columns else collection.columns,
-        notes=(*collection.notes, *(f"{c.table.path.name}: {c.note}{kind}" for c, _ in parts if c.note)),
+        notes=(*collection.notes, *(f"{c.table.path.name}: {c.note}{kind}" for c in contents if c.note)),
     )
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def _read_labels(
-    contents: Sequence[Contents], splits: Sequence[Sequence[str]]
-) -> tuple[tuple[str, ...], list[list[Label]]]:
-    """Returns (classes, label of each row of each table). Adds mistakes to the faults.
+def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tuple[str, ...], Sequence[Label]]:
+    """Returns (classes, label of each row). Adds mistakes to the faults.
 
     A split without any label has none, and so has a table without a column of labels.
     """
@@ -257,58 +252,43 @@ def _read_labels(
             f"{labelled[-1].table.path}: expected the columns of labels of {labelled[0].table.path}, in its order, "
             f"found {', '.join(labelled[-1].names)} and not {', '.join(labelled[0].names)}"
         )
-    rows = [
-        (content, line, split, cell)
-        for content, names in zip(contents, splits, strict=True)
-        for line, split, cell in zip(content.lines, names, _cells(content), strict=True)
-    ]
-    full = {split for _, _, split, cell in rows if cell is not None}
+    cells = [_cell(content, row) for content, row, _, _ in rows]
+    full = {split for (_, _, split, _), cell in zip(rows, cells, strict=True) if cell is not None}
     single = all(len(content.labels) <= 1 for content in contents)
-    texts = ["" if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for _, _, _, cell in rows]
-    if single and not any(isinstance(cell, (list, tuple)) for *_, cell in rows) and not are_measures(texts):
-        numbering = number_labels({(row[2], text) for row, text in zip(rows, texts, strict=True) if row[2] in full})
-        classes = numbering.classes
-        labels: list[Label] = [
-            numbering.labels.get(text) if row[2] in full else None for row, text in zip(rows, texts, strict=True)
-        ]
-        for (content, line, split, _), text in zip(rows, texts, strict=True):
-            if split in full and (expected := numbering.expected.get((split, text))) is not None:
-                content.faults.add(line, expected, text)
-    else:
-        classes = labelled[0].names if not single else ()
-        labels = list(_numbers(rows, full))
-    ends = list(accumulate(len(content.lines) for content in contents))
-    return classes, [labels[end - len(content.lines) : end] for content, end in zip(contents, ends, strict=True)]
+    texts = ["" if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
+    if not single or any(isinstance(cell, (list, tuple)) for cell in cells) or are_measures(texts):
+        return labelled[0].names if not single else (), list(_numbers(rows, cells, full))
+    splits = [split for _, _, split, _ in rows]
+    numbering = number_labels({(split, text) for split, text in zip(splits, texts, strict=True) if split in full})
+    for (content, row, split, _), text in zip(rows, texts, strict=True):
+        if split in full and (expected := numbering.expected.get((split, text))) is not None:
+            content.faults.add(content.lines[row], expected, text)
+    return numbering.classes, [
+        numbering.labels.get(text) if split in full else None for split, text in zip(splits, texts, strict=True)
+    ]
 
 
-def _cells(content: Contents) -> Sequence[Any]:
-    """Returns the label of each row as it is written: a value; the values of several columns; None if there is none."""
-    if len(content.labels) <= 1:
-        return content.labels[0] if content.labels else [None] * len(content.lines)
-    return [None if set(cells) == {None} else cells for cells in zip(*content.labels, strict=True)]
+def _cell(content: Contents, row: int) -> Any:
+    """Returns a row's label as it is written: a value; the values of several columns; None if there is none."""
+    cells = tuple(column[row] for column in content.labels)
+    return None if all(cell is None for cell in cells) else cells[0] if len(cells) == 1 else cells
 
 
-def _numbers(rows: Iterable[tuple[Contents, int, str, Any]], full: Set[str]) -> Iterator[Label]:
+def _numbers(rows: Iterable[_Row], written: Iterable[Any], full: Set[str]) -> Iterator[Label]:
     width = 0
-    for content, line, split, cell in rows:
+    for (content, row, split, _), cell in zip(rows, written, strict=True):
         numbers: tuple[float, ...] = ()
         if split in full:
             cells = cell if isinstance(cell, (list, tuple)) else (cell,)
             try:
-                numbers = tuple(map(float, as_float32([_number(number) for number in cells])))
+                found = as_float32([parse_number(one) if isinstance(one, str) else float(one) for one in cells])
+                if not np.isfinite(found).all():
+                    raise ValueError
             except (TypeError, ValueError, OverflowError):
-                content.faults.add(line, "numbers as labels", cell)
+                content.faults.add(content.lines[row], "numbers as labels", cell)
             else:
+                numbers = tuple(map(float, found))
                 width = width or len(numbers)
                 if len(numbers) != width:
-                    content.faults.add(line, f"{width} numbers, as in other rows", cell)
+                    content.faults.add(content.lines[row], f"{width} numbers, as in other rows", cell)
         yield numbers or None
-
-
-def _number(cell: Any) -> float:
-    """Returns the number in a cell. Raises ValueError or TypeError if there is none, or it is not finite."""
-    if isinstance(cell, str):
-        return parse_number(cell)
-    if not math.isfinite(number := float(cell)):
-        raise ValueError
-    return number

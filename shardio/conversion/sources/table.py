@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +111,6 @@ class Contents:
     """The boxes of each row; None if the table has none."""
     note: str = ""
     """Which columns are read as what."""
-
-    def of(self, rows: Sequence[int]) -> Contents:
-        """Returns some of the rows."""
-        if len(rows) == len(self.lines):
-            return self
-        lines = [self.lines[row] for row in rows]
-        paths, splits = ([column[row] for row in rows] for column in (self.paths, self.splits))
-        labels = [[cells[row] for row in rows] for cells in self.labels]
-        numbers = {name: [cells[row] for row in rows] for name, cells in self.numbers.items()}
-        boxes = self.boxes and [self.boxes[row] for row in rows]
-        return replace(self, lines=lines, paths=paths, splits=splits, labels=labels, numbers=numbers, boxes=boxes)
 
 
 def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
