@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -21,8 +20,9 @@ from shardio.conversion.writing.shard_file import with_columns
 from shardio.errors import SourceError
 from shardio.format.layout import IndexColumns, check_columns
 
+_INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
 # float64 holds integers exactly up to here.
-_MAX_EXACT = 1 << 53
+_EXACT = -(1 << 53), 1 << 53, "-2**53 to 2**53, as other cells are fractions or empty"
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 _Numbers = NDArray[np.int64] | NDArray[np.float64]
@@ -61,15 +61,22 @@ def make_columns(
     A column with only integers becomes int64. Any other becomes float64, where empty cells are NaN, and refuses
     integers that float64 cannot hold exactly. Raises SourceError, with the row's line, for a cell that is no number.
     """
-    values = {}
+    values: dict[str, _Numbers] = {}
     for name, cells in numbers.items():
-        column = _Cells()
+        found = []
         for line, cell in zip(lines, cells, strict=True):
             try:
-                column.append(cell)
+                found.append(_parse(cell))
             except ValueError as error:
                 raise SourceError(f"{path}, {word} {line}: column {name!r}: {error}") from None
-        values[name] = column.to_array()
+        are_floats = any(isinstance(number, float) for number in found)
+        least, most, expected = _EXACT if are_floats else _INT64
+        for line, number in zip(lines, found, strict=True):
+            if isinstance(number, int) and not least <= number <= most:
+                raise SourceError(f"{path}, {word} {line}: column {name!r}: expected {expected}, found {number}")
+        values[name] = np.array(found, "<f8" if are_floats else "<i8")
+        if are_floats:
+            values[name][np.isnan(values[name])] = np.nan  # all with the same bytes
     try:
         columns = check_columns([(name, found.dtype.str) for name, found in values.items()])
     except ValueError as error:
@@ -89,50 +96,14 @@ def merge_columns(tables: Sequence[ColumnTable]) -> ColumnTable:
     return ColumnTable(first.columns, rows, values)
 
 
-class _Cells:
-    """The numbers of one column: integers as long as every cell is an integer, floats from then on."""
-
-    def __init__(self) -> None:
-        self._numbers: array[int] | array[float] = array("q")
-
-    def append(self, cell: Any) -> None:
-        """Appends the number in the cell. Raises ValueError if the cell is not a number, or the number does not fit."""
-        number = self._parse("" if cell is None else str(int(cell) if isinstance(cell, bool) else cell).strip())
-        if isinstance(number, float) and self._numbers.typecode == "q":
-            for integer in self._numbers:
-                self._check_exact(integer)
-            self._numbers = array("d", self._numbers)
-        elif isinstance(number, int) and self._numbers.typecode == "d":
-            self._check_exact(number)
-        try:
-            self._numbers.append(number)  # type: ignore[arg-type]
-        except OverflowError:
-            raise ValueError(f"expected integers that fit in int64, found {cell}") from None
-
-    @staticmethod
-    def _parse(cell: str) -> int | float:
-        if _INTEGER.fullmatch(cell):
-            return int(cell)
-        try:
-            if not cell.isascii() or "_" in cell:  # which Python's float would take
-                raise ValueError
-            return float(cell) if cell else np.nan
-        except ValueError:
-            raise ValueError(f"expected a number or nothing, found {cell[:80]!r}") from None
-
-    @staticmethod
-    def _check_exact(integer: int | float) -> None:
-        if abs(integer) > _MAX_EXACT:
-            raise ValueError(f"expected -2**53 to 2**53, as other cells are fractions or empty, found {integer}")
-
-    def to_array(self) -> _Numbers:
-        return _canonical(np.array(self._numbers))
-
-
-def _canonical(numbers: NDArray[Any]) -> _Numbers:
-    """Returns the numbers as little-endian int64 or float64. All NaNs get the same bytes."""
-    if numbers.dtype.kind == "i":
-        return numbers.astype("<i8")
-    floats: NDArray[np.float64] = numbers.astype("<f8")
-    floats[np.isnan(floats)] = np.nan
-    return floats
+def _parse(cell: Any) -> int | float:
+    """Returns the number in a cell; NaN if it is empty. Raises ValueError if it is not a number."""
+    text = "" if cell is None else str(int(cell) if isinstance(cell, bool) else cell).strip()
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        if not text.isascii() or "_" in text:  # which Python's float would take
+            raise ValueError
+        return float(text or "nan")
+    except ValueError:
+        raise ValueError(f"expected a number or nothing, found {text[:80]!r}") from None
