@@ -116,16 +116,16 @@ def test_images_without_a_solution_are_refused(src: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", "line 1: expected ['ImageId', 'PredictionString'], found []"),
+        ("", "line 1: expected ['ImageId', 'PredictionString'], found ['']"),
         ("a,b\n", "line 1: expected ['ImageId', 'PredictionString'], found ['a', 'b']"),
         ("ImageId,PredictionString\nx,n01440764 1 2 3 4 n01443537 1 2 3 4\n", "line 2: expected an image"),
         ("ImageId,PredictionString\nx,n01440764 1 2 3 4\nx,n01440764 1 2 3 4\n", "line 3: expected an image"),
         ("ImageId,PredictionString\nx,\n", "line 2: expected an image"),
-        ("ImageId,PredictionString\nx\n", "line 2: expected an image"),
+        ("ImageId,PredictionString\nx\n", "line 2: expected 2 fields, found 'x'"),
         ("ImageId,PredictionString\n../x,n01440764 1 2 3 4\n", "line 2: expected an image"),
         ("ImageId,PredictionString\nx,../n01440764 1 2 3 4\n", "line 2: expected an image"),
         ("ImageId,PredictionString\nx,n99999999 1 2 3 4\n", "expected the classes of train in val, found 'n99999999'"),
-        ("ImageId,PredictionString\nx," + "n01440764 1 2 3 4 " * 10_000, "line 2: expected CSV, found"),
+        ("ImageId,PredictionString\nx," + "n01440764 1 2 3 4 " * 10_000, "line 2: expected fewer than"),
     ],
 )
 def test_a_solution_that_is_wrong_is_named_with_its_line(text: str, found: str, src: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,15 +32,7 @@ from shardio.format.layout import LABELS_NAME
 SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
 
-_TREES: Mapping[str, Callable[[Path, Labels | None], Collection]] = {"tree": scan_tree, "arrays": scan_arrays}
-"""The functions that scan trees of folders."""
-_SCANS: Mapping[str, Callable[[Path], Collection]] = {
-    "ilsvrc": scan_ilsvrc,
-    "kaggle": scan_kaggle,
-    "tiny-imagenet": scan_tiny_imagenet,
-    "webdataset": scan_webdataset,
-}
-"""The functions that scan the other kinds. They take an absolute path, because the origin keeps the path."""
+_TREES = ("tree", "arrays")
 
 # A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or a name
 # from a list for all labels, in use or not.
@@ -85,16 +78,20 @@ def scan(
     found = "list" if is_table else find_kind(src) if kind == "auto" else kind
     if labels == "folders" and found not in _TREES:
         raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found {found}")
-    if found in _TREES:
-        collection = _TREES[found](src, labels)
-    elif found == "list":
-        collection = scan_table(table, unlabelled=labels == "none")
-    elif found == "parquet":
-        collection = scan_parquet(src, unlabelled=labels == "none")
-    else:
-        collection = _SCANS[found](src)
+    unlabelled = labels == "none"
+    scans: Mapping[str, Callable[[], Collection]] = {
+        "tree": partial(scan_tree, src, labels),
+        "arrays": partial(scan_arrays, src, labels),
+        "list": partial(scan_table, table, unlabelled=unlabelled),
+        "parquet": partial(scan_parquet, src, unlabelled=unlabelled),
+        "ilsvrc": partial(scan_ilsvrc, src),
+        "kaggle": partial(scan_kaggle, src),
+        "tiny-imagenet": partial(scan_tiny_imagenet, src),
+        "webdataset": partial(scan_webdataset, src),
+    }
+    collection = scans[found]()
     _check_keys(src, collection)
-    if labels == "none":
+    if unlabelled:
         return _without_labels(collection)
     if empty_classes != "keep" and (empty := find_empty(collection)):
         if empty_classes == "refuse":

@@ -8,7 +8,6 @@ Keys are paths in the usual folder tree, where validation images are in class fo
 
 from __future__ import annotations
 
-import csv
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from pathlib import Path
 
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source, in_tree_order
 from shardio.conversion.sources.names import entries
+from shardio.conversion.sources.rows import read_rows
+from shardio.conversion.sources.table import Faults
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import SourceError
 from shardio.format.layout import is_safe_name
@@ -99,7 +100,7 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
             f"{images / 'val'}: expected {_SOLUTION_NAME} next to ILSVRC, because it has the labels of the validation "
             "images; found none. Put it there, or convert only the folder train"
         )
-    for name, wnid in _read_solution(solution):
+    for name, wnid in _read_solution(solution).items():
         file = os.fsencode(files.pop(name, f"{name}.JPEG"))
         yield wnid, Source(b"val/%s/%s" % (os.fsencode(wnid), file), 0, b"val/" + file)
     if files:
@@ -109,26 +110,23 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
         )
 
 
-def _read_solution(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields (name of an image, WordNet id of its class) from LOC_val_solution.csv.
+def _read_solution(path: Path) -> dict[str, str]:
+    """Returns the WordNet id of the class of each image, by the name of the image, from LOC_val_solution.csv.
 
     A prediction string has five words for each object, and the first word is the class.
     """
-    seen: set[str] = set()
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = csv.reader(file)
-        try:
-            if (header := next(rows, [])) != _SOLUTION_COLUMNS:
-                raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {header!r:.80}")
-            for row in rows:
-                classes = set(row[1].split()[::5]) if len(row) == 2 else set()
-                if len(classes) != 1 or row[0] in seen or not all(map(is_safe_name, (row[0], *classes))):
-                    expected = "an image that is in no other line, and boxes of one class"
-                    raise SourceError(f"{path}: line {rows.line_num}: expected {expected}, found {row!r:.80}")
-                seen.add(row[0])
-                yield row[0], classes.pop()
-        except csv.Error as error:
-            raise SourceError(f"{path}: line {rows.line_num}: expected CSV, found: {error}") from None
+    rows, faults = read_rows(path, ()), Faults(path, "line")
+    if rows.names != _SOLUTION_COLUMNS:
+        raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {rows.names!r:.80}")
+    found: dict[str, str] = {}
+    for line, (name, boxes) in rows.read(faults.add):
+        classes = set(boxes.split()[::5])
+        if len(classes) != 1 or name in found or not all(map(is_safe_name, (name, *classes))):
+            faults.add(line, "an image that is in no other line, and boxes of one class", f"{name},{boxes}")
+        else:
+            (found[name],) = classes
+    faults.check()
+    return found
 
 
 def _class_names(images: Path, classes: tuple[str, ...]) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
     tables = {name: _read_table(folder / name, shared, unlabelled) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
     for name, table in tables.items():
-        if table.has_labels:
+        if table.label:
             _check_labels(folder / name, table.labels, len(classes))
     sources: dict[str, tuple[Source, ...]] = {}
     files: dict[bytes, TableFile] = {}
@@ -193,10 +193,6 @@ class _Table:
     paths: Sequence[bytes | None]
     label: str
     """The column of labels; "" if there is none."""
-
-    @property
-    def has_labels(self) -> bool:
-        return bool(self.label)
 
 
 def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unlabelled: bool) -> _Table:
@@ -304,10 +300,10 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
     """Returns the classes that the files name. Without names, returns the numbers up to the largest label."""
     (first, table), *others = tables.items()
     for name, other in others:
-        if other.has_labels != table.has_labels:
+        if bool(other.label) != bool(table.label):
             raise SourceError(
                 f"{root / name}: expected labels in all files or in none, and {first} is "
-                f"{'with' if table.has_labels else 'without'} labels. Leave them out by `--labels none`"
+                f"{'with' if table.label else 'without'} labels. Leave them out by `--labels none`"
             )
         if other.image != table.image:
             raise SourceError(
@@ -318,7 +314,7 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
         first = next(iter(named))
         second = next(name for name in named if named[name] != named[first])
         raise SourceError(f"{root / second}: expected the same classes as {first}, found other classes")
-    if not table.has_labels:
+    if not table.label:
         return ()
     if named:
         return next(iter(named.values()))
@@ -353,5 +349,5 @@ def _sources(split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -
                         f"{name}: row {row}: expected a key up to {MAX_KEY_NBYTES} bytes, found {key[:80]!r}..."
                     )
                 taken.add(key)
-                yield Source(key, label if table.has_labels else None, Item(where, row))
+                yield Source(key, label if table.label else None, Item(where, row))
             number += 1

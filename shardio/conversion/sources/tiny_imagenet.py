@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,15 +34,15 @@ def scan_tiny_imagenet(src: Path) -> Collection:
         if split == "test":
             splits[split] = sources
             continue
-        wnids = [
-            listed.pop(name, "") if split == "val" else folder
-            for folder, name in ((key.split("/")[1], key.rpartition("/")[2]) for key in _keys(sources))
-        ]
-        for key, wnid in zip(_keys(sources), wnids, strict=True):
+        labelled = []
+        for source in sources:
+            key = os.fsdecode(source.key)
+            wnid = listed.pop(key.rpartition("/")[2], "") if split == "val" else key.split("/")[1]
             if wnid not in labels:
                 expected = f"a line in {_ANNOTATIONS_NAME}" if split == "val" else "a class folder"
                 raise SourceError(f"{src / key}: expected {expected} with a class of {_CLASSES_NAME}, found {wnid!r}")
-        splits[split] = tuple(replace(s, label=labels[wnid]) for s, wnid in zip(sources, wnids, strict=True))
+            labelled.append(replace(source, label=labels[wnid]))
+        splits[split] = tuple(labelled)
     missing = Fault(f"expected the image, as in {_ANNOTATIONS_NAME}, found none")
     if unknown := [wnid for wnid in listed.values() if wnid not in labels]:
         raise SourceError(f"{src / _ANNOTATIONS_NAME}: expected classes of {_CLASSES_NAME}, found {unknown[0]!r}")
@@ -56,10 +57,6 @@ def scan_tiny_imagenet(src: Path) -> Collection:
     return replace(
         tree, classes=classes, class_names=class_names, splits=splits, kind="tiny-imagenet", notes=(note,), doubts=()
     )
-
-
-def _keys(sources: tuple[Source, ...]) -> Iterator[str]:
-    return (source.key.decode("utf-8", "surrogateescape") for source in sources)
 
 
 def _lines(path: Path) -> Iterator[str]:
