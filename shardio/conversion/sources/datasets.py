@@ -98,10 +98,10 @@ class DatasetOrigin(Origin):
 def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Collection:
     """Returns the collection of a dataset, or of a dataset for each split. Reads a few items of each dataset, twice.
 
-    With `arrays`, items are dicts with a value for each array. Labels that
-    are no integers become one more array. Keys are the numbers of the items: b"17", or b"train/17"
-    if there are several splits. Raises TypeError or ValueError if `src` is not a dataset or its items are not images
-    with labels, and SourceError if a dataset is empty or none of its items can be read.
+    With `arrays`, items are dicts with a value for each array. Labels that are no integers become one more array. Keys
+    are the numbers of the items: b"17", or b"train/17" if there are several splits. Raises TypeError or ValueError if
+    `src` is not a dataset or its items are not images with labels, and SourceError if a dataset is empty or none of its
+    items can be read.
     """
     given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
     if not given:
@@ -172,7 +172,7 @@ def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) 
         return arrays, _label(_parts(item, where, not arrays)[1], where)
 
     for number in _some(dataset):
-        with contextlib.suppress(DecodeError), KeptWarnings():
+        with contextlib.suppress(DecodeError), KeptWarnings():  # an item may warn when it is freed, which is here
             return look(_get(split, dataset, number), f"dataset {split!r}, item {number}")
     return (), None
 
@@ -223,15 +223,15 @@ def _parts(item: Any, where: str, has_pixels: bool) -> tuple[Any, Any]:
     return item, None
 
 
-def _label(label: Any, where: str) -> Label:
+def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
+    """Returns an integer as it is, unless `as_floats`; other numbers as float32; None without a label."""
     if label is None:
         return None
     with contextlib.suppress(TypeError):
-        return check_label(label)
-    return _floats(label, where)
-
-
-def _floats(label: Any, where: str) -> tuple[float, ...]:
+        number = check_label(label)
+        if not as_floats:
+            return number
+        label = number
     try:
         numbers = as_float32(label)
     except (TypeError, ValueError) as error:
@@ -261,9 +261,7 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> Given:
             image = check_object(_to_array(image) if torch and isinstance(image, torch.Tensor) else image)
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from None
-    label = _label(told, where)
-    if isinstance(like, tuple) and isinstance(label, int):
-        label = _floats(label, where)
+    label = _label(told, where, as_floats=isinstance(like, tuple))
     if _kind(label) != _kind(like):
         raise TypeError(f"{where}: expected a label of the kind of other labels, such as {like}, found {told!r:.80}")
     most = (origin.num_classes or MAX_CLASSES) - 1

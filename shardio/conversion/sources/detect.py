@@ -226,12 +226,8 @@ def _kind_of_folder(src: Path) -> str:
 
 def _holds_only_tars(folder: Path) -> bool:
     """Whether a folder holds only tars, and at least one. Stops reading at the first entry that is not a tar."""
-    found = False
-    for entry in entries(folder):
-        if not entry.name.endswith(".tar") or entry.is_dir():
-            return False
-        found = True
-    return found
+    are_tars = (entry.name.endswith(".tar") and not entry.is_dir() for entry in entries(folder))
+    return next(are_tars, False) and all(are_tars)
 
 
 def _kind_of_file(src: Path) -> str:

@@ -153,6 +153,7 @@ class _Images:
             for name in (source.place, source.key)
             if isinstance(name, bytes)
         }
+        self.first = next(iter(self._found), "")
         self._stems: dict[str, str] = {}
         self._twins: dict[str, list[str]] = {}
         """The paths of each stem that has several."""
@@ -160,10 +161,6 @@ class _Images:
             stem = os.path.splitext(path)[0]
             if (first := self._stems.setdefault(stem, path)) != path:
                 self._twins.setdefault(stem, [first]).append(path)
-
-    @property
-    def first(self) -> str:
-        return next(iter(self._found), "")
 
     def find(self, names: Sequence[str]) -> list[tuple[str, Source]]:
         """Returns (split, source) of each image with one of these names; without suffixes, if none has such a name."""

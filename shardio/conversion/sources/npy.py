@@ -102,10 +102,9 @@ class TreeOrigin(FileOrigin):
         try:
             with refusing("the file"):
                 header = parse_header(data[:HEADER_MOST])
+            row = _row_type(header, header.shape)
         except SourceError as error:
             raise DecodeError("damaged", str(error)) from None
-        try:
-            row = _row_type(header, header.shape)
         except ValueError as error:
             raise DecodeError("unsupported", str(error)) from None
         if self.row not in (None, row):

@@ -47,13 +47,10 @@ ARRAYS = _Files("arrays", lambda path: path.endswith(".npy"))
 def holds_only_arrays(root: Path) -> bool:
     """Whether there are arrays in or below a folder, and no images. Stops reading at the first image."""
     scan = _Scan(root, _Files("files", lambda path: ARRAYS.recognize(path) or holds_image(path)))
-    found = False
     with contextlib.suppress(SourceError):  # the scan of the tree raises it again
-        for _, name in scan.files(root, ()):
-            if not ARRAYS.recognize(name):
-                return False
-            found = True
-    return found
+        are_arrays = (ARRAYS.recognize(name) for _, name in scan.files(root, ()))
+        return next(are_arrays, False) and all(are_arrays)
+    return False
 
 
 def scan_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) -> Collection:
@@ -84,8 +81,9 @@ def scan_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) 
                 f"expected only folders of splits next to {next(iter(named))!r}, found {strangers[0]!r} "
                 f"({len(strangers):,} in all), which would be left out"
             )
-        folder_of = {split: name for name, split in named.items()}
-        parts = [scan.part(root / folder_of[split], split) for split in in_split_order(folder_of)]
+        folder_of = {split: root / name for name, split in named.items()}
+        folders_in_order = [(split, folder_of[split]) for split in in_split_order(folder_of)]
+        parts = [scan.part(folder, split, *scan.list(folder)) for split, folder in folders_in_order]
     where = parts[0].path if len(parts) == 1 else root
     if not any(part.images or part.full for part in parts):
         raise SourceError(
@@ -138,12 +136,8 @@ class _Scan:
         self.ignored: Counter[str] = Counter()
         self.doubts: list[str] = []
 
-    def part(
-        self, folder: Path, split: str, folders: list[str] | None = None, images: list[str] | None = None
-    ) -> _Part:
-        """Reads a folder, whose content `folders` and `images` are if they are known."""
-        if folders is None or images is None:
-            folders, images = self.list(folder)
+    def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> _Part:
+        """Reads a folder, whose content `folders` and `images` are, as `list` returns them."""
         above = tuple(_identity(place) for place in (self.root, folder))
         start = len(str(folder).rstrip("/")) + 1
         prefix = os.fsencode(f"{split}/") if split else b""

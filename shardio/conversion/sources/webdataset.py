@@ -12,7 +12,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -168,18 +167,10 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Parts:
-    """The members of a tar that form one sample."""
-
-    images: list[tuple[str, Extent]] = field(default_factory=list)
-    cls: list[str | Fault] = field(default_factory=list)
-    json: list[str | Fault] = field(default_factory=list)
-
-
 def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
     """Yields the samples of a tar, and a string for each ignored member: its kind, for the counts in the report."""
-    found: dict[str, _Parts] = {}  # the parts of a sample need not be neighbours
+    # The images of each sample, and its labels from .cls and .json: they need not be neighbours.
+    found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
     with open_archive(folder / tar) as archive:
         for member in members(archive):
             name = os.fsdecode(member.name)
@@ -189,37 +180,35 @@ def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
             above, slash, base = name.rpartition("/")
             stem, _, suffix = base.partition(".")
             suffix = suffix.lower()
-            if suffix in _IMAGE_SUFFIXES:
-                place = Extent(os.fsencode(tar), member.offset, member.nbytes)
-                found.setdefault(above + slash + stem, _Parts()).images.append((name, place))
-            elif suffix in ("cls", "json") and member.nbytes <= _MAX_LABEL_NBYTES:
-                content = archive.read_at(member.offset, member.nbytes)
-                parts = found.setdefault(above + slash + stem, _Parts())
-                if suffix == "cls":
-                    parts.cls.append(_read_text(content))
-                else:
-                    parts.json += _read_json(content)
-            else:
+            is_image = suffix in _IMAGE_SUFFIXES
+            if not is_image and (suffix not in ("cls", "json") or member.nbytes > _MAX_LABEL_NBYTES):
                 yield "neither image nor label"
-    for name, parts in found.items():
-        yield _put_together(tar, name, parts)
+                continue
+            images, from_cls, from_json = found.setdefault(above + slash + stem, ([], [], []))
+            if is_image:
+                images.append((name, Extent(os.fsencode(tar), member.offset, member.nbytes)))
+            elif suffix == "cls":
+                from_cls.append(_read_text(archive.read_at(member.offset, member.nbytes)))
+            else:
+                from_json += _read_json(archive.read_at(member.offset, member.nbytes))
+    for name, (images, from_cls, from_json) in found.items():
+        yield _put_together(tar, name, images, from_cls or from_json)
 
 
-def _put_together(tar: str, name: str, parts: _Parts) -> _Sample | str:
-    labels = parts.cls or parts.json
-    if not parts.images and not labels:
+def _put_together(tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault]) -> _Sample | str:
+    if not images and not labels:
         return "neither image nor label"
     what, label = f"the sample {name!r} in {tar}", labels[0] if labels else ""
     place: Extent | Fault
-    if len(parts.images) != 1:
-        place = Fault(f"expected one image of {what}, found {len(parts.images)}")
+    if len(images) != 1:
+        place = Fault(f"expected one image of {what}, found {len(images)}")
     elif len(labels) != 1:
         place = Fault(f"expected one label (.cls or .json) of {what}, found {len(labels)}")
     elif isinstance(label, Fault):
         place = Fault(f"the label of {what}: {label.detail}")
     else:
-        place = parts.images[0][1]
-    image = parts.images[0][0] if parts.images else name
+        place = images[0][1]
+    image = images[0][0] if images else name
     return _Sample(tar, image, place, label if isinstance(label, str) else "")
 
 
