@@ -95,7 +95,12 @@ def scan(
         return _without_labels(collection)
     if empty_classes != "keep" and (empty := find_empty(collection)):
         if empty_classes == "refuse":
-            raise _empty_refused(src, empty)
+            named = ", ".join(map(repr, empty[:_MOST_NAMED])) + (", ..." if len(empty) > _MOST_NAMED else "")
+            raise SourceError(
+                f"{src}: expected images in every class folder, found none in {len(empty):,}: {named}. Complete or "
+                "remove them; or pass `--empty-classes omit`, so labels number only the other classes, or "
+                "`--empty-classes keep`, so their labels have no sample"
+            )
         collection = without_classes(collection, empty)
     doubts = (*collection.doubts, *_doubt_words(collection))
     if doubts and labels is None:
@@ -145,15 +150,6 @@ def find_empty(collection: Collection) -> list[str]:
     )
     full = next(labels, set())
     return [name for label, name in enumerate(collection.classes) if label not in full]
-
-
-def _empty_refused(src: Path, empty: Sequence[str]) -> SourceError:
-    named = ", ".join(map(repr, empty[:_MOST_NAMED])) + (", ..." if len(empty) > _MOST_NAMED else "")
-    return SourceError(
-        f"{src}: expected images in every class folder, found none in {len(empty):,}: {named}. Complete or remove "
-        "them; or pass `--empty-classes omit`, so labels number only the other classes, or `--empty-classes keep`, so "
-        "their labels have no sample"
-    )
 
 
 def without_classes(collection: Collection, names: Sequence[str]) -> Collection:

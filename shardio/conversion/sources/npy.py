@@ -65,9 +65,12 @@ def scan_arrays(src: Path, labels: Labels | None = None) -> Collection:
     if labels == "folders":
         raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found a file")
     with open(src, "rb") as file:
-        is_archive = file.read(2) == b"PK"
-    members = _read_archive(src) if is_archive else {ARRAY: _read_array(src)}
-    return _collect(src, members, "npz" if is_archive else "npy")
+        first, nbytes = file.read(HEADER_MOST), os.fstat(file.fileno()).st_size
+    if first.startswith(b"PK"):
+        return _collect(src, _read_archive(src), "npz")
+    with refusing(src):
+        header = parse_header(first)
+    return _collect(src, {ARRAY: _Member(header, _check_rows(src, header, nbytes), 0, None)}, "npy")
 
 
 def _row_type(header: ArrayHeader, shape: tuple[int, ...]) -> RowType:
@@ -258,12 +261,6 @@ class RowsOrigin(Origin):
                     reported = reached
                 if copy is not None:
                     copy.commit()
-
-
-def _read_array(path: Path) -> _Member:
-    with open(path, "rb") as file, refusing(path):
-        header = parse_header(file.read(HEADER_MOST))
-        return _Member(header, _check_rows(path, header, os.fstat(file.fileno()).st_size), 0, None)
 
 
 def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:

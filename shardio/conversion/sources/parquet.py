@@ -98,8 +98,12 @@ def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
     tables = {name: _read_table(folder / name, shared, unlabelled) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
     for name, table in tables.items():
-        if table.label:
-            _check_labels(folder / name, table.labels, len(classes))
+        wrong = np.flatnonzero((table.labels < _NO_LABEL) | (table.labels >= len(classes)))
+        if table.label and len(wrong):
+            raise SourceError(
+                f"{folder / name}: row {wrong[0]}: label: expected 0 to {len(classes) - 1}, or {_NO_LABEL} for none, "
+                f"found {table.labels[wrong[0]]} ({len(wrong):,} such rows)"
+            )
     sources: dict[str, tuple[Source, ...]] = {}
     files: dict[bytes, TableFile] = {}
     for split, group in splits.items():
@@ -320,15 +324,6 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
         return next(iter(named.values()))
     largest = max((int(table.labels.max()) for table in tables.values() if len(table.labels)), default=_NO_LABEL)
     return tuple(map(str, range(min(largest + 1, MAX_CLASSES))))
-
-
-def _check_labels(path: Path, labels: NDArray[np.int64], num_classes: int) -> None:
-    wrong = np.flatnonzero((labels < _NO_LABEL) | (labels >= num_classes))
-    if len(wrong):
-        raise SourceError(
-            f"{path}: row {wrong[0]}: label: expected 0 to {num_classes - 1}, or {_NO_LABEL} for none, found "
-            f"{labels[wrong[0]]} ({len(wrong):,} such rows)"
-        )
 
 
 def _sources(split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[Source]:

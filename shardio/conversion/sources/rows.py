@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.errors import SourceError
@@ -49,8 +49,7 @@ def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
             with open_parquet(path) as parquet:
                 names = list(parquet.schema_arrow.names)
             return Rows(names, lambda add: _parquet_rows(path), "row")
-    with _open(path) as file:
-        first = next(_lines(path, file), "")
+    first = next(_lines(path), "")
     if first.lstrip().startswith("{"):
         names = list(_parsed(first) or ())
         return Rows(names, lambda add: _json_rows(path, names, add))
@@ -61,44 +60,41 @@ def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
     return _list(path, known)
 
 
-def _open(path: Path) -> IO[str]:
+def _lines(path: Path) -> Iterator[str]:
     # utf-8-sig, as spreadsheets begin their files with a byte order mark; paths need not be UTF-8.
     try:
-        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+        file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
     except OSError as error:
         raise SourceError(f"{path}: expected a readable table, found: {error.strerror}") from None
-
-
-def _lines(path: Path, file: IO[str]) -> Iterator[str]:
     number = 0
-    while line := file.readline(_MAX_LINE_NBYTES):
-        number += 1
-        if len(line) == _MAX_LINE_NBYTES:
-            raise SourceError(f"{path}: line {number}: expected fewer than {_MAX_LINE_NBYTES:,} characters, found more")
-        yield line
+    with file:
+        while line := file.readline(_MAX_LINE_NBYTES):
+            number += 1
+            if len(line) == _MAX_LINE_NBYTES:
+                most = f"fewer than {_MAX_LINE_NBYTES:,} characters"
+                raise SourceError(f"{path}: line {number}: expected {most}, found more")
+            yield line
 
 
 def _header(path: Path, delimiter: str) -> list[str]:
     """Returns the names in the first line of a CSV; none if the line is no CSV."""
-    with _open(path) as file:
-        try:
-            return [name.strip() for name in next(csv.reader(_lines(path, file), delimiter=delimiter, strict=True), [])]
-        except csv.Error:
-            return []
+    try:
+        return [name.strip() for name in next(csv.reader(_lines(path), delimiter=delimiter, strict=True), [])]
+    except csv.Error:
+        return []
 
 
 def _csv_rows(path: Path, delimiter: str, width: int, add: AddFault) -> Iterator[Row]:
-    with _open(path) as file:
-        records = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
-        try:
-            next(records)
-            for record in records:
-                if len(record) == width:
-                    yield Row(records.line_num, record)
-                elif record:
-                    add(records.line_num, f"{width} fields", delimiter.join(record))
-        except csv.Error as error:
-            add(records.line_num, "a line of CSV", str(error))
+    records = csv.reader(_lines(path), delimiter=delimiter, strict=True)
+    try:
+        next(records)
+        for record in records:
+            if len(record) == width:
+                yield Row(records.line_num, record)
+            elif record:
+                add(records.line_num, f"{width} fields", delimiter.join(record))
+    except csv.Error as error:
+        add(records.line_num, "a line of CSV", str(error))
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -112,16 +108,15 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def _json_rows(path: Path, names: list[str], add: AddFault) -> Iterator[Row]:
-    with _open(path) as file:
-        for number, line in enumerate(_lines(path, file), start=1):
-            if not line.strip():
-                continue
-            if (value := _parsed(line)) is None:
-                add(number, "a JSON object", line.strip())
-            elif unknown := [name for name in value if name not in names]:
-                add(number, f"only the names of the first line, {', '.join(names)}", unknown[0])
-            else:
-                yield Row(number, [value.get(name) for name in names])
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        if (value := _parsed(line)) is None:
+            add(number, "a JSON object", line.strip())
+        elif unknown := [name for name in value if name not in names]:
+            add(number, f"only the names of the first line, {', '.join(names)}", unknown[0])
+        else:
+            yield Row(number, [value.get(name) for name in names])
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -138,33 +133,31 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 def _list(path: Path, known: tuple[str, ...]) -> Rows:
     """Returns the rows of lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`."""
-    with _open(path) as file:
-        first = next((line for line in _lines(path, file) if line.strip()), "")
+    first = next((line for line in _lines(path) if line.strip()), "")
     if _is_path(first.strip()):
         return Rows(["path"], lambda add: _listed_rows(path, 0, (), add))
     return Rows(["path", "label"], lambda add: _listed_rows(path, 1, known, add))
 
 
 def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], add: AddFault) -> Iterator[Row]:
-    with _open(path) as file:
-        for number, line in enumerate(_lines(path, file), start=1):
-            text = line.rstrip()
-            if not text:
-                continue
-            if not num_labels:
-                if _is_path(text.strip()):
-                    yield Row(number, [text.strip()])
-                else:
-                    add(number, "the path of an image, as in other lines", text)
-                continue
-            separator = "\t" if "\t" in text else " "
-            where, _, label = (part.strip() for part in text.rpartition(separator))
-            if number == 1 and {where.lower(), label.lower()} <= set(known):
-                continue  # a header, its names separated by a space
-            if where:
-                yield Row(number, [where, label])
+    for number, line in enumerate(_lines(path), start=1):
+        text = line.rstrip()
+        if not text:
+            continue
+        if not num_labels:
+            if _is_path(text.strip()):
+                yield Row(number, [text.strip()])
             else:
-                add(number, "`PATH LABEL`, or columns named in the first line", text)
+                add(number, "the path of an image, as in other lines", text)
+            continue
+        separator = "\t" if "\t" in text else " "
+        where, _, label = (part.strip() for part in text.rpartition(separator))
+        if number == 1 and {where.lower(), label.lower()} <= set(known):
+            continue  # a header, its names separated by a space
+        if where:
+            yield Row(number, [where, label])
+        else:
+            add(number, "`PATH LABEL`, or columns named in the first line", text)
 
 
 def _is_path(text: str) -> bool:
