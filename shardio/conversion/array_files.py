@@ -271,7 +271,8 @@ def make_value(
     """
     fit = task.options.fitting
     if spec.source == "pixels":
-        return resize_pixels(pixels, spec.size, fit.resample)
+        height, width, _ = spec.row.shape
+        return resize_pixels(pixels, (height, width), fit.resample)
     found: bytes | Given = b""
     if spec.source == "item" or task.options.decode.exif_rotate:
         found = task.origin.read(source)

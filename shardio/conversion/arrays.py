@@ -31,9 +31,6 @@ Label = int | tuple[float, ...] | None
 ARRAY = "array"
 """The name of the array of samples that come without a name: an NPY file, or an item that is only an array."""
 
-NO_LABEL = -1.0
-"""The label of an empty row of boxes."""
-
 
 @dataclass(frozen=True, slots=True)
 class SourceBoxes:
@@ -91,19 +88,10 @@ class ArraySpec:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(self.row.dtype)
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) of a value that is a picture or a mask."""
-        return self.row.shape[0], self.row.shape[1]
-
-    def describe(self) -> list[Any]:
-        """Returns the declaration as JSON values."""
-        return [self.kind, self.row.dtype, list(self.row.shape)]
-
     def check(self, value: object, where: str = "") -> NDArray[Any]:
         """Returns one sample's value as an array of the declared dtype and shape.
 
-        Missing boxes are filled up with empty rows, whose label is NO_LABEL. Raises TypeError for another dtype, and
+        Missing boxes are filled up with empty rows, whose label is -1. Raises TypeError for another dtype, and
         ValueError for another shape or an invalid box. Error messages begin with `where`.
         """
         found = self.check_dtype(value, where)
@@ -112,7 +100,7 @@ class ArraySpec:
             raise ValueError(f"{where}array {self.name!r}: box {wrong[0]}: {wrong[1]}")
         if self.kind == "boxes" and found.ndim == 2 and found.shape[1] == shape[1] and len(found) < shape[0]:
             rest = np.zeros((shape[0] - len(found), shape[1]), found.dtype)
-            rest[:, 4] = NO_LABEL
+            rest[:, 4] = -1
             return np.concatenate([found, rest])
         if found.shape != shape:
             raise ValueError(f"{where}array {self.name!r}: expected shape {shape}, found {found.shape}")

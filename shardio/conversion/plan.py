@@ -164,7 +164,7 @@ def _describe_columns(collection: Collection) -> dict[str, str]:
 
 def _describe_arrays(arrays: Iterable[ArraySpec]) -> dict[str, Any]:
     """Returns the declared arrays and the dtype of masks as JSON values, which the options do not include."""
-    given = {spec.name: spec.describe() for spec in arrays if spec.source == "item"}
+    given = {spec.name: [spec.kind, spec.row.dtype, list(spec.row.shape)] for spec in arrays if spec.source == "item"}
     masks = [spec.dtype.name for spec in arrays if spec.source == "file"]
     return {**({"arrays": given} if given else {}), **({"masks": masks[0]} if masks else {})}
 

@@ -7,6 +7,7 @@ any storage.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -213,15 +214,13 @@ class FileOrigin(Origin):
     def nbytes(self, sources: Sequence[Source]) -> int:
         """Returns the total size of the images; missing images count as empty. At most one stat per image."""
 
-        def nbytes_of(source: Source) -> int:
-            try:
-                path, extent = self._find(source)
-                return os.stat(path).st_size if extent is None else extent.nbytes
-            except (DecodeError, OSError):
-                return 0
-
         def total(start: int) -> int:
-            return sum(map(nbytes_of, sources[start::_STAT_THREADS]))
+            found = 0
+            for source in sources[start::_STAT_THREADS]:
+                with contextlib.suppress(DecodeError, OSError):
+                    path, extent = self._find(source)
+                    found += os.stat(path).st_size if extent is None else extent.nbytes
+            return found
 
         with ThreadPoolExecutor(_STAT_THREADS, "shardio-stat") as pool:
             return sum(pool.map(total, range(_STAT_THREADS)))

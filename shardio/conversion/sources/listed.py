@@ -244,17 +244,17 @@ def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tu
     A split without any label has none, and so has a table without a column of labels.
     """
     labelled = [content for content in contents if content.labels]
-    if len({content.names if len(content.names) > 1 else () for content in labelled}) > 1:
+    if len({tuple(content.labels) if len(content.labels) > 1 else () for content in labelled}) > 1:
         raise SourceError(
             f"{labelled[-1].table.path}: expected the columns of labels of {labelled[0].table.path}, in its order, "
-            f"found {', '.join(labelled[-1].names)} and not {', '.join(labelled[0].names)}"
+            f"found {', '.join(labelled[-1].labels)} and not {', '.join(labelled[0].labels)}"
         )
     cells = [_cell(content, row) for content, row, _, _ in rows]
     full = {split for (_, _, split, _), cell in zip(rows, cells, strict=True) if cell is not None}
     single = all(len(content.labels) <= 1 for content in contents)
     texts = ["" if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
     if not single or any(isinstance(cell, (list, tuple)) for cell in cells) or are_measures(texts):
-        return labelled[0].names if not single else (), list(_numbers(rows, cells, full))
+        return tuple(labelled[0].labels) if not single else (), list(_numbers(rows, cells, full))
     splits = [split for _, _, split, _ in rows]
     numbering = number_labels({(split, text) for split, text in zip(splits, texts, strict=True) if split in full})
     for (content, row, split, _), text in zip(rows, texts, strict=True):
@@ -267,7 +267,7 @@ def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tu
 
 def _cell(content: Contents, row: int) -> Any:
     """Returns a row's label as it is written: a value; the values of several columns; None if there is none."""
-    cells = tuple(column[row] for column in content.labels)
+    cells = tuple(column[row] for column in content.labels.values())
     return None if all(cell is None for cell in cells) else cells[0] if len(cells) == 1 else cells
 
 

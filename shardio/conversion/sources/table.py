@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,8 @@ class Contents:
     paths: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
     """The split of each row; "" without a column of splits."""
-    labels: list[list[Any]] = field(default_factory=list)
-    """The cells of each column of labels."""
-    names: tuple[str, ...] = ()
-    """The names of the columns of labels."""
+    labels: Mapping[str, list[Any]] = field(default_factory=dict)
+    """The cells of each column of labels, by its name."""
     numbers: Mapping[str, list[Any]] = field(default_factory=dict)
     boxes: list[SourceBoxes] | None = None
     """The boxes of each row; None if the table has none."""
@@ -127,16 +125,13 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
             "Python `Table(path_column=...)`, or put the names of columns into the first line"
         )
     split = _column(table, rows.names, "split", table.split_column, SPLIT_COLUMNS)
-    labels = [] if unlabelled else _label_columns(table, rows.names, path, split)
-    at = [rows.names.index(name) for name in labels]
+    labels = {} if unlabelled else _label_columns(table, rows.names, path, split)
     stored = {name: _existing(table, rows.names, name) for name in table.columns}
+    note = f"paths from {rows.names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
+    if split is not None:
+        note += f", splits from {rows.names[split]!r}"
     content = Contents(
-        table,
-        faults,
-        labels=[[] for _ in labels],
-        names=tuple(labels),
-        numbers={name: [] for name in stored},
-        note=_note(table, rows.names, path, labels, split),
+        table, faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note
     )
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for row in rows.read(faults.add):
@@ -154,8 +149,8 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
             content.lines.append(row.line)
             content.paths.append(text)
             content.splits.append(name)
-            for cells, number in zip(content.labels, at, strict=True):
-                cells.append(_present(row.cells[number]))
+            for column, number in labels.items():
+                content.labels[column].append(_present(row.cells[number]))
             for column, number in stored.items():
                 content.numbers[column].append(row.cells[number])
     return content
@@ -168,7 +163,7 @@ def _present(cell: Any) -> Any:
     return None if isinstance(cell, float) and cell != cell else cell
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))[:200] or "none"
 
 
@@ -197,22 +192,18 @@ def _column(table: Table, names: Sequence[str], what: str, given: str, known: tu
     return lower.index(found[0]) if found else None
 
 
-def _label_columns(table: Table, names: Sequence[str], path: int, split: int | None) -> list[str]:
+def _label_columns(table: Table, names: Sequence[str], path: int, split: int | None) -> dict[str, int]:
+    """Returns the places of the columns of labels, by name."""
     if table.label_columns:
-        return [names[_existing(table, names, name)] for name in table.label_columns]
+        return {name: _existing(table, names, name) for name in table.label_columns}
     if (label := _column(table, names, "label", "", LABEL_COLUMNS)) is not None:
-        return [names[label]]
-    rest = [name for number, name in enumerate(names) if number not in (path, split) and name not in table.columns]
+        return {names[label]: label}
     if table.columns:
-        return []
+        return {}
+    rest = [number for number in range(len(names)) if number not in (path, split)]
     if len(rest) > 1:
         raise SourceError(
-            f"{table.path}: expected one column of labels, found {_listed(rest)}. Name it by `--label-column`, or each "
-            "number of a vector; or leave the labels out by `--labels none`"
+            f"{table.path}: expected one column of labels, found {_listed(names[number] for number in rest)}. Name it "
+            "by `--label-column`, or each number of a vector; or leave the labels out by `--labels none`"
         )
-    return rest if len(rest) == 1 else []
-
-
-def _note(table: Table, names: Sequence[str], path: int, labels: Sequence[str], split: int | None) -> str:
-    parts = [f"paths from {names[path]!r}", f"labels from {_listed(labels)}" if labels else "no labels"]
-    return ", ".join([*parts, *([f"splits from {names[split]!r}"] if split is not None else [])])
+    return {names[number]: number for number in rest}

@@ -78,12 +78,14 @@ def scan_webdataset(src: Path) -> Collection:
     splits = _splits(src, tars, samples)
     labelled = zip(splits, samples, strict=True)
     numbering = number_labels({(split, one.label) for split, one in labelled if not isinstance(one.place, Fault)})
-    sources = _sources(samples, splits, numbering, keep_tar=False)
-    if first_repeated(_keys(sources)) is not None:  # names that begin anew in each tar
-        sources = _sources(samples, splits, numbering, keep_tar=True)
-        if (key := first_repeated(_keys(sources))) is not None:
-            raise SourceError(f"{src}: expected each name of a sample once in a tar, found {os.fsdecode(key)!r} twice")
-    faults = [source.place for source in chain.from_iterable(sources.values()) if isinstance(source.place, Fault)]
+    for keep_tar in (False, True):  # names may begin anew in each tar
+        sources = _sources(samples, splits, numbering, keep_tar)
+        listed = list(chain.from_iterable(sources.values()))
+        if (key := first_repeated(source.key for source in listed)) is None:
+            break
+    if key is not None:
+        raise SourceError(f"{src}: expected each name of a sample once in a tar, found {os.fsdecode(key)!r} twice")
+    faults = [source.place for source in listed if isinstance(source.place, Fault)]
     if len(faults) == len(samples):
         raise SourceError(f"{src}: expected samples with a label, found none in {len(samples):,}: {faults[0].detail}")
     by_split = {split or DEFAULT_SPLIT: tuple(sources[split]) for split in in_split_order(splits)}
@@ -299,7 +301,3 @@ def _sources(
         key = os.fsencode("/".join((*folders, name)))
         sources.setdefault(split, []).append(Source(key, label, place))
     return sources
-
-
-def _keys(sources: dict[str, list[Source]]) -> Iterator[bytes]:
-    return (source.key for source in chain.from_iterable(sources.values()))
