@@ -23,7 +23,8 @@ from shardio.conversion.arrays import ArraySpec, SourceBoxes
 from shardio.conversion.sources.collection import Collection, Fault, Source, find_beside, read_file, stems_of
 from shardio.conversion.sources.listed import describe
 from shardio.conversion.sources.names import parse_number
-from shardio.conversion.sources.table import Contents, Faults, Table
+from shardio.conversion.sources.rows import Faults
+from shardio.conversion.sources.table import Contents
 from shardio.errors import DecodeError, SourceError, counted, show
 from shardio.format.layout import MAX_CLASSES, RowType
 from shardio.format.parse import first_repeated
@@ -98,7 +99,7 @@ def _read_json(path: Path) -> tuple[Contents, dict[int, str], int]:
                 f"{path}: expected lists images, annotations, categories, as COCO's instances_*.json have, found "
                 f"{show(document)}"
             )
-    contents = Contents(Table(path), Faults(path, "image"))
+    contents = Contents(Faults(path, "image"))
     sizes: dict[object, Size] = {}
     for number, one in enumerate(images):
         match one:

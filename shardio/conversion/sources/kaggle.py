@@ -16,7 +16,6 @@ from pathlib import Path
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source, in_tree_order
 from shardio.conversion.sources.names import entries
 from shardio.conversion.sources.rows import read_rows
-from shardio.conversion.sources.table import Faults
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import SourceError
 from shardio.format.layout import is_safe_name
@@ -115,17 +114,17 @@ def _read_solution(path: Path) -> dict[str, str]:
 
     A prediction string has five words for each object, and the first word is the class.
     """
-    rows, faults = read_rows(path, ()), Faults(path, "line")
+    rows = read_rows(path, ())
     if rows.names != _SOLUTION_COLUMNS:
         raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {rows.names!r:.80}")
     found: dict[str, str] = {}
-    for line, (name, boxes) in rows.read(faults.add):
+    for line, (name, boxes) in rows.rows:
         classes = set(boxes.split()[::5])
         if len(classes) != 1 or name in found or not all(map(is_safe_name, (name, *classes))):
-            faults.add(line, "an image that is in no other line, and boxes of one class", f"{name},{boxes}")
+            rows.faults.add(line, "an image that is in no other line, and boxes of one class", f"{name},{boxes}")
         else:
             (found[name],) = classes
-    faults.check()
+    rows.faults.check()
     return found
 
 

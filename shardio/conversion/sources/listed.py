@@ -111,7 +111,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
                 ((split, source),) = fitting
                 used.add(source.key)
             elif tables_list:
-                missing = Fault(f"expected an image at this path in SRC, as in {content.table.path.name}, found none")
+                missing = Fault(f"expected an image at this path in SRC, as in {content.faults.path.name}, found none")
                 split = known_split(names[0].split("/")[0]) or DEFAULT_SPLIT
                 source = Source(os.fsencode(names[0]), None, missing)
             else:
@@ -121,7 +121,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
         content.faults.check()
         if content.paths and not used:
             raise SourceError(
-                f"{content.table.path}: expected paths of images in SRC such as {images.first!r}, found "
+                f"{content.faults.path}: expected paths of images in SRC such as {images.first!r}, found "
                 f"{content.paths[0]!r}, and no image at any path. Paths are relative to SRC"
             )
     left = {
@@ -132,7 +132,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     if (num_left := sum(map(len, left.values()))) and not tables_list:
         first = next(source.key for sources in left.values() for source in sources)
         raise SourceError(
-            f"{contents[0].table.path}: expected a row for every image, found none for {num_left:,} of "
+            f"{contents[0].faults.path}: expected a row for every image, found none for {num_left:,} of "
             f"{collection.num_sources:,}, such as {os.fsdecode(first)!r}. The first path in it is "
             f"{next(iter(contents[0].paths), '')!r}; paths are relative to SRC"
         )
@@ -197,7 +197,7 @@ def _collect(collection: Collection, contents: Sequence[Contents], rows: Sequenc
     for (content, row, split, source), label in zip(rows, labels, strict=True):
         other, there = first.setdefault(source.key, (content, row))
         if (other, there) != (content, row):
-            where = "" if other is content else f" of {other.table.path.name}"
+            where = "" if other is content else f" of {other.faults.path.name}"
             expected = f"a path that is not in {content.faults.word} {other.lines[there]}{where} already"
             content.faults.add(content.lines[row], expected, content.paths[row])
         if content.labels:
@@ -206,10 +206,10 @@ def _collect(collection: Collection, contents: Sequence[Contents], rows: Sequenc
     for content in contents:
         content.faults.check()
     if not rows:
-        raise SourceError(f"{contents[0].table.path}: expected rows with paths of images, found none")
+        raise SourceError(f"{contents[0].faults.path}: expected rows with paths of images, found none")
     if collection.splits and any(content.numbers for content in contents):
         raise SourceError(
-            f"{contents[0].table.path}: expected a table for every split, as it has numbers for the index, found none "
+            f"{contents[0].faults.path}: expected a table for every split, as it has numbers for the index, found none "
             f"for {next(iter(collection.splits))!r}"
         )
     has_labels = any(content.labels for content in contents)
@@ -224,14 +224,14 @@ def _collect(collection: Collection, contents: Sequence[Contents], rows: Sequenc
         mine = [(row, source.key) for other, row, _, source in rows if other is content]
         lines, keys = [content.lines[row] for row, _ in mine], [key for _, key in mine]
         numbers = {name: [cells[row] for row, _ in mine] for name, cells in content.numbers.items()}
-        columns.append(make_columns(content.table.path, content.faults.word, lines, keys, numbers))
+        columns.append(make_columns(content.faults.path, content.faults.word, lines, keys, numbers))
     return replace(
         collection,
         classes=classes if has_labels else collection.classes,
         class_names=() if has_labels else collection.class_names,
         splits={**{split: tuple(sources) for split, sources in listed.items()}, **collection.splits},
         columns=merge_columns(columns) if columns else collection.columns,
-        notes=(*collection.notes, *(f"{c.table.path.name}: {c.note}{kind}" for c in contents if c.note)),
+        notes=(*collection.notes, *(f"{c.faults.path.name}: {c.note}{kind}" for c in contents if c.note)),
     )
 
 
@@ -246,7 +246,7 @@ def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tu
     labelled = [content for content in contents if content.labels]
     if len({tuple(content.labels) if len(content.labels) > 1 else () for content in labelled}) > 1:
         raise SourceError(
-            f"{labelled[-1].table.path}: expected the columns of labels of {labelled[0].table.path}, in its order, "
+            f"{labelled[-1].faults.path}: expected the columns of labels of {labelled[0].faults.path}, in its order, "
             f"found {', '.join(labelled[-1].labels)} and not {', '.join(labelled[0].labels)}"
         )
     cells = [_cell(content, row) for content, row, _, _ in rows]

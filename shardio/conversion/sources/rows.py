@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +15,28 @@ from shardio.sets.arrow import check_installed, open_parquet
 
 _MAX_LINE_NBYTES = 1 << 16
 _ROWS_AT_ONCE = 1 << 14
+_MOST_KEPT, _MOST_SHOWN = 1000, 10
 
-AddFault = Callable[[int, str, object], None]
-"""Takes the number of a row, what was expected in it, and what was found."""
+
+class Faults:
+    """Collects the mistakes in a table, by line, and raises them all in one error."""
+
+    def __init__(self, path: Path, word: str) -> None:
+        self.path = path
+        self.word = word
+        self._count = 0
+        self._kept: list[tuple[int, str]] = []
+
+    def add(self, line: int, expected: str, found: object) -> None:
+        self._count += 1
+        if self._count <= _MOST_KEPT:
+            self._kept.append((line, f"{self.word} {line}: expected {expected}, found {found!r:.200}"))
+
+    def check(self) -> None:
+        if self._count:
+            shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
+            more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
+            raise SourceError(f"{self.path}: correct the list: {self._count:,} {self.word}s are wrong:", *shown, *more)
 
 
 class Row(NamedTuple):
@@ -32,14 +51,15 @@ class Rows:
     """The rows of a table, to be read once."""
 
     names: list[str]
-    read: Callable[[AddFault], Iterator[Row]]
-    word: str = "line"
+    rows: Iterator[Row]
+    faults: Faults
+    """The mistakes in the rows that were read."""
 
 
 def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
     """Returns the rows of the table in a file. A CSV has a name in `known` in its first line, or a name that says so.
 
-    Raises SourceError for a file that cannot be read or is no table; mistakes in rows go to the function of the caller.
+    Raises SourceError for a file that cannot be read or is no table; mistakes in rows are kept.
     """
     if not path.is_file():
         raise SourceError(f"{path}: expected a table, found {'something else' if path.exists() else 'nothing'}")
@@ -48,16 +68,20 @@ def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
             check_installed(path)
             with open_parquet(path) as parquet:
                 names = list(parquet.schema_arrow.names)
-            return Rows(names, lambda add: _parquet_rows(path), "row")
+            return Rows(names, _parquet_rows(path), Faults(path, "row"))
+    faults = Faults(path, "line")
     first = next(_lines(path), "")
     if first.lstrip().startswith("{"):
         names = list(_parsed(first) or ())
-        return Rows(names, lambda add: _json_rows(path, names, add))
+        return Rows(names, _json_rows(path, names, faults), faults)
     delimiter = "\t" if "\t" in first else ","
     names = _header(path, delimiter) or [name.strip() for name in first.split(delimiter)]
     if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
-        return Rows(names, lambda add: _csv_rows(path, delimiter, len(names), add))
-    return _list(path, known)
+        return Rows(names, _csv_rows(path, delimiter, len(names), faults), faults)
+    # Lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`.
+    first = next((line for line in _lines(path) if line.strip()), "")
+    names = ["path"] if _is_path(first.strip()) else ["path", "label"]
+    return Rows(names, _listed_rows(path, len(names) - 1, known, faults), faults)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -84,7 +108,7 @@ def _header(path: Path, delimiter: str) -> list[str]:
         return []
 
 
-def _csv_rows(path: Path, delimiter: str, width: int, add: AddFault) -> Iterator[Row]:
+def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults) -> Iterator[Row]:
     records = csv.reader(_lines(path), delimiter=delimiter, strict=True)
     try:
         next(records)
@@ -92,9 +116,9 @@ def _csv_rows(path: Path, delimiter: str, width: int, add: AddFault) -> Iterator
             if len(record) == width:
                 yield Row(records.line_num, record)
             elif record:
-                add(records.line_num, f"{width} fields", delimiter.join(record))
+                faults.add(records.line_num, f"{width} fields", delimiter.join(record))
     except csv.Error as error:
-        add(records.line_num, "a line of CSV", str(error))
+        faults.add(records.line_num, "a line of CSV", str(error))
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -107,14 +131,14 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _json_rows(path: Path, names: list[str], add: AddFault) -> Iterator[Row]:
+def _json_rows(path: Path, names: list[str], faults: Faults) -> Iterator[Row]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         if (value := _parsed(line)) is None:
-            add(number, "a JSON object", line.strip())
+            faults.add(number, "a JSON object", line.strip())
         elif unknown := [name for name in value if name not in names]:
-            add(number, f"only the names of the first line, {', '.join(names)}", unknown[0])
+            faults.add(number, f"only the names of the first line, {', '.join(names)}", unknown[0])
         else:
             yield Row(number, [value.get(name) for name in names])
 
@@ -131,15 +155,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 # --- lists of lines ---------------------------------------------------------------------------------------------------
 
 
-def _list(path: Path, known: tuple[str, ...]) -> Rows:
-    """Returns the rows of lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`."""
-    first = next((line for line in _lines(path) if line.strip()), "")
-    if _is_path(first.strip()):
-        return Rows(["path"], lambda add: _listed_rows(path, 0, (), add))
-    return Rows(["path", "label"], lambda add: _listed_rows(path, 1, known, add))
-
-
-def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], add: AddFault) -> Iterator[Row]:
+def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], faults: Faults) -> Iterator[Row]:
     for number, line in enumerate(_lines(path), start=1):
         text = line.rstrip()
         if not text:
@@ -148,7 +164,7 @@ def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], add: AddFa
             if _is_path(text.strip()):
                 yield Row(number, [text.strip()])
             else:
-                add(number, "the path of an image, as in other lines", text)
+                faults.add(number, "the path of an image, as in other lines", text)
             continue
         separator = "\t" if "\t" in text else " "
         where, _, label = (part.strip() for part in text.rpartition(separator))
@@ -157,7 +173,7 @@ def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], add: AddFa
         if where:
             yield Row(number, [where, label])
         else:
-            add(number, "`PATH LABEL`, or columns named in the first line", text)
+            faults.add(number, "`PATH LABEL`, or columns named in the first line", text)
 
 
 def _is_path(text: str) -> bool:

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.arrays import SourceBoxes
-from shardio.conversion.sources.names import (
-    DEFAULT_SPLIT,
-    split_name,
-)
-from shardio.conversion.sources.rows import read_rows
+from shardio.conversion.sources.names import DEFAULT_SPLIT, split_name
+from shardio.conversion.sources.rows import Faults, read_rows
 from shardio.errors import SourceError
 from shardio.format.layout import is_split_name
 from shardio.format.parse import first_repeated
@@ -27,7 +24,6 @@ LABEL_COLUMNS = ("label", "class", "class_name", "category", "target", "cls")
 SPLIT_COLUMNS = ("split", "subset", "set")
 
 _MAX_PATH_NBYTES = 4096  # the longest that Linux takes
-_MOST_KEPT, _MOST_SHOWN = 1000, 10
 
 
 @dataclass(frozen=True)
@@ -71,32 +67,10 @@ Tables = str | os.PathLike[str] | Table | Mapping[str, str | os.PathLike[str] | 
 """A table or the path of a table; or one for each split."""
 
 
-class Faults:
-    """Collects the mistakes in a table, by line, and raises them all in one error."""
-
-    def __init__(self, path: Path, word: str) -> None:
-        self._path = path
-        self.word = word
-        self._count = 0
-        self._kept: list[tuple[int, str]] = []
-
-    def add(self, line: int, expected: str, found: object) -> None:
-        self._count += 1
-        if self._count <= _MOST_KEPT:
-            self._kept.append((line, f"{self.word} {line}: expected {expected}, found {found!r:.200}"))
-
-    def check(self) -> None:
-        if self._count:
-            shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
-            more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
-            raise SourceError(f"{self._path}: correct the list: {self._count:,} {self.word}s are wrong:", *shown, *more)
-
-
 @dataclass(frozen=True, eq=False)
 class Contents:
     """The rows of a table with a valid path and split."""
 
-    table: Table
     faults: Faults
     lines: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -117,7 +91,7 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
     Raises SourceError without a column of paths, or a column that is named.
     """
     rows = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
-    faults = Faults(table.path, rows.word)
+    faults = rows.faults
     path = _column(table, rows.names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
         raise SourceError(
@@ -130,11 +104,9 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
     note = f"paths from {rows.names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
     if split is not None:
         note += f", splits from {rows.names[split]!r}"
-    content = Contents(
-        table, faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note
-    )
+    content = Contents(faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note)
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
-    for row in rows.read(faults.add):
+    for row in rows.rows:
         word = "" if split is None else str(_present(row.cells[split]) or DEFAULT_SPLIT).strip()
         where, name = row.cells[path], split_name(word)
         known, line = first.setdefault(name, (word, row.line))
@@ -144,7 +116,7 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
         elif word and not is_split_name(name):
             faults.add(row.line, "a split named with letters, digits, '.', '_' and '-'", word)
         elif known.lower() != word.lower():
-            faults.add(row.line, f"the split {known!r}, as in {rows.word} {line}", word)
+            faults.add(row.line, f"the split {known!r}, as in {faults.word} {line}", word)
         else:
             content.lines.append(row.line)
             content.paths.append(text)
