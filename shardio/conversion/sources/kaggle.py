@@ -114,17 +114,17 @@ def _read_solution(path: Path) -> dict[str, str]:
 
     A prediction string has five words for each object, and the first word is the class.
     """
-    rows = read_rows(path, ())
-    if rows.names != _SOLUTION_COLUMNS:
-        raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {rows.names!r:.80}")
+    names, rows, faults = read_rows(path, ())
+    if names != _SOLUTION_COLUMNS:
+        raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {names!r:.80}")
     found: dict[str, str] = {}
-    for line, (name, boxes) in rows.rows:
+    for line, (name, boxes) in rows:
         classes = set(boxes.split()[::5])
         if len(classes) != 1 or name in found or not all(map(is_safe_name, (name, *classes))):
-            rows.faults.add(line, "an image that is in no other line, and boxes of one class", f"{name},{boxes}")
+            faults.add(line, "an image that is in no other line, and boxes of one class", f"{name},{boxes}")
         else:
             (found[name],) = classes
-    rows.faults.check()
+    faults.check()
     return found
 
 

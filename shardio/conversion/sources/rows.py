@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.errors import SourceError
@@ -39,27 +38,16 @@ class Faults:
             raise SourceError(f"{self.path}: correct the list: {self._count:,} {self.word}s are wrong:", *shown, *more)
 
 
-class Row(NamedTuple):
-    line: int
-    """The row's line in a file of text, or its number in a parquet file."""
-    cells: list[Any]
-    """Texts, or the values of JSON and parquet. None where there is nothing."""
+Rows = Iterator[tuple[int, list[Any]]]
+"""The line of each row in a file of text, or its number in a parquet file; and its cells: texts, or the values of JSON
+and parquet. None where there is nothing."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a table, to be read once."""
+def read_rows(path: Path, known: tuple[str, ...]) -> tuple[list[str], Rows, Faults]:
+    """Returns (the names of the columns of a table, its rows, the mistakes in the rows that were read).
 
-    names: list[str]
-    rows: Iterator[Row]
-    faults: Faults
-    """The mistakes in the rows that were read."""
-
-
-def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
-    """Returns the rows of the table in a file. A CSV has a name in `known` in its first line, or a name that says so.
-
-    Raises SourceError for a file that cannot be read or is no table; mistakes in rows are kept.
+    A CSV has a name in `known` in its first line, or a name that says so. Raises SourceError for a file that cannot be
+    read or is no table.
     """
     if not path.is_file():
         raise SourceError(f"{path}: expected a table, found {'something else' if path.exists() else 'nothing'}")
@@ -68,20 +56,20 @@ def read_rows(path: Path, known: tuple[str, ...]) -> Rows:
             check_installed(path)
             with open_parquet(path) as parquet:
                 names = list(parquet.schema_arrow.names)
-            return Rows(names, _parquet_rows(path), Faults(path, "row"))
+            return names, _parquet_rows(path), Faults(path, "row")
     faults = Faults(path, "line")
     first = next(_lines(path), "")
     if first.lstrip().startswith("{"):
         names = list(_parsed(first) or ())
-        return Rows(names, _json_rows(path, names, faults), faults)
+        return names, _json_rows(path, names, faults), faults
     delimiter = "\t" if "\t" in first else ","
     names = _header(path, delimiter) or [name.strip() for name in first.split(delimiter)]
     if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
-        return Rows(names, _csv_rows(path, delimiter, len(names), faults), faults)
+        return names, _csv_rows(path, delimiter, len(names), faults), faults
     # Lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`.
     first = next((line for line in _lines(path) if line.strip()), "")
     names = ["path"] if _is_path(first.strip()) else ["path", "label"]
-    return Rows(names, _listed_rows(path, len(names) - 1, known, faults), faults)
+    return names, _listed_rows(path, len(names) - 1, known, faults), faults
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -108,13 +96,13 @@ def _header(path: Path, delimiter: str) -> list[str]:
         return []
 
 
-def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults) -> Iterator[Row]:
+def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults) -> Rows:
     records = csv.reader(_lines(path), delimiter=delimiter, strict=True)
     try:
         next(records)
         for record in records:
             if len(record) == width:
-                yield Row(records.line_num, record)
+                yield records.line_num, record
             elif record:
                 faults.add(records.line_num, f"{width} fields", delimiter.join(record))
     except csv.Error as error:
@@ -131,7 +119,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _json_rows(path: Path, names: list[str], faults: Faults) -> Iterator[Row]:
+def _json_rows(path: Path, names: list[str], faults: Faults) -> Rows:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
@@ -140,29 +128,29 @@ def _json_rows(path: Path, names: list[str], faults: Faults) -> Iterator[Row]:
         elif unknown := [name for name in value if name not in names]:
             faults.add(number, f"only the names of the first line, {', '.join(names)}", unknown[0])
         else:
-            yield Row(number, [value.get(name) for name in names])
+            yield number, [value.get(name) for name in names]
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Rows:
     with open_parquet(path) as file:
         number = 0
         for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
             for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield Row(number, list(cells))
+                yield number, list(cells)
                 number += 1
 
 
 # --- lists of lines ---------------------------------------------------------------------------------------------------
 
 
-def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], faults: Faults) -> Iterator[Row]:
+def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], faults: Faults) -> Rows:
     for number, line in enumerate(_lines(path), start=1):
         text = line.rstrip()
         if not text:
             continue
         if not num_labels:
             if _is_path(text.strip()):
-                yield Row(number, [text.strip()])
+                yield number, [text.strip()]
             else:
                 faults.add(number, "the path of an image, as in other lines", text)
             continue
@@ -171,7 +159,7 @@ def _listed_rows(path: Path, num_labels: int, known: tuple[str, ...], faults: Fa
         if number == 1 and {where.lower(), label.lower()} <= set(known):
             continue  # a header, its names separated by a space
         if where:
-            yield Row(number, [where, label])
+            yield number, [where, label]
         else:
             faults.add(number, "`PATH LABEL`, or columns named in the first line", text)
 

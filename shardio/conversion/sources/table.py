@@ -90,41 +90,40 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
 
     Raises SourceError without a column of paths, or a column that is named.
     """
-    rows = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
-    faults = rows.faults
-    path = _column(table, rows.names, "path", table.path_column, PATH_COLUMNS)
+    names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
+    path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
         raise SourceError(
-            f"{table.path}: expected a column of paths, found {_listed(rows.names)}. Name it by `--path-column`, from "
+            f"{table.path}: expected a column of paths, found {_listed(names)}. Name it by `--path-column`, from "
             "Python `Table(path_column=...)`, or put the names of columns into the first line"
         )
-    split = _column(table, rows.names, "split", table.split_column, SPLIT_COLUMNS)
-    labels = {} if unlabelled else _label_columns(table, rows.names, path, split)
-    stored = {name: _existing(table, rows.names, name) for name in table.columns}
-    note = f"paths from {rows.names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
+    split = _column(table, names, "split", table.split_column, SPLIT_COLUMNS)
+    labels = {} if unlabelled else _label_columns(table, names, path, split)
+    stored = {name: _existing(table, names, name) for name in table.columns}
+    note = f"paths from {names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
     if split is not None:
-        note += f", splits from {rows.names[split]!r}"
+        note += f", splits from {names[split]!r}"
     content = Contents(faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note)
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
-    for row in rows.rows:
-        word = "" if split is None else str(_present(row.cells[split]) or DEFAULT_SPLIT).strip()
-        where, name = row.cells[path], split_name(word)
-        known, line = first.setdefault(name, (word, row.line))
+    for line, cells in rows:
+        word = "" if split is None else str(_present(cells[split]) or DEFAULT_SPLIT).strip()
+        where, name = cells[path], split_name(word)
+        known, there = first.setdefault(name, (word, line))
         text = "" if where is None else os.fsdecode(where) if isinstance(where, bytes) else str(where)
         if not text or "\0" in text or len(os.fsencode(text)) > _MAX_PATH_NBYTES:
-            faults.add(row.line, f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", where)
+            faults.add(line, f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", where)
         elif word and not is_split_name(name):
-            faults.add(row.line, "a split named with letters, digits, '.', '_' and '-'", word)
+            faults.add(line, "a split named with letters, digits, '.', '_' and '-'", word)
         elif known.lower() != word.lower():
-            faults.add(row.line, f"the split {known!r}, as in {faults.word} {line}", word)
+            faults.add(line, f"the split {known!r}, as in {faults.word} {there}", word)
         else:
-            content.lines.append(row.line)
+            content.lines.append(line)
             content.paths.append(text)
             content.splits.append(name)
             for column, number in labels.items():
-                content.labels[column].append(_present(row.cells[number]))
+                content.labels[column].append(_present(cells[number]))
             for column, number in stored.items():
-                content.numbers[column].append(row.cells[number])
+                content.numbers[column].append(cells[number])
     return content
 
 
