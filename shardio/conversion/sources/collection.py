@@ -194,19 +194,18 @@ class Collection:
 
 @dataclass(frozen=True)
 class FileOrigin(Origin):
-    """Files below one folder, or parts of such files."""
+    """Files below one folder, or extents of such files. Other origins read rows of files."""
 
     folder: Path
     """Absolute: tasks run in processes with other current folders."""
 
     def _find(self, source: Source) -> tuple[str, Extent | None]:
-        """Returns (path of a file, extent in the file, or None for the whole file). Raises DecodeError for a Fault."""
+        """Returns (path of a file, the source's extent in the file, if known). Raises DecodeError for a Fault."""
         place = source.key if source.place is None else source.place
         if isinstance(place, Fault):
             raise DecodeError("incomplete", place.detail)
-        assert not isinstance(place, Item)
-        file, extent = (place.file, place) if isinstance(place, Extent) else (place, None)
-        return os.path.join(self.folder, os.fsdecode(file)), extent
+        file = place if isinstance(place, bytes) else place[0]
+        return os.path.join(self.folder, os.fsdecode(file)), place if isinstance(place, Extent) else None
 
     def read(self, source: Source) -> bytes | Given:
         return read_file(*self._find(source))

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from shardio.conversion.sources.collection import Collection, Item, Source, identify
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
-    clutter,
     entries,
     in_split_order,
     known_split,
+    sorted_entries,
     split_name,
 )
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
@@ -123,19 +123,13 @@ def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
 
 def _list(root: Path, ignored: Counter[str]) -> list[str]:
     """Returns the paths of the parquet files in or below `root`, relative to `root`, sorted."""
-
-    def refuse(error: OSError) -> None:
-        raise SourceError(f"{error.filename}: expected a readable folder, found: {error.strerror}")
-
-    found = []
-    for folder, folders, files in os.walk(root, onerror=refuse):
-        ignored.update(filter(None, map(clutter, folders)))
-        folders[:] = [name for name in folders if not clutter(name)]
-        for name in files:
-            path = Path(folder, name)
-            if kind := clutter(name):
-                ignored[kind] += 1
-            elif name.endswith(_SUFFIX) and path.is_file():  # a link, too: that is how downloads are cached
+    found, pending = [], [root]
+    while pending:
+        for entry in sorted_entries(pending.pop(), ignored):
+            path = Path(entry.path)
+            if os.path.isdir(path):
+                pending += [] if entry.is_symlink() else [path]
+            elif entry.name.endswith(_SUFFIX) and path.is_file():  # a link, too: that is how downloads are cached
                 found.append(str(path.relative_to(root)))
             else:
                 ignored["not a parquet file"] += 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
+from shardio.conversion.sources.collection import FileOrigin, Item, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import crc32
 from shardio.sets.arrow import open_parquet
@@ -44,10 +44,9 @@ class TableFile:
 
 
 @dataclass(frozen=True)
-class ParquetOrigin(Origin):
+class ParquetOrigin(FileOrigin):
     """Reads images from a column of parquet files, or from the copies that `prepare` makes of them. Thread safe."""
 
-    folder: Path
     image: str
     """The name of the column of images, such as "image", or "image.bytes" for a field of a struct."""
     files: Mapping[bytes, TableFile]
@@ -65,11 +64,6 @@ class ParquetOrigin(Origin):
         if image is None:
             raise DecodeError("empty", "the row has no image: expected its bytes, found null")
         return image
-
-    def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        places = [source.place for source in sources]
-        seen = {where: identify(self._path(where)) for where in {p.where for p in places if isinstance(p, Item)}}
-        return [seen[place.where] if isinstance(place, Item) else str(place) for place in places]
 
     def nbytes(self, sources: Sequence[Source]) -> int:
         return sum(self.files[where].nbytes for where in {s.place.where for s in sources if isinstance(s.place, Item)})
