@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Iterator
@@ -63,7 +64,9 @@ def read_rows(path: Path, known: tuple[str, ...]) -> tuple[list[str], Rows, Faul
         names = list(_parsed(first) or ())
         return names, _json_rows(path, names, faults), faults
     delimiter = "\t" if "\t" in first else ","
-    names = _header(path, delimiter) or [name.strip() for name in first.split(delimiter)]
+    names = [name.strip() for name in first.split(delimiter)]
+    with contextlib.suppress(csv.Error):  # the names are no CSV
+        names = [name.strip() for name in next(csv.reader(_lines(path), delimiter=delimiter, strict=True), [])] or names
     if path.suffix.lower() in (".csv", ".tsv") or any(name.lower() in known for name in names):
         return names, _csv_rows(path, delimiter, len(names), faults), faults
     # Lines `PATH`, if the first is one word or ends as images' names do, or else `PATH LABEL`.
@@ -86,14 +89,6 @@ def _lines(path: Path) -> Iterator[str]:
                 most = f"fewer than {_MAX_LINE_NBYTES:,} characters"
                 raise SourceError(f"{path}: line {number}: expected {most}, found more")
             yield line
-
-
-def _header(path: Path, delimiter: str) -> list[str]:
-    """Returns the names in the first line of a CSV; none if the line is no CSV."""
-    try:
-        return [name.strip() for name in next(csv.reader(_lines(path), delimiter=delimiter, strict=True), [])]
-    except csv.Error:
-        return []
 
 
 def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults) -> Rows:

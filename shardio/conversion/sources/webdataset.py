@@ -41,7 +41,6 @@ _MAX_LABEL_NBYTES = 1 << 20
 
 _MAGIC = re.compile(r"[{*?[]")
 _MOST_TARS = 1_000_000
-_RENAME = "Rename the tars or folders of one, or convert them separately"
 
 
 class _Sample(NamedTuple):
@@ -245,21 +244,19 @@ def _read_json(content: bytes) -> list[str | Fault]:
 def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str]:
     """Returns the split of each sample, or "" for all samples if no name contains a split."""
     told = {tar: _word_of_tar(tar) for tar in tars}
-    if all(told.values()):
-        check_split_words(src, map(str.lower, told.values()), _RENAME)
-        return [split_name(told[sample.tar]) for sample in samples]
-    if any(told.values()):
+    if any(told.values()) and not all(told.values()):
         one, other = (next(tar for tar in tars if bool(told[tar]) == known) for known in (True, False))
         raise SourceError(
             f"{src}: expected a split in the name or folder of every tar, or of none, found "
             f"{split_name(told[one])!r} for {one!r} and none for {other!r}. Put them in folders "
             f"{', '.join(SPLIT_NAMES)}"
         )
-    firsts = [sample.name.partition("/")[0] for sample in samples]
-    if not all(map(known_split, firsts)):
+    words = [told[sample.tar] or sample.name.partition("/")[0] for sample in samples]
+    if not all(map(known_split, words)):
         return [""] * len(samples)
-    check_split_words(src, map(str.lower, firsts), _RENAME)
-    return list(map(split_name, firsts))
+    way_out = "Rename the tars or folders of one, or convert them separately"
+    check_split_words(src, map(str.lower, filter(None, [*told.values(), *words])), way_out)
+    return list(map(split_name, words))
 
 
 def _word_of_tar(tar: str) -> str:
