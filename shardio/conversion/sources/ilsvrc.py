@@ -15,13 +15,14 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from shardio.conversion.sources.collection import Collection, Extent, FileOrigin, Source, in_tree_order, read_file
 from shardio.conversion.sources.names import clutter
-from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive
+from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive, visible_members
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import is_safe_name
 from shardio.format.parse import first_repeated
@@ -44,14 +45,14 @@ def scan_ilsvrc(src: Path) -> Collection:
     The devkit must be in the same folder. It is required for validation images. For training images it is optional, and
     gives the names of the classes. Raises SourceError if something is missing or wrong.
     """
-    ignored: Counter[str] = Counter()
+    ignored: list[str] = []
     if src.is_dir():
         folder = src
         train, val = (path if path.exists() else None for path in (src / TRAIN_NAME, src / VAL_NAME))
         if train is None and val is None:
             raise SourceError(f"{src}: expected {TRAIN_NAME} or {VAL_NAME}, found neither")
         others = set(os.listdir(src)) - {TRAIN_NAME, VAL_NAME, *DEVKIT_NAMES}
-        ignored.update(clutter(name) or "other file" for name in others)
+        ignored += (clutter(name) or "other file" for name in others)
     else:
         folder = src.parent
         with open_archive(src) as archive:
@@ -70,7 +71,7 @@ def scan_ilsvrc(src: Path) -> Collection:
         splits["train"] = _train_sources(train, tars, classes, ignored)
     if val is not None and devkit is not None:
         splits["val"] = _val_sources(val, devkit, classes, ignored)
-    return Collection(FileOrigin(folder), classes, splits, ignored, class_names, "ilsvrc")
+    return Collection(FileOrigin(folder), classes, splits, Counter(ignored), class_names, "ilsvrc")
 
 
 def holds_tars(archive: Archive) -> bool:
@@ -82,16 +83,14 @@ def holds_tars(archive: Archive) -> bool:
 # --- the archives -----------------------------------------------------------------------------------------------------
 
 
-def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, TarMember]:
+def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
     """Returns the tar with the images of each class, by class."""
     tars: dict[str, TarMember] = {}
     with open_archive(train) as archive:
-        for member in members(archive):
+        for member in visible_members(archive, ignored):
             stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
-            if kind := clutter(os.fsdecode(member.name)):
-                ignored[kind] += 1
-            elif suffix != "tar":
-                ignored["outside of class archives"] += 1
+            if suffix != "tar":
+                ignored.append("outside of class archives")
             elif stem in tars:
                 raise archive.error(member.offset, "one archive of each class", f"a second one of {stem!r}")
             else:
@@ -100,36 +99,30 @@ def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, TarMember]:
 
 
 def _train_sources(
-    train: Path, tars: dict[str, TarMember], classes: Sequence[str], ignored: Counter[str]
+    train: Path, tars: dict[str, TarMember], classes: Sequence[str], ignored: list[str]
 ) -> tuple[Source, ...]:
     file = os.fsencode(train.name)
 
-    def walk(label: int, name: str) -> Generator[Source | str, None, None]:
+    def walk(label: int, name: str) -> Generator[Source, None, None]:
         tar, folder = tars[name], b"train/" + os.fsencode(name)
         what = f"{train}: {os.fsdecode(tar.name)!r} in it"
         with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
-            for image in members(archive):
-                if kind := clutter(os.fsdecode(image.name)):
-                    yield kind
-                else:
-                    place = Extent(file, image.offset, image.nbytes)
-                    yield Source(folder + b"/" + image.name, label, place)
+            for image in visible_members(archive, ignored):
+                place = Extent(file, image.offset, image.nbytes)
+                yield Source(folder + b"/" + image.name, label, place)
 
-    return _checked(train, drain(walk(label, name) for label, name in enumerate(classes)), ignored)
+    return _checked(train, drain(walk(label, name) for label, name in enumerate(classes)))
 
 
-def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Counter[str]) -> tuple[Source, ...]:
+def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: list[str]) -> tuple[Source, ...]:
     file = os.fsencode(val.name)
     labels = {name: label for label, name in enumerate(classes)}
     seen: set[int] = set()
 
-    def walk() -> Generator[Source | str, None, None]:
+    def walk() -> Generator[Source, None, None]:
         with open_archive(val) as archive:
-            for image in members(archive):
+            for image in visible_members(archive, ignored):
                 name = os.path.basename(image.name)
-                if kind := clutter(os.fsdecode(image.name)):
-                    yield kind
-                    continue
                 match = _VAL_IMAGE.fullmatch(name)
                 number = int(match[1]) if match else 0
                 if not 0 < number <= len(devkit.truth):
@@ -143,7 +136,7 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
                 place = Extent(file, image.offset, image.nbytes)
                 yield Source(b"val/%s/%s" % (os.fsencode(wnid), name), labels[wnid], place)
 
-    sources = _checked(val, drain([walk()]), ignored)
+    sources = _checked(val, drain([walk()]))
     if missing := set(range(1, len(devkit.truth) + 1)) - seen:
         raise SourceError(
             f"{val}: expected {len(devkit.truth):,} images, one for each label in the devkit, found {len(seen):,}: "
@@ -152,21 +145,15 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
     return sources
 
 
-def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str]) -> tuple[Source, ...]:
-    """Returns the sources of `found` in the order of a folder tree. Raises SourceError if there is none, or a repeated
-    key.
-
-    The strings in `found` are kinds of ignored files, which are counted in `ignored`.
-    """
-    sources: list[Source] = []
-    for listed in found:  # one by one, as sorting takes as much memory as what is sorted
-        sources += in_tree_order(source for source in listed if isinstance(source, Source))
-        ignored.update(kind for kind in listed if isinstance(kind, str))
+def _checked(path: Path, found: list[list[Source]]) -> tuple[Source, ...]:
+    """Returns the sources in the order of a folder tree. Raises SourceError if there is none, or a repeated key."""
+    # One by one, as sorting takes as much memory as what is sorted.
+    sources = tuple(chain.from_iterable(map(in_tree_order, found)))
     if not sources:
         raise SourceError(f"{path}: expected images, found none")
     if (key := first_repeated(source.key for source in sources)) is not None:
         raise SourceError(f"{path}: expected each image once, found {os.fsdecode(key)!r} twice")
-    return tuple(sources)
+    return sources
 
 
 # --- the devkit -------------------------------------------------------------------------------------------------------

@@ -110,8 +110,7 @@ class TreeOrigin(FileOrigin):
             raise DecodeError("damaged", str(error)) from None
         except ValueError as error:
             raise DecodeError("unsupported", str(error)) from None
-        if self.row not in (None, row):
-            assert self.row is not None
+        if self.row is not None and self.row != row:
             raise DecodeError(
                 "unsupported",
                 f"expected {self.row.dtype} {self.row.shape}, as {self.first} has, found {row.dtype} {row.shape}",
@@ -355,18 +354,18 @@ def _collect(src: Path, members: dict[str, _Member], kind: str) -> Collection:
         origin = replace(origin, members={name: members[name] for name in rows}, label="")
     file = os.fsencode(src.name)
     sources = tuple(Source(b"%d" % number, one, Item(file, number)) for number, one in enumerate(labels))
-    splits = {DEFAULT_SPLIT: sources}
-    collection = Collection(origin, classes, splits, {}, kind=kind, notes=notes, arrays=specs, has_pixels=False)
-    return replace(collection, identity=_hash(collection, origin))
+    splits, identity = {DEFAULT_SPLIT: sources}, _hash(sources, origin)
+    return Collection(
+        origin, classes, splits, {}, kind=kind, identity=identity, notes=notes, arrays=specs, has_pixels=False
+    )
 
 
-def _hash(collection: Collection, origin: RowsOrigin) -> str:
+def _hash(sources: Sequence[Source], origin: RowsOrigin) -> str:
     """Returns a hash of the checksums in an archive, or of some rows of an NPY file: keys are only numbers."""
     sha256 = hashlib.sha256()
     for name, member in origin.members.items():
         sha256.update(f"{name}\0{member.row}\0{member.header.shape[0]}\0{member.crc32}\0".encode())
     if ARRAY in origin.members and origin.members[ARRAY].crc32 is None:
-        sources = collection.splits[DEFAULT_SPLIT]
         for number in np.unique(np.linspace(0, len(sources) - 1, _MOST_HASHED).astype(np.int64)).tolist():
             with contextlib.suppress(DecodeError):
                 sha256.update(origin.read(sources[number]).arrays[ARRAY].tobytes())

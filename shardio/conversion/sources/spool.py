@@ -68,11 +68,8 @@ class ParquetOrigin(FileOrigin):
     def nbytes(self, sources: Sequence[Source]) -> int:
         return sum(self.files[where].nbytes for where in {s.place.where for s in sources if isinstance(s.place, Item)})
 
-    def _path(self, where: bytes) -> Path:
-        return self.folder / os.fsdecode(where)
-
     def _read_row_group(self, where: bytes, number: int) -> bytes | None:
-        path, group = self._path(where), 0
+        path, group = self.folder / os.fsdecode(where), 0
         if identify(path) != self.files[where].identity:
             raise _changed(path)
         with open_parquet(path) as file:
@@ -112,7 +109,7 @@ class ParquetOrigin(FileOrigin):
             self._copy_out(where, report)
 
     def _copy_out(self, where: bytes, report: Callable[[int], None]) -> None:
-        path, target = self._path(where), self._spool_path(where)
+        path, target = self.folder / os.fsdecode(where), self._spool_path(where)
         entries = bytearray()
         offset = 0
         with AtomicFile(target) as out, open_parquet(path) as file:

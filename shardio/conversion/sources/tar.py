@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+from shardio.conversion.sources.names import clutter
 from shardio.errors import SourceError
 from shardio.system.opening import open_file
 
@@ -146,6 +147,15 @@ def members(archive: Archive) -> Iterator[TarMember]:
             raise archive.error(member.offset, f"{member.name!r} of {member.size:,} bytes", found)
         yield TarMember(_checked_name(archive, member), member.offset_data, member.size)
     _check_end(archive, walk.offset)
+
+
+def visible_members(archive: Archive, ignored: list[str]) -> Iterator[TarMember]:
+    """Yields the members of an archive without clutter, whose kinds are added to `ignored`, also by several threads."""
+    for member in members(archive):
+        if kind := clutter(os.fsdecode(member.name)):
+            ignored.append(kind)
+        else:
+            yield member
 
 
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:

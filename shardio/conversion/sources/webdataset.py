@@ -23,14 +23,13 @@ from shardio.conversion.sources.names import (
     SPLIT_NAMES,
     Numbering,
     check_split_words,
-    clutter,
     in_split_order,
     known_split,
     number_labels,
     sorted_entries,
     split_name,
 )
-from shardio.conversion.sources.tar import drain, members, open_archive
+from shardio.conversion.sources.tar import drain, open_archive, visible_members
 from shardio.errors import SourceError
 from shardio.format.parse import first_repeated
 
@@ -63,10 +62,9 @@ def scan_webdataset(src: Path) -> Collection:
     Raises SourceError if a tar is damaged, or if tars contradict each other.
     """
     folder, tars, ignored = _find_tars(src)
-    samples: list[_Sample] = []
-    for found in drain(_walk(folder, tar) for tar in tars):
-        samples += (item for item in found if isinstance(item, _Sample))
-        ignored.update(item for item in found if isinstance(item, str))
+    kinds: list[str] = []
+    samples = list(chain.from_iterable(drain(_walk(folder, tar, kinds) for tar in tars)))
+    ignored.update(kinds)
     faults = [sample.place for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
         found_instead = f"none in {len(samples):,}: {faults[0].detail}" if samples else "no sample"
@@ -168,22 +166,19 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
-    """Yields the samples of a tar, and a string for each ignored member: its kind, for the counts in the report."""
+def _walk(folder: Path, tar: str, ignored: list[str]) -> Generator[_Sample, None, None]:
+    """Yields the samples of a tar. Adds the kinds of other members to `ignored`."""
     # The images of each sample, and its labels from .cls and .json: they need not be neighbours.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
     with open_archive(folder / tar) as archive:
-        for member in members(archive):
+        for member in visible_members(archive, ignored):
             name = os.fsdecode(member.name)
-            if kind := clutter(name):
-                yield kind
-                continue
             above, slash, base = name.rpartition("/")
             stem, _, suffix = base.partition(".")
             suffix = suffix.lower()
             is_image = suffix in _IMAGE_SUFFIXES
             if not is_image and (suffix not in ("cls", "json") or member.nbytes > _MAX_LABEL_NBYTES):
-                yield "neither image nor label"
+                ignored.append("neither image nor label")
                 continue
             images, from_cls, from_json = found.setdefault(above + slash + stem, ([], [], []))
             if is_image:
@@ -193,12 +188,13 @@ def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
             else:
                 from_json += _read_json(archive.read_at(member.offset, member.nbytes))
     for name, (images, from_cls, from_json) in found.items():
-        yield _put_together(tar, name, images, from_cls or from_json)
+        if images or from_cls or from_json:
+            yield _put_together(tar, name, images, from_cls or from_json)
+        else:
+            ignored.append("neither image nor label")
 
 
-def _put_together(tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault]) -> _Sample | str:
-    if not images and not labels:
-        return "neither image nor label"
+def _put_together(tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault]) -> _Sample:
     what, label = f"the sample {name!r} in {tar}", labels[0] if labels else ""
     place: Extent | Fault
     if len(images) != 1:
