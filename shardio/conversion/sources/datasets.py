@@ -126,23 +126,21 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
         )
     origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels)
     sha256 = hashlib.sha256()
+    splits = {}
+    unknown = _UNKNOWN_LABEL if isinstance(like, int) else None
     for split, dataset in datasets.items():
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         sha256.update(f"{split}\0{kind}\0{len(dataset)}\0".encode())
         sha256.update(_targets(dataset))
         sha256.update(_try_items(split, origin))
-    unknown = _UNKNOWN_LABEL if isinstance(like, int) else None
-    above = {split: f"{split}/" if isinstance(src, Mapping) else "" for split in datasets}
+        where, above = split.encode(), f"{split}/" if isinstance(src, Mapping) else ""
+        splits[split] = tuple(
+            Source(f"{above}{number}".encode(), unknown, Item(where, number)) for number in range(len(dataset))
+        )
     return Collection(
         replace(origin, identity=sha256.hexdigest()),
         classes,
-        {
-            split: tuple(
-                Source(f"{above[split]}{number}".encode(), unknown, Item(split.encode(), number))
-                for number in range(len(dataset))
-            )
-            for split, dataset in datasets.items()
-        },
+        splits,
         {},
         class_names,
         kind="dataset",
