@@ -97,7 +97,7 @@ class Source:
         return self.place
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Origin(ABC):
     """Reads the images of a collection. Thread safe, and picklable, because tasks carry it to other processes."""
 

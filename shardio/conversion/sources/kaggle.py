@@ -118,10 +118,11 @@ def _read_solution(path: Path) -> dict[str, str]:
     if names != _SOLUTION_COLUMNS:
         raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {names!r:.80}")
     found: dict[str, str] = {}
-    for line, (name, boxes) in rows:
+    for line, cells in rows:
+        name, boxes = map(str, cells)
         classes = set(boxes.split()[::5])
         if len(classes) != 1 or name in found or not all(map(is_safe_name, (name, *classes))):
-            faults.add(line, "an image that is in no other line, and boxes of one class", f"{name},{boxes}")
+            faults.add(line, "an image that is in no other line, and boxes of one class", cells)
         else:
             (found[name],) = classes
     faults.check()
