@@ -43,10 +43,6 @@ class SourceBoxes:
     relative: bool = False
     """Whether coordinates are shares of the picture's width and height, and not pixels."""
 
-    @property
-    def count(self) -> int:
-        return len(self.rows) // (5 * 8)
-
     def in_pixels(self, height: int, width: int) -> NDArray[np.float32]:
         """Returns (left, top, right, bottom, label) for each box, in pixels, clipped to a picture of this size.
 

@@ -58,7 +58,8 @@ def add_boxes(collection: Collection, places: Mapping[str, Path], max_boxes: int
         found, names, note = _from_folder(collection, where)
     else:
         found, names, note = _from_json(collection, places)
-    counts = [(s.boxes.count, s.key) for sources in found.splits.values() for s in sources if s.boxes is not None]
+    sources = chain.from_iterable(found.splits.values())
+    counts = [(len(s.boxes.rows) // (5 * 8), s.key) for s in sources if s.boxes is not None]  # 5 float64 each
     count, fullest = max(counts)
     if max_boxes is not None and count > max_boxes:
         raise SourceError(

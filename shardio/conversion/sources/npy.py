@@ -73,11 +73,6 @@ def scan_arrays(src: Path, labels: Labels | None = None) -> Collection:
     return _collect(src, {ARRAY: _Member(header, _check_rows(src, header, nbytes), 0, None)}, "npy")
 
 
-def _row_type(header: ArrayHeader, shape: tuple[int, ...]) -> RowType:
-    """Returns the type of a stored value. Raises ValueError if a set cannot hold it."""
-    return RowType(header.dtype.newbyteorder("<").str, shape)
-
-
 def _check_values(values: NDArray[Any]) -> NDArray[Any]:
     """Returns the values, little-endian. Raises DecodeError for a bool that is neither 0 nor 1."""
     if values.dtype == np.bool_ and (largest := values.view(np.uint8).max(initial=0)) > 1:
@@ -105,7 +100,7 @@ class TreeOrigin(FileOrigin):
         try:
             with refusing("the file"):
                 header = parse_header(data[:HEADER_MOST])
-            row = _row_type(header, header.shape)
+            row = RowType(header.dtype.newbyteorder("<").str, header.shape)
         except SourceError as error:
             raise DecodeError("damaged", str(error)) from None
         except ValueError as error:
@@ -267,7 +262,7 @@ def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:
     if not header.shape:
         raise SourceError(f"{where}: expected an array whose first axis is the samples, found a single value")
     try:
-        row = _row_type(header, header.shape[1:])
+        row = RowType(header.dtype.newbyteorder("<").str, header.shape[1:])
     except ValueError as error:
         raise SourceError(f"{where}: {error}") from None
     if header.nbytes != nbytes:
