@@ -281,16 +281,13 @@ def _choose(
         if len(candidates) == 1:
             return candidates[0]
     what = {"image": "binary, or struct with bytes", "label": "integers"}[name]
+    found, hint = ", ".join(columns)[:200] or "none", f". Rename the column to use to {name!r}"
     if name in types and name not in columns:
-        found = f"{name!r} of type {types[name]}"
-        hint = f". Rewrite it as {what}, or leave the labels out by `--labels none`"
-    else:
-        found = ", ".join(columns)[:200] or "none"
-        hint = f". Rename the column to use to {name!r}"
-        if name == "label":
-            hint += ", or leave the labels out by `--labels none`"
-        elif not columns:
-            hint = ". If its rows have paths of images, give the folder of the paths by `--root`"
+        found, hint = f"{name!r} of type {types[name]}", f". Rewrite it as {what}"
+    elif name == "image" and not columns:
+        hint = ". If its rows have paths of images, give the folder of the paths by `--root`"
+    if name == "label":
+        hint += ", or leave the labels out by `--labels none`"
     raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
 
 

@@ -43,7 +43,6 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "lz4",
     b"PK\x03\x04": "zip",
 }
-_MAGIC_NBYTES = max(map(len, _COMPRESSED))
 
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE)
@@ -107,7 +106,7 @@ def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str 
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(f"{path}: expected a tar, found {stat.filemode(status.st_mode)}")
             archive = Archive(name or str(path), file, start, status.st_size if stop is None else stop)
-            check_plain(archive.name, os.pread(file.fileno(), _MAGIC_NBYTES, start))
+            check_plain(archive.name, os.pread(file.fileno(), BLOCK_NBYTES, start))
             yield archive
     except OSError as error:
         raise SourceError(f"{path}: expected a readable tar, found: {error.strerror}") from None
