@@ -79,14 +79,13 @@ class DatasetOrigin(Origin):
         return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
-        main = sys.modules["__main__"]
         for split, dataset in self.datasets.items():
             try:
                 ForkingPickler.dumps(dataset)
             except Exception as error:
                 found = f"{type(error).__name__}: {error}"
             else:
-                if type(dataset).__module__ != "__main__" or hasattr(main, "__file__"):
+                if type(dataset).__module__ != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
                     continue
                 found = f"the class {type(dataset).__name__} of this session, which other processes cannot import"
             raise TypeError(

@@ -42,8 +42,7 @@ def scan_kaggle(src: Path) -> Collection:
     image that is listed but missing is a source that will be refused. Raises SourceError if anything else is missing or
     wrong.
     """
-    images = images_folder(src)
-    if images is None:
+    if (images := images_folder(src)) is None:
         raise SourceError(f"{src}: expected {'/'.join(_IMAGES)} in it, found none")
     ignored: Counter[str] = Counter()
     splits: dict[str, tuple[Source, ...]] = {}
@@ -93,8 +92,7 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
             files[stem] = entry.name
         else:
             ignored["not a validation image"] += 1
-    solution = _find(images, _SOLUTION_NAME)
-    if solution is None:
+    if (solution := _find(images, _SOLUTION_NAME)) is None:
         raise SourceError(
             f"{images / 'val'}: expected {_SOLUTION_NAME} next to ILSVRC, because it has the labels of the validation "
             "images; found none. Put it there, or convert only the folder train"
@@ -130,8 +128,7 @@ def _read_solution(path: Path) -> dict[str, str]:
 
 
 def _class_names(images: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
-    path = _find(images, _MAPPING_NAME)
-    if path is None:
+    if (path := _find(images, _MAPPING_NAME)) is None:
         return ()
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     words = {wnid: name for wnid, _, name in (line.strip().partition(" ") for line in lines)}

@@ -124,21 +124,18 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
                 f"{content.faults.path}: expected paths of images in SRC such as {images.first!r}, found "
                 f"{content.paths[0]!r}, and no image at any path. Paths are relative to SRC"
             )
-    left = {
-        split: [source for source in sources if source.key not in used]
-        for split, sources in collection.splits.items()
-        if "" in tables or split in tables or len(collection.splits) == 1
-    }
-    if (num_left := sum(map(len, left.values()))) and not tables_list:
-        first = next(source.key for sources in left.values() for source in sources)
+    covers_all = "" in tables or len(collection.splits) == 1
+    described = [split for split in collection.splits if covers_all or split in tables]
+    left = [source.key for split in described for source in collection.splits[split] if source.key not in used]
+    if left and not tables_list:
         raise SourceError(
-            f"{contents[0].faults.path}: expected a row for every image, found none for {num_left:,} of "
-            f"{collection.num_sources:,}, such as {os.fsdecode(first)!r}. The first path in it is "
+            f"{contents[0].faults.path}: expected a row for every image, found none for {len(left):,} of "
+            f"{collection.num_sources:,}, such as {os.fsdecode(left[0])!r}. The first path in it is "
             f"{next(iter(contents[0].paths), '')!r}; paths are relative to SRC"
         )
-    if num_left:
-        ignored["image in no table"] += num_left
-    splits = {split: sources for split, sources in collection.splits.items() if split not in left}
+    if left:
+        ignored["image in no table"] += len(left)
+    splits = {split: sources for split, sources in collection.splits.items() if split not in described}
     return _collect(replace(collection, splits=splits, ignored=ignored), contents, rows)
 
 
