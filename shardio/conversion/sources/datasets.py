@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
 _MOST_TRIED = 8
-_UNKNOWN_LABEL = -1
 
 
 class Dataset(Protocol):
@@ -126,7 +125,7 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
     origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels)
     sha256 = hashlib.sha256()
     splits = {}
-    unknown = _UNKNOWN_LABEL if isinstance(like, int) else None
+    unknown = -1 if isinstance(like, int) else None  # until the item is read
     for split, dataset in datasets.items():
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         sha256.update(f"{split}\0{kind}\0{len(dataset)}\0".encode())

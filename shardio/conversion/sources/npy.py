@@ -245,14 +245,12 @@ class RowsOrigin(Origin):
                     stack.enter_context(naming(target := self._copy_of(name)))
                     copy = stack.enter_context(AtomicFile(target))
                 file, count = stack.enter_context(self._open(name)), member.header.shape[0]
-                done = reported = 0
+                done = 0
                 while block := self._read_block(file):
                     if copy is not None:
                         write_all(copy.descriptor, block)
-                    done += len(block)
-                    reached = count * done // member.header.nbytes
-                    report(reached - reported)
-                    reported = reached
+                    before, done = done, done + len(block)
+                    report(count * done // member.header.nbytes - count * before // member.header.nbytes)
                 if copy is not None:
                     copy.commit()
 

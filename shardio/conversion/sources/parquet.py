@@ -91,9 +91,8 @@ def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
     if not names:
         raise SourceError(f"{src}: expected a parquet file, or a folder of them, found none in it")
     splits = _group(folder, names)
-    if src.is_dir():
-        for group in splits.values():
-            _check_complete(src, group)
+    for group in splits.values() if src.is_dir() else ():
+        _check_complete(src, group)
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
     tables = {name: _read_table(folder / name, shared, unlabelled) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
