@@ -251,6 +251,11 @@ WRONG_LABELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "line 2: expected numbers as labels",
     ),
     "a number missing": ("path,a,b\na/1.jpg,1,\n", {"label_columns": ["a", "b"]}, "line 2: expected numbers as labels"),
+    "a list among numbers": (
+        '{"path": "a/1.jpg", "a": 1, "b": [2]}\n',
+        {"label_columns": ["a", "b"]},
+        "line 1: expected numbers as labels, found (1, [2])",
+    ),
     "unequal lists": (
         '{"path": "a/1.jpg", "label": [1]}\n{"path": "a/2.jpg", "label": [1, 2]}',
         {},
