@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from shardio.loading.ring import Slot
 from shardio.reading.reader import Reader, Request
@@ -176,30 +176,10 @@ class Pending:
             self._release(slot)
 
 
-class Hints:
-    """Announces batches to a reader until the consumer gives them up by `abandon`. Thread safe."""
-
-    def __init__(self) -> None:
-        self._wanted = True
-
-    def run(self, tell: Callable[[], None], *, refused: bool) -> None:
-        """Calls `tell`, which announces a batch, in a gather thread. Does nothing after `abandon`, or if `refused`.
-
-        Never raises: the error will come again when the batch is read.
-        """
-        if self._wanted and not refused:
-            with contextlib.suppress(Exception):
-                tell()
-
-    def abandon(self) -> None:
-        """Stops further announcements: the consumer will not request the batches."""
-        self._wanted = False
-
-
 Finish = Callable[[Slot, int], None]
 """A function of (slot, number of samples) that is called after all parts of a batch were read, in a gather thread."""
 
-_Job = tuple[Pending | Hints, Any]
+_Job = partial[None]
 # Anything else tells a thread to end: None, or a weak reference that has died.
 _Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
 
@@ -243,14 +223,17 @@ class GatherThreads:
         bounds = [size * share // shares for share in range(shares + 1)]
         pending = Pending(reader, request, slot, shares, finish, head_start_seconds)
         for start, stop in pairwise(bounds):
-            self._jobs.put((pending, slice(start, stop)))
+            self._jobs.put(partial(pending.run, slice(start, stop)))
         if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more
             _refuse_queued(self._jobs)
         return pending
 
-    def announce(self, reader: Reader, request: Request, hints: Hints) -> None:
-        """Announces a batch that will be submitted soon to the reader, in a gather thread."""
-        self._jobs.put((hints, partial(reader.will_read, request)))
+    def announce(self, reader: Reader, request: Request, given_up: list[None]) -> None:
+        """Announces a batch that will be submitted soon to the reader, in a gather thread.
+
+        Once `given_up` has an entry, the batch will not be requested, and nothing is announced.
+        """
+        self._jobs.put(partial(_announce, reader, request, given_up))
 
     def no_core_seconds(self) -> float:
         """Returns the seconds that all threads together waited for a core; 0.0 if the system does not count them."""
@@ -275,11 +258,17 @@ def _no_core_seconds(thread: int | None) -> float:
         return 0.0
 
 
+def _announce(reader: Reader, request: Request, given_up: list[None], *, refused: bool) -> None:
+    if not given_up and not refused:
+        with contextlib.suppress(Exception):  # the error will come again when the batch is read
+            reader.will_read(request)
+
+
 def _refuse_queued(jobs: _Jobs) -> None:
     try:
         while True:
-            if isinstance(job := jobs.get_nowait(), tuple):
-                job[0].run(job[1], refused=True)
+            if isinstance(job := jobs.get_nowait(), partial):
+                job(refused=True)
     except queue.Empty:
         jobs.put(None)  # one may have been taken from a thread that has not seen it yet
 
@@ -288,7 +277,7 @@ def _serve(jobs: _Jobs, closed: Flag, owner: weakref.ref[GatherThreads]) -> None
     """Runs a gather thread. `owner` is a weak reference that this frame keeps alive, so it can end the thread."""
     # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
     preempt_nobody()
-    while isinstance(job := jobs.get(), tuple):
-        job[0].run(job[1], refused=closed.is_set())
+    while isinstance(job := jobs.get(), partial):
+        job(refused=closed.is_set())
         del job  # or this frame would keep the batch's memory alive while it waits for the next one
     jobs.put(None)  # the next thread's

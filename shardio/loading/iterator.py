@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.augment.cut import Cut
-from shardio.loading.gather import Hints, Pending, head_start_seconds
+from shardio.loading.gather import Pending, head_start_seconds
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Slot
@@ -60,7 +60,8 @@ class Flow:
         self._prefetch = prefetch
         self._announces = pipeline.begin_epoch()
         self._last_step = pipeline.last_step(epoch)
-        self._hints = Hints()
+        # Has an entry once no more batches are wanted: gather threads then announce none.
+        self._given_up: list[None] = []
         # Drawn from the order, and announced if that is of use.
         self._coming: deque[_Due] = deque()
         # Why no more are drawn: the error of the batch after those.
@@ -81,7 +82,7 @@ class Flow:
 
     def abandon(self) -> None:
         """Drops all batches that were not taken, and returns their slots to the ring. May be called again."""
-        self._hints.abandon()
+        self._given_up.append(None)
         while self._pending:
             self._pipeline.abandon(self._pending.popleft()[1])
         if self._device is not None:
@@ -158,7 +159,7 @@ class Flow:
                 self._error = error.with_traceback(None)
                 return
             if self._announces:
-                self._pipeline.announce(request, self._hints)
+                self._pipeline.announce(request, self._given_up)
             self._coming.append(_Due(request, cut))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.augment.cut import Cut
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape, sample_nbytes
 from shardio.kernels.built import kernels_in_use
-from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
+from shardio.loading.gather import Finish, GatherThreads, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors, traced
@@ -257,9 +257,9 @@ class Pipeline:
             return request
         return replace(request, windows=cut.windows, ends=cut.ends, resample=cut.resample if resamples else None)
 
-    def announce(self, request: Request, hints: Hints) -> None:
-        """Announces a batch that will be submitted soon to the reader."""
-        self._threads.announce(self._reader, request, hints)
+    def announce(self, request: Request, given_up: list[None]) -> None:
+        """Announces a batch that will be submitted soon to the reader: see `GatherThreads.announce`."""
+        self._threads.announce(self._reader, request, given_up)
         self.meter.counts.read_ahead_batches += 1
 
     def submit(self, request: Request, cut: Cut | None, last_step: Finish | None, head_start_seconds: float) -> Pending:
