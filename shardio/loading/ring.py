@@ -113,7 +113,7 @@ class Ring:
 
         Images that are one-dimensional, windows of different sizes one after another, are returned as a whole.
         """
-        loan = _Loan(slot, size)
+        loan = _Loan(slot.images if slot.images.ndim == 1 else slot.images[:size])
         ticket = _Ticket(loan, self._free.append)
         ticket.slot = slot
         loan.ticket = ticket
@@ -124,7 +124,7 @@ class Ring:
 
         The slot returns to the ring when the last view of `images` and the last view of `array` are freed.
         """
-        return np.asarray(_Beside(images, array))
+        return np.asarray(_Loan(array, images))
 
     def clear(self) -> None:
         """Frees the slots that wait for reuse. Lent slots stay valid."""
@@ -139,23 +139,14 @@ class _Ticket(weakref.ref["_Loan"]):
 
 
 class _Loan:
-    """Exposes a slot's images through NumPy's array interface. NumPy keeps the loan alive as long as the array.
+    """Exposes an array of a slot through NumPy's array interface. NumPy keeps the loan alive as long as the array.
 
     If a loan is freed as part of a reference cycle, its ticket is freed with it: then the slot is freed, too, instead
     of returning to the ring.
     """
 
-    def __init__(self, slot: Slot, size: int) -> None:
-        images = slot.images if slot.images.ndim == 1 else slot.images[:size]
-        self.__array_interface__: dict[str, Any] = images.__array_interface__
-        self.ticket: _Ticket | None = None
-        self._keeps_memory = images
-
-
-class _Beside:
-    """Exposes another array of a lent slot through NumPy's array interface. Keeps the view `lent`, and so its loan."""
-
-    def __init__(self, lent: NDArray[Any], array: NDArray[Any]) -> None:
+    def __init__(self, array: NDArray[Any], lent: NDArray[Any] | None = None) -> None:
+        """With `lent`, an array of the slot that was lent before, this loan keeps that loan."""
         self.__array_interface__: dict[str, Any] = array.__array_interface__
-        self._keeps_loan = lent
-        self._keeps_memory = array
+        self.ticket: _Ticket | None = None
+        self._keeps = array, lent
