@@ -6,7 +6,6 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -269,9 +268,7 @@ class ShardLoader(LikeDataLoader):
     def __enter__(self) -> ShardLoader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -200,7 +200,7 @@ _TOLD: dict[Stage, str] = {
 }
 
 
-class ReportThread:
+class ReportThread(DaemonThread):
     """A thread that prints a report line to stderr every `seconds`, if a batch arrived or the consumer is stuck.
 
     The thread ends at `close`, or when `owner` is garbage collected. It holds no strong reference to `owner`.
@@ -209,16 +209,13 @@ class ReportThread:
     def __init__(self, owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
         self._ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
         owner_ends = weakref.ref(owner, self._ends.put)
-        self._thread = DaemonThread(partial(_report, self._ends, owner_ends, meter, source, seconds), "shardio-report")
-
-    def begin(self) -> None:
-        self._thread.begin()
+        super().__init__(partial(_report, self._ends, owner_ends, meter, source, seconds), "shardio-report")
 
     def close(self) -> None:
         """Ends the thread. May be called again."""
         self._ends.put(None)
         with contextlib.suppress(queue.Empty):
-            self._thread.wait(_GRACE_SECONDS)
+            self.wait(_GRACE_SECONDS)
 
 
 def _report(ends: queue.SimpleQueue[Any], owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:

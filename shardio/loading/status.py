@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -148,9 +147,7 @@ Number = TypeVar("Number", int, float)
 
 def _number(value: object, kind: type[Number]) -> Number:
     if isinstance(value, bool) or not isinstance(value, (int, kind)) or not 0 <= value < 1 << 62:
-        raise ValueError
-    if not math.isfinite(value):
-        raise ValueError
+        raise ValueError  # also of NaN and infinity
     return kind(value)
 
 
