@@ -42,8 +42,8 @@ from shardio.sets.names import check_local
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.rows import ArrayWriter, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
-from shardio.system.files import AtomicFile, is_same_file, remove_temporaries, try_clone, try_link, write_atomic
-from shardio.system.opening import FileAt, FolderHandle, naming
+from shardio.system.files import AtomicFile, remove_temporaries, try_clone, try_link, write_atomic
+from shardio.system.opening import FileAt, FolderHandle, is_same_file, naming
 
 ARRAY_SHARD_NBYTES = 4 << 30
 """The most bytes of a file of a new array."""

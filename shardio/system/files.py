@@ -18,8 +18,9 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from shardio.errors import FormatError
 from shardio.system.opening import (
@@ -27,6 +28,7 @@ from shardio.system.opening import (
     FolderHandle,
     OpenFile,
     at,
+    is_same_file,
     kind_at,
     naming,
     open_file,
@@ -263,23 +265,6 @@ def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
         return None
 
 
-@contextlib.contextmanager
-def _locked_if_abandoned(path: Path) -> Iterator[bool]:
-    """Yields whether no process is writing the temporary file `path`. It is then locked, if the filesystem has locks.
-
-    Raises OSError or FormatError if another process publishes or sweeps it, or it is another user's.
-    """
-    with open_untrusted(path, os.O_RDWR) as file:
-        locked = try_lock(file.fileno())
-        status = os.fstat(file.fileno())
-        yield (
-            locked is not False
-            and is_abandoned(path.name, status.st_mtime, locked=bool(locked))
-            # The writer may have published the file, under its other name, before it was locked here.
-            and os.path.samestat(status, os.lstat(path))
-        )
-
-
 def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name: False) -> int:
     """Removes the temporary files in `folder` that no living process is writing. Returns how many were removed.
 
@@ -292,8 +277,14 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
         if is_kept(path.name):
             continue
         # Another process has just published or removed the file, or it is another user's.
-        with contextlib.suppress(OSError, FormatError), _locked_if_abandoned(path) as is_left:
-            if is_left:
+        with contextlib.suppress(OSError, FormatError), open_untrusted(path, os.O_RDWR) as file:
+            locked = try_lock(file.fileno())
+            if (
+                locked is not False
+                and is_abandoned(path.name, os.fstat(file.fileno()).st_mtime, locked=bool(locked))
+                # The writer may have published the file, under its other name, before it was locked here.
+                and is_same_file(file, path)
+            ):
                 path.unlink()
                 swept += 1
     return swept
@@ -317,13 +308,19 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
     Where the filesystem cannot allocate ahead this does nothing: the writes themselves report a full disk.
     """
-    if not hasattr(os, "posix_fallocate"):  # macOS
-        return
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        _can((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS), os.posix_fallocate, descriptor, 0, nbytes)
+
+
+def _can(refusals: Sequence[int], call: Callable[..., object], *arguments: Any, **options: Any) -> bool:
+    """Makes a call. Returns False if it raises OSError with an errno of `refusals`. Other errors pass through."""
     try:
-        os.posix_fallocate(descriptor, 0, nbytes)
+        call(*arguments, **options)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
+        if error.errno in refusals:
+            return False
+        raise
+    return True
 
 
 # Linux: <linux/fs.h>.
@@ -341,13 +338,7 @@ def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
     Raises FileExistsError if `target` exists, and any other OSError.
     """
     name, folder = at(target)
-    try:
-        os.link(source, name, dst_dir_fd=folder, follow_symlinks=False)
-    except OSError as error:
-        if error.errno in _NO_LINK:
-            return False
-        raise
-    return True
+    return _can(_NO_LINK, os.link, source, name, dst_dir_fd=folder, follow_symlinks=False)
 
 
 def try_clone(source: OpenFile, descriptor: int) -> bool:
@@ -355,18 +346,4 @@ def try_clone(source: OpenFile, descriptor: int) -> bool:
 
     Returns False where the filesystem cannot do this.
     """
-    try:
-        fcntl.ioctl(descriptor, _FICLONE, source.fileno())
-    except OSError as error:
-        if error.errno in _NO_CLONE:
-            return False
-        raise
-    return True
-
-
-def is_same_file(file: OpenFile, path: str | Path | FileAt) -> bool:
-    """Returns whether `path` is a name of the open file."""
-    name, folder = at(path)
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(name, dir_fd=folder))
-    return False
+    return _can(_NO_CLONE, fcntl.ioctl, descriptor, _FICLONE, source.fileno())

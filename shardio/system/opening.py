@@ -74,10 +74,7 @@ class FolderHandle:
 
     def is_in_place(self) -> bool:
         """Returns whether the folder's path still leads to this folder."""
-        try:
-            return os.path.samestat(os.lstat(self.path), os.fstat(self.fileno()))
-        except FileNotFoundError:
-            return False
+        return is_same_file(self, self.path)
 
     def __truediv__(self, name: str) -> FileAt:
         return FileAt(self, name)
@@ -106,6 +103,14 @@ class FileAt:
 def at(path: str | os.PathLike[str] | FileAt) -> tuple[str | os.PathLike[str], int | None]:
     """Returns the arguments that name a file to functions of `os`: its path or name, and `dir_fd` or None."""
     return (path.name, path.folder.fileno()) if isinstance(path, FileAt) else (path, None)
+
+
+def is_same_file(file: OpenFile | FolderHandle, path: str | Path | FileAt) -> bool:
+    """Returns whether `path` is a name of the open file or folder."""
+    name, folder = at(path)
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(name, dir_fd=folder))
+    return False
 
 
 class OpenFile(io.FileIO):
