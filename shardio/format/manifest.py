@@ -100,7 +100,7 @@ class Manifest:
         _check_nbytes(f"splits.{name}", index, expected)
         self._check_orders(name, split)
         for array_name, array in split.arrays.items():
-            _array_name(array_name, f"splits.{name}.arrays")
+            parse.checked(f"splits.{name}.arrays", check_array_name, array_name)
             self._check_array(f"splits.{name}.arrays.{array_name}", array_name, array, split)
 
     def _check_orders(self, name: str, split: SplitEntry) -> None:
@@ -118,10 +118,7 @@ class Manifest:
             )
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:
-        try:
-            check_kind(name, array.kind, array.row, self.sample_shape)
-        except ValueError as error:
-            raise FormatError(f"{where}: {error}") from None
+        parse.checked(where, check_kind, name, array.kind, array.row, self.sample_shape)
         if array.names and (array.kind != "boxes" or parse.first_repeated(array.names) is not None):
             raise FormatError(f"{where}.names: expected distinct names for labels of boxes, found {show(array.names)}")
         if name == LABELS_NAME and split.index.has_label:
@@ -233,10 +230,7 @@ def _index(value: object, where: str) -> IndexEntry:
 
 def _columns(value: object, where: str) -> IndexColumns:
     pairs = [parse.sequence(pair, f"{where}[{i}]") for i, pair in enumerate(parse.filled(value, where))]
-    try:
-        return check_columns(pairs)
-    except ValueError as error:
-        raise FormatError(f"{where}: {error}") from None
+    return parse.checked(where, check_columns, pairs)
 
 
 def _split(value: object, where: str) -> SplitEntry:
@@ -254,18 +248,11 @@ def _split(value: object, where: str) -> SplitEntry:
         orders=tuple(_order(order, f"{where}.orders[{i}]") for i, order in enumerate(orders)),
         order=_order_number(fields, where),
         arrays={
-            _array_name(name, f"{where}.arrays"): _array(array, f"{where}.arrays.{name}")
+            parse.checked(f"{where}.arrays", check_array_name, name): _array(array, f"{where}.arrays.{name}")
             for name, array in arrays.items()
         },
         squashed=parse.flag(fields["squashed"], f"{where}.squashed") if "squashed" in fields else False,
     )
-
-
-def _array_name(name: object, where: str) -> str:
-    try:
-        return check_array_name(name)
-    except ValueError as error:
-        raise FormatError(f"{where}: {error}") from None
 
 
 def _order(value: object, where: str) -> OrderEntry:
@@ -279,10 +266,7 @@ def _order_number(fields: Mapping[str, Any], where: str) -> int | None:
 def _array(value: object, where: str) -> ArrayEntry:
     fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, {"order", "names"})
     shape = tuple(parse.sequence(fields["shape"], f"{where}.shape"))
-    try:
-        row = RowType(parse.string(fields["dtype"], f"{where}.dtype"), shape)
-    except ValueError as error:
-        raise FormatError(f"{where}: {error}") from None
+    row = parse.checked(where, RowType, parse.string(fields["dtype"], f"{where}.dtype"), shape)
     crc32 = Crc32Entry(**_file(parse.fields(fields["crc32"], f"{where}.crc32", _FILE_KEYS), f"{where}.crc32"))
     shards = parse.filled(fields["shards"], f"{where}.shards")
     return ArrayEntry(

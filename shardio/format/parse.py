@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain
-from typing import Any, AnyStr
+from typing import Any, AnyStr, TypeVar
 
 from shardio.errors import FormatError, show
 from shardio.format.layout import MAX_COUNT, is_safe_name
+
+T = TypeVar("T")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # os.fsdecode uses other surrogates for bytes of names that are not UTF-8. These stand for nothing.
@@ -76,6 +78,14 @@ def first_repeated(names: Iterable[AnyStr]) -> AnyStr | None:
 
 def fault(where: str, expected: str, found: object) -> FormatError:
     return FormatError(f"{where}: expected {expected}, found {show(found)}")
+
+
+def checked(where: str, check: Callable[..., T], *values: Any) -> T:
+    """Returns check(*values). Its ValueError becomes a FormatError with this place."""
+    try:
+        return check(*values)
+    except ValueError as error:
+        raise FormatError(f"{where}: {error}") from None
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
