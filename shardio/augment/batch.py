@@ -6,8 +6,9 @@ pixels are computed when a transform needs them, and at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +16,34 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.pixels import run_steps
-from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, resample
-from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
+from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, resample, to_device
+from shardio.augment.steps import NEEDS_RGB, WARPS, Op, Step, Steps
 from shardio.augment.targets import Targets
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]
-"""Masks and boxes by name: a tensor, or a tuple with a tensor per view."""
+"""Masks, boxes and added arrays by name: a tensor, or a tuple with a tensor per view."""
+
+
+class Change(NamedTuple):
+    """What was done to images of `size`, (height, width): their boxes were cropped, and flips and steps applied."""
+
+    boxes: Boxes
+    flips: NDArray[np.bool_]
+    steps: Steps
+    size: tuple[int, ...]
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """Where the edges of the result were, in pixels of the images: see `Batch.edges`."""
+        box = self.boxes
+        edges = np.stack([box.lefts, box.tops, box.lefts + box.widths, box.tops + box.heights])
+        codes = np.stack([np.zeros(len(self.flips), np.uint8), *(step.codes for step in self.steps)])
+        edges[:, np.isin(codes, [*WARPS]).any(axis=0)] = np.nan
+        mirrored = self.flips ^ np.logical_xor.reduce(codes == Op.MIRROR)
+        for axis, turned in enumerate((mirrored, np.logical_xor.reduce(codes == Op.FLIP))):
+            edges[axis::2] = np.where(turned, edges[axis::2][::-1], edges[axis::2])
+        return edges
 
 
 @dataclass(frozen=True)
@@ -33,7 +55,8 @@ class Batch:
     - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
     - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
 
-    A field that is None records no change. `targets` are the masks and boxes of `images`, before the changes.
+    A field that is None records no change. `targets` are the masks and boxes of `images`, before the changes. `past`
+    has the changes by which `images` were made, and `added` the arrays that transforms add to the batch.
     """
 
     images: torch.Tensor
@@ -50,6 +73,8 @@ class Batch:
     steps: Steps = ()
     statistics: Statistics | None = None
     dtype: torch.dtype | None = None
+    past: tuple[Change, ...] = ()
+    added: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -144,16 +169,18 @@ class Batch:
         """Whether each image is mirrored, bool (B,): `flips`, or all false if `flips` is None."""
         return np.zeros(len(self), bool) if self.flips is None else self.flips
 
-    def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
+    def holding(self, images: torch.Tensor, targets: Targets | None = None, boxes: Boxes | None = None) -> Batch:
         """Returns a batch with new `images` of the same samples, and no recorded changes.
 
         `targets` are the masks and boxes of the new images. By default, they are the masks and boxes of this batch
-        after its changes. Raises ValueError if they are for images of another size.
+        after its changes. Raises ValueError if they are for images of another size. `boxes` are the parts of this
+        batch's `images` that the new images show. By default, they are the parts after the changes.
         """
         targets = targets or self._moved_targets()
         if targets is not None and targets.size != (size := tuple(images.shape[2:])):
             raise ValueError(f"masks and boxes must be for images of (height, width) = {size}; found {targets.size}")
-        return Batch(images, self.draws, sizes_of(images), self.labels, targets)
+        change = self._change if boxes is None else Change(boxes, self.is_mirrored, (), self._change.size)
+        return self._after(change, images, sizes_of(images), targets)
 
     def check_no_targets(self, what: str) -> None:
         """Raises ValueError if the batch has masks or boxes. `what` names the transforms that cannot combine them."""
@@ -170,7 +197,51 @@ class Batch:
         if images is self.images:
             return self
         sizes = self.sizes if self.boxes is None else sizes_of(images)
-        return Batch(images, self.draws, sizes, self.labels, self._moved_targets())
+        return self._after(self._change, images, sizes, self._moved_targets())
+
+    def _after(self, change: Change, images: torch.Tensor, sizes: NDArray[np.int64], targets: Targets | None) -> Batch:
+        past = (*self.past, change)
+        return Batch(images, self.draws, sizes, self.labels, targets, past=past, added=self.added)
+
+    @property
+    def _change(self) -> Change:
+        return Change(self.region, self.is_mirrored, self.steps, tuple(self.images.shape[2:]))
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """Where the images' left, top, right and bottom edges lie in the stored pictures, float64 (4, B), in pixels.
+
+        Left and right are exchanged where an image is mirrored, top and bottom where it is upside down. The edges of
+        images that were turned, tilted, or changed by a function are NaN.
+        """
+        first, *rest = [*self.past, self._change]
+        edges = first.edges
+        for change in rest:
+            starts, ends = np.tile(edges[:2], (2, 1)), np.tile(edges[2:], (2, 1))
+            edges = starts + (ends - starts) / np.tile(change.size[::-1], 2)[:, None] * change.edges
+        return edges
+
+    def with_edges(self, edges: NDArray[np.float64]) -> Batch:
+        """Returns the batch with other edges of its `images`."""
+        box = Boxes(edges[1], edges[0], edges[3] - edges[1], edges[2] - edges[0])
+        first = [*self.past, self._change][0]
+        return replace(self, past=(Change(box, np.zeros(len(self), bool), (), first.size),))
+
+    def adding(self, name: str, values: NDArray[Any]) -> Batch:
+        """Returns the batch with another array, (B, ...), to be delivered with the images.
+
+        Raises ValueError if the batch has an array of this name.
+        """
+        targets = self.targets
+        if name in self.added or (targets is not None and name in {**targets.masks, **targets.boxes}):
+            raise ValueError(f"a transform adds {name!r}, but the batch has an array of this name: change its name=")
+        return replace(self, added={**self.added, name: to_device(torch.from_numpy(values), self.images.device)})
+
+    def arrays(self) -> dict[str, torch.Tensor] | None:
+        """Returns masks, boxes and added arrays by name. None if there were no masks and boxes, and none is added."""
+        if self.targets is None:
+            return {**self.added} or None
+        return {**self.targets.arrays(), **self.added}
 
     def _moved_targets(self) -> Targets | None:
         if self.targets is None:

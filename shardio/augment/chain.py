@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
 import numpy as np
@@ -95,7 +96,7 @@ class Transform(Described, ABC):
         view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns the transformed images, labels, and a dict of masks and boxes; only the parts that were given.
+        """Returns the transformed images, labels, and a dict of masks, boxes and added arrays; no part that is empty.
 
         - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
         - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: their value outside of the image, or a dict by name.
@@ -133,7 +134,8 @@ class Transform(Described, ABC):
             draws = _NoDraws(0, 0, draws.indices)
         elif not count:
             return self._of_no_samples(images, labels, masks=masks, boxes=boxes, mask_fill=mask_fill)
-        changed, labels, arrays = self._finish(Batch(images, draws, found, labels, targets))
+        piece = (self, type(self).__name__)
+        changed, labels, arrays = finished([piece], Batch(images, draws, found, labels, targets))
         if arrays is None:
             return changed if labels is None else (changed, labels)
         return (changed, arrays) if labels is None else (changed, labels, arrays)
@@ -154,17 +156,30 @@ class Transform(Described, ABC):
 
         An argument is None if the Mixup or CutMix is for float32 labels, which need no number of classes.
         """
-        parts = (part for part in getattr(self, "transforms", ()) if isinstance(part, Transform))
-        return frozenset[int | None]().union(*(part.mixed_classes for part in parts))
+        return frozenset[int | None]().union(*(part.mixed_classes for part in self._inner))
+
+    @property
+    def added_names(self) -> frozenset[str]:
+        """The names of the arrays that the transform adds to a batch."""
+        return frozenset[str]().union(*(part.added_names for part in self._inner))
+
+    @property
+    def _inner(self) -> list[Transform]:
+        return [part for part in getattr(self, "transforms", ()) if isinstance(part, Transform)]
 
     @property
     def mixes(self) -> bool:
         """True if the transform combines images of different samples, and their labels."""
         return bool(self.mixed_classes)
 
-    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
-        done = self.apply(batch, type(self).__name__).finished()
-        return done.images, done.labels, None if done.targets is None else {**done.targets.arrays()}
+    @property
+    def has_views(self) -> bool:
+        """True if the transform makes several images of each sample."""
+        return False
+
+    def branches(self, batch: Batch, purpose: str) -> list[Batch]:
+        """Returns the batch after this transform, or a batch for each of its views."""
+        return [self.apply(batch, purpose)]
 
     @abstractmethod
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -174,6 +189,30 @@ class Transform(Described, ABC):
         """
 
 
+Piece = tuple[Transform, str]
+"""A transform, and its purpose, a key of its random numbers."""
+
+
+def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
+    """Applies transforms one after the other. Only the last may have views."""
+    batches = [batch]
+    for transform, purpose in pieces:
+        batches = transform.branches(batches[0], purpose)
+    return batches
+
+
+def finished(pieces: Sequence[Piece], batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+    """Applies transforms one after the other. Returns images, labels and arrays, as tuples if the last has views."""
+    done = [each.finished() for each in branches_of(pieces, batch)]
+    several = [each.arrays() for each in done]
+    if not (pieces and pieces[-1][0].has_views):
+        return done[0].images, done[0].labels, None if several[0] is None else {**several[0]}
+    joined: Arrays | None = None if several[0] is None else {}
+    for name in dict.fromkeys(chain.from_iterable(arrays or () for arrays in several)):
+        joined = {**(joined or {}), name: tuple(arrays[name] for arrays in several if arrays and name in arrays)}
+    return tuple(each.images for each in done), done[0].labels, joined
+
+
 class Container(Transform):
     """A transform that consists of other transforms: the base class of Compose, Views, RandomApply and others."""
 
@@ -181,27 +220,27 @@ class Container(Transform):
     may_be_empty: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", _checked(self.transforms))
+        object.__setattr__(self, "transforms", self._checked())
         super().__post_init__()
         if not self.transforms and not self.may_be_empty:
             raise ValueError(f"{type(self).__name__} needs one or more transforms; found none")
         if self.mask_fill is not None:
             check_mask_fill(self.mask_fill)
 
-
-def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """Returns the transforms as a tuple. Raises ValueError if one of them cannot be inside another transform."""
-    if not isinstance(transforms, Iterable):
-        raise TypeError(f"transforms must be a list of transforms; found {transforms!r}")
-    parts = tuple(transforms)
-    for transform in parts:
-        if not isinstance(transform, Transform) or isinstance(transform, Views):
-            raise ValueError(
-                f"transforms inside another transform must be from shardio.augment, and not Views; found {transform!r}"
-            )
-        if transform.mask_fill is not None:
-            raise ValueError(f"only the outermost Compose or Views may have mask_fill; found it in {transform!r}")
-    return parts
+    def _checked(self) -> tuple[Transform, ...]:
+        """Returns the transforms as a tuple. Raises ValueError if one of them cannot be inside this transform."""
+        if not isinstance(self.transforms, Iterable):
+            raise TypeError(f"transforms must be a list of transforms; found {self.transforms!r}")
+        parts = tuple(self.transforms)
+        for number, transform in enumerate(parts):
+            if not isinstance(transform, Transform):
+                raise ValueError(f"transforms must be from shardio.augment; found {transform!r}")
+            is_last = isinstance(self, Compose) and number == len(parts) - 1
+            if transform.has_views and not (is_last or isinstance(self, Views)):
+                raise ValueError(f"Views must be the last transform of a Compose, or inside Views; found {transform!r}")
+            if transform.mask_fill is not None:
+                raise ValueError(f"only the outermost Compose or Views may have mask_fill; found it in {transform!r}")
+        return parts
 
 
 def _draws(
@@ -267,12 +306,18 @@ class Compose(Container):
     may_be_empty = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        for transform, own in self.parts(purpose):
-            batch = transform.apply(batch, own)
-        return batch
+        (changed,) = self.branches(batch, purpose)
+        return changed
 
-    def parts(self, purpose: str) -> Iterator[tuple[Transform, str]]:
-        """Yields pairs of a transform and its purpose, a key of its random numbers."""
+    def branches(self, batch: Batch, purpose: str) -> list[Batch]:
+        return branches_of(self.parts(purpose), batch)
+
+    @property
+    def has_views(self) -> bool:
+        return any(transform.has_views for transform in self.transforms)
+
+    def parts(self, purpose: str) -> Iterator[Piece]:
+        """Yields pairs of a transform and its purpose."""
         # A transform is numbered among those of its class, so that one without randomness may come or go before it.
         numbers = Counter[str]()
         for transform in self.transforms:
@@ -283,26 +328,29 @@ class Compose(Container):
 
 @dataclass(frozen=True, repr=False)
 class Views(Container):
-    """Augments each sample several times. The images of a batch are a tuple, with a tensor per transform.
+    """Makes several images of each sample. The images of a batch are a tuple, with a tensor per transform.
 
-    Equal transforms draw different random numbers. Masks and boxes are tuples, too. Labels are returned once,
-    unchanged. `mask_fill` is the same as in Compose.
+    Equal transforms draw different random numbers. What the views share comes before Views in a Compose: it is drawn,
+    and computed, once. Views inside Views make one tuple. Masks, boxes and added arrays are tuples, too. Labels are
+    returned once, unchanged. `mask_fill` is the same as in Compose.
     """
 
     transforms: Sequence[Transform]
     mask_fill: MaskFill | None = field(default=None, metadata=LATER)
+    has_views = True
 
-    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
-        count = len(self.transforms)
-        views, several = [], []
+    def branches(self, batch: Batch, purpose: str) -> list[Batch]:
+        # A crop alone stays noted: each view may resize what is stored.
+        if batch.resized or batch.steps or batch.is_cast:
+            batch = batch.finished()
+        draws = batch.draws
+        if purpose != "Views":  # other Views with this purpose have other numbers of views
+            purpose = f"{purpose} {draws.view}"
+        made = []
         for number, transform in enumerate(self.transforms):
-            draws = replace(batch.draws, view=batch.draws.view * count + number)
-            done = transform.apply(replace(batch, draws=draws, labels=None), "Views").finished()
-            views.append(done.images)
-            if done.targets is not None:
-                several.append(done.targets.arrays())
-        arrays: Arrays = {name: tuple(each[name] for each in several) for name in several[0]} if several else {}
-        return tuple(views), batch.labels, None if batch.targets is None else arrays
+            own = replace(draws, view=draws.view * len(self.transforms) + number)
+            made += transform.branches(replace(batch, draws=own, labels=None), purpose)
+        return [replace(each, labels=batch.labels) for each in made]
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        raise ValueError("Views must be the outermost transform; found Views inside another transform")
+        raise ValueError("Views make several images of a sample: call branches()")

@@ -28,6 +28,8 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
     recorded as well. Otherwise the pixels of all alternatives are computed.
     """
     first = alternatives[0]
+    if any(other.added is not base.added for other in alternatives):
+        raise ValueError("a transform that adds arrays must change all images: move it out of the choice")
     if not all(_are_alike(base, first, other) for other in alternatives):
         return _computed(alternatives, numbers)
     picked = numbers, np.arange(len(base))
@@ -67,10 +69,11 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
             raise ValueError(f"transforms to choose from must return images of one size and dtype; found {found}")
         mine = to_device(torch.from_numpy(numbers == number), images.device)
         images = torch.where(mine[:, None, None, None], other.images, images)
+    edges = np.stack([other.edges for other in done])[numbers, :, np.arange(len(numbers))].T
+    chosen = replace(done[0], images=images).with_edges(edges)
     if not targets:
-        return replace(done[0], images=images)
-    chosen = to_device(torch.from_numpy(numbers), images.device)
-    return replace(done[0], images=images, targets=Targets.chosen(targets, chosen))
+        return chosen
+    return replace(chosen, targets=Targets.chosen(targets, to_device(torch.from_numpy(numbers), images.device)))
 
 
 @dataclass(frozen=True, repr=False)

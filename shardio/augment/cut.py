@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
-from shardio.augment.chain import Compose, Container, Transform
+from shardio.augment.chain import Compose, Container, Piece, Transform, Views, finished
 from shardio.augment.description import is_of_shardio
 from shardio.augment.resample import Resampling, as_made, make_spans, resample_by_torch, resample_windows
 from shardio.augment.targets import Targets
@@ -35,9 +35,6 @@ from shardio.augment.transforms import (
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
 from shardio.kernels.rowcopy import Windows
-
-Piece = tuple[Transform, str]
-"""A transform, and its purpose, a key of its random numbers."""
 
 _FLIPS = (HorizontalFlip, AlternatingFlip)
 _CASTS = (Normalize, ToDtype)
@@ -69,7 +66,9 @@ class Split:
         head_crops = any(crops[:end])
         while end < len(parts) and type(parts[end][0]) in _CASTS:
             end += 1
-        if not kernel.AVAILABLE or not head_crops or not all(_keeps_places(part) for part, _ in parts[end:]):
+        # Views make the pixels of what they share if it is resized, so nothing is joined with it.
+        rest = [part for part, _ in parts[end:] if not (type(part) is Views and any(resizes[:end]))]
+        if not kernel.AVAILABLE or not head_crops or not all(map(_keeps_places, rest)):
             return None
         return cls(transform, tuple(parts[:end]), tuple(parts[end:]))
 
@@ -236,8 +235,8 @@ class Cut:
         labels: torch.Tensor | None,
         masks: Mapping[str, torch.Tensor] | None = None,
         boxes: Mapping[str, torch.Tensor] | None = None,
-    ) -> tuple[Images, torch.Tensor | None, Arrays]:
-        """Applies the rest of the transform; returns images, labels, and masks and boxes by name.
+    ) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+        """Applies the rest of the transform; returns images, labels, and masks, boxes and added arrays by name.
 
         `images` are the resampled images, (B, C, *size) in channels_last memory, and may be changed in place. For
         `labels`, `masks` and `boxes` see `Transform.__call__`.
@@ -245,10 +244,7 @@ class Cut:
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
         head, targets = self.batch, Targets.of(stand_in, masks, boxes, self.split.transform.mask_fill)
         batch = replace(head, labels=labels, targets=targets).holding(as_made(images, self.how))
-        for transform, purpose in self.split.rest:
-            batch = transform.apply(batch, purpose)
-        done = batch.finished()
-        return done.images, done.labels, {} if done.targets is None else {**done.targets.arrays()}
+        return finished(self.split.rest, batch)
 
 
 def margin_of(width: int, channels: int) -> int:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
+from itertools import groupby
 from numbers import Real
 from typing import Any, Literal, get_origin, get_type_hints
 
@@ -44,14 +45,21 @@ class Described:
             check(name, getattr(self, name))
 
     def __repr__(self) -> str:
-        """Returns the Python call that creates this, without default arguments. Each inner transform has a line."""
+        """Returns the Python call that creates this, without default arguments.
+
+        Each inner transform has a line, and equal transforms share it.
+        """
         if not is_dataclass(self):
             return object.__repr__(self)
         arguments = []
         for field in _arguments_of(self):
             value = getattr(self, field.name)
             if isinstance(value, tuple) and value and all(isinstance(part, Described) for part in value):
-                lines = "".join(f"    {part!r},\n".replace("\n", "\n    ")[:-4] for part in value)
+                lines = ""
+                for part, several in groupby(value):
+                    count = len([*several])
+                    text = repr(part) if count == 1 else f"*[{part!r}] * {count}"
+                    lines += f"    {text},\n".replace("\n", "\n    ")[:-4]
                 arguments.append(f"[\n{lines}]")
             elif field.default is MISSING or value != field.default:
                 arguments.append(f"{field.name}={value!r}")

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.batch import Batch, sizes_of
+from shardio.augment.batch import Batch
+from shardio.augment.boxes import Boxes
 from shardio.augment.chain import Transform
 from shardio.augment.foreign import Generators, generators_of, name_of, of_library
 from shardio.augment.targets import Targets
@@ -76,7 +77,8 @@ class PerSample(Transform):
                 for name in targets.masks
             }
             targets = Targets.of(pictures, masks, _boxes_of(targets, made), targets.fills)
-        return Batch(pictures, batch.draws, sizes_of(pictures), batch.labels, targets)
+        # Where a function has taken the pixels from is unknown.
+        return batch.holding(pictures, targets, Boxes(*np.full((4, len(batch)), np.nan)))
 
     def _call_for(self, targets: Targets | None) -> Callable[[Callable[..., Any], _Sample], _Sample]:
         if of_library(self.transform, "albumentations"):

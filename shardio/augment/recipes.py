@@ -10,8 +10,17 @@ from shardio.augment.choice import RandomApply, RandomChoice
 from shardio.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
 from shardio.augment.erasing import RandomErasing
 from shardio.augment.mix import CutMix, Mixup
+from shardio.augment.patches import BlockPatchMask, MultiBlockMask, RandomPatchMask
 from shardio.augment.policies import TimmRandAugment, TrivialAugmentWide
-from shardio.augment.transforms import AlternatingFlip, HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop, Resize
+from shardio.augment.transforms import (
+    AlternatingFlip,
+    CenterCrop,
+    HorizontalFlip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+)
 
 Recipe = Callable[[int | None, int], Transform]
 
@@ -125,6 +134,64 @@ def _dino(size: int | None, num_classes: int) -> Transform:
     return Views([view(side, large, 1.0), view(side, large, 0.1, RandomSolarize(128, 0.2)), *[local] * 8])
 
 
+def _dinov3(size: int | None, num_classes: int) -> Transform:
+    # Siméoni et al., "DINOv3", 2025, with the numbers of dinov3_vit7b16_pretrain.yaml. The blur of its code has the
+    # probability 1 - p of its configuration, so the first view is never blurred, and the second with 0.9.
+    side = size or 256
+
+    def view(side: int, scale: tuple[float, float], *more: Transform) -> Transform:
+        return Compose(
+            [
+                RandomResizedCrop(side, scale=scale, interpolation="bicubic"),
+                RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
+                RandomGrayscale(0.2),
+                *more,
+            ]
+        )
+
+    def blur(p: float) -> Transform:
+        return RandomApply([GaussianBlur(9)], p)
+
+    large, mask = (0.32, 1.0), (Normalize("imagenet"), BlockPatchMask(16))
+    local = view(round(side * 112 / 256), (0.05, 0.32), blur(0.5), Normalize("imagenet"))
+    return Views(
+        [view(side, large, *mask), view(side, large, blur(0.9), RandomSolarize(128, 0.2), *mask), *[local] * 8]
+    )
+
+
+def _mae(size: int | None, num_classes: int) -> Transform:
+    # He, Chen, Xie, Li, Dollár, Girshick, "Masked autoencoders are scalable vision learners", CVPR 2022, with the
+    # numbers of its main_pretrain.py.
+    return Compose(
+        [
+            RandomResizedCrop(size or 224, scale=(0.2, 1.0), interpolation="bicubic"),
+            HorizontalFlip(),
+            Normalize("imagenet"),
+            RandomPatchMask(16),
+        ]
+    )
+
+
+def _ijepa(size: int | None, num_classes: int) -> Transform:
+    # Assran et al., "Self-supervised learning from images with a joint-embedding predictive architecture", CVPR 2023,
+    # with the numbers of in1k_vith14_ep300.yaml.
+    return Compose(
+        [RandomResizedCrop(size or 224, scale=(0.3, 1.0)), Normalize("imagenet"), MultiBlockMask(14)],
+    )
+
+
+def _latents(flip: bool) -> Recipe:
+    """The pictures that an encoder of latents gets, from -1 to 1, from sets made with `--fit adm`.
+
+    SiT flips them (train.py of Ma et al., 2024), EDM2 does not (dataset_tool.py of Karras et al., 2024).
+    """
+
+    def make(size: int | None, num_classes: int) -> Transform:
+        return Compose([CenterCrop(size or 256), *[HorizontalFlip()] * flip, Normalize(0.5, 0.5)])
+
+    return make
+
+
 def _cifar_airbench(size: int | None, num_classes: int) -> Transform:
     # Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     return Compose(
@@ -141,6 +208,11 @@ RECIPES: dict[str, Recipe] = {
     "simclr": _simclr,
     "moco-v2": _moco_v2,
     "dino": _dino,
+    "dinov3": _dinov3,
+    "mae": _mae,
+    "ijepa": _ijepa,
+    "sit": _latents(True),
+    "edm2": _latents(False),
     "cifar-airbench": _cifar_airbench,
 }
 

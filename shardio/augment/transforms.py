@@ -14,6 +14,7 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes, random_resized_boxes
 from shardio.augment.chain import Transform
 from shardio.augment.checks import Fill, Probability, as_pair, check_whole, fill_of, positive_range
+from shardio.augment.description import LATER
 from shardio.augment.resample import Interpolation, to_device
 
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
@@ -122,7 +123,8 @@ class Pad(Transform):
             padded = images.index_select(2, rows).index_select(3, columns)
         if targets is not None:
             targets = targets.padded(*self._places(height, width), left, above)
-        return batch.holding(padded, targets)
+        sides = (-above, -left, height + above + below, width + left + right)
+        return batch.holding(padded, targets, Boxes(*(np.full(len(batch), float(side)) for side in sides)))
 
     def _places(self, height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Returns the rows and the columns of the image that the result shows, (1, length) each; -1 is the border."""
@@ -139,17 +141,21 @@ class Pad(Transform):
 class RandomCrop(Transform):
     """Crops a window of `size` pixels at a random position.
 
-    `size` is (height, width), or a number for both. With `padding`, the image gets a border first: see Pad.
+    `size` is (height, width), or a number for both. With `padding`, the image gets a border first: see Pad. With
+    `step`, the window begins at a multiple of this number of pixels, for crops on a grid of patches.
     """
 
     size: Size
     padding: int | Sequence[int] | None = None
     fill: Fill = 0
     padding_mode: PaddingMode = "constant"
+    step: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._pad()
+        if self.step is not None:
+            check_whole("step", self.step, 1)
 
     def _pad(self) -> Pad:
         return Pad(0 if self.padding is None else self.padding, self.fill, self.padding_mode)
@@ -157,7 +163,7 @@ class RandomCrop(Transform):
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.padding is not None:
             batch = self._pad().apply(batch, purpose)
-        return _cropped(batch, as_pair(self.size), batch.draws.uniform(purpose, 2))
+        return _cropped(batch, as_pair(self.size), batch.draws.uniform(purpose, 2), self.step or 1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,10 +180,11 @@ class CenterCrop(Transform):
         return _cropped(batch, as_pair(self.size), None)
 
 
-def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | None) -> Batch:
+def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | None, step: int = 1) -> Batch:
     """Returns the batch cropped to windows of `size`. Raises ValueError if a window does not fit into an image.
 
-    `places`, (2, B), are positions from 0 to 1 along both axes; None is the center, rounded as in torchvision.
+    `places`, (2, B), are positions from 0 to 1 along both axes, rounded down to multiples of `step` pixels; None is the
+    center, rounded as in torchvision.
     """
     room = (batch.sizes - np.array(size)).T
     if room.size and room.min() < 0:
@@ -186,7 +193,7 @@ def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | 
             f"a crop of (height, width) = {size} does not fit into an image of {(height, width)}: choose a smaller "
             "crop, or resize first"
         )
-    starts = np.rint(room / 2.0) if places is None else np.floor(places * (room + 1))
+    starts = np.rint(room / 2.0) if places is None else np.floor(places * (room // step + 1)) * step
     sides = (np.full(len(batch), float(side)) for side in size)
     return batch.cropped(Boxes(*starts, *sides))
 

@@ -68,6 +68,10 @@ class TransformStep:
         ours = _ours(function)
         if ours is not None:
             _check_classes(ours, parts.label_row, num_classes)
+            if known := sorted(ours.added_names.intersection(parts.rows)):
+                raise ValueError(
+                    f"transform adds {known[0]!r}, but batches have an array of this name: change its name="
+                )
         self._watch: Watch | None = None
         if function is not None and ours is None:
             check_foreign(function, (*self._masks, *self._boxes))
@@ -121,7 +125,7 @@ class TransformStep:
                 if images.ndim == 1:
                     images = cut.resampled_on_cuda(images, *told) if told else cut.resampled(images)
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
-                return cast(torch.Tensor, finished), targets, {**more, **moved}
+                return cast(torch.Tensor, finished), targets, {**more, **(moved or {})}
             if self._watch is not None:
                 batch = Loaded(images, Draws(self._seed, epoch, counters), partial(self._shards.source_sizes, indices))
                 return self._watch(batch), labels, more
@@ -137,8 +141,8 @@ class TransformStep:
                 epoch=epoch,
                 sizes=self._shards.source_sizes(indices),
             )
-            # The images alone, or a tuple with what was given besides them. Images of Views are a tuple.
-            parts: list[Any] = list(made) if arrays or labels is not None else [made]
+            # The images alone, or a tuple with what was given or added besides them. Images of Views are a tuple.
+            parts: list[Any] = list(made) if arrays or ours.added_names or labels is not None else [made]
             changed = parts.pop(0)
             targets = None if labels is None else parts.pop(0)
             return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}

@@ -22,9 +22,14 @@ DIGESTS = {
     "simclr": "81ba9b5e8f269cb8",
     "moco-v2": "3a782a180ea010b6",
     "dino": "f8c14d46412a2e70",
+    "dinov3": "14f6892e82c5d835",
+    "mae": "9b09cee6fcdfbe57",
+    "ijepa": "02e108c9a0e77be0",
+    "sit": "14549ca511169674",
+    "edm2": "7fc89462ffa3bb67",
     "cifar-airbench": "6213dafcd1d77a6c",
 }
-SIZES = {"torchvision-v2": 176, "timm-rsb-a3": 160, "cifar-airbench": 32}
+SIZES = {"torchvision-v2": 176, "timm-rsb-a3": 160, "dinov3": 256, "sit": 256, "edm2": 256, "cifar-airbench": 32}
 
 
 def test_digests_of_recipes_are_golden() -> None:
@@ -45,15 +50,15 @@ def test_a_recipe_is_a_value(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("count", [5, 0])
 def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
-    side = 40
+    side = 112  # which patches of 14 and of 16 pixels divide
     images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
     labels = torch.arange(count) % 10
     before = images.clone()
     transform = recipe(name, side, 10)
-    views, targets = transform(images, labels, seed=3)
+    views, targets, *arrays = transform(images, labels, seed=3)
     assert torch.equal(images, before)
     if isinstance(transform, Views):
-        sides = [side, side, *[17] * 8] if name == "dino" else [side, side]
+        sides = [side, side, *{"dino": [48] * 8, "dinov3": [49] * 8}.get(name, [])]
         assert torch.equal(targets, labels)
     else:
         assert isinstance(views, torch.Tensor)
@@ -63,7 +68,9 @@ def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
         assert view.dtype == torch.float32
         assert view.isfinite().all()
         assert view.shape == (count, 3, size, size)
-    again, _ = transform(images, labels, seed=3)
+    masks = {"dinov3": {"mask"}, "mae": {"mask"}, "ijepa": {"context", "targets"}}.get(name, set())
+    assert {key for added in arrays for key in added} == masks
+    again, *_ = transform(images, labels, seed=3)
     assert all(map(torch.equal, views, again if isinstance(again, tuple) else (again,)))
 
 

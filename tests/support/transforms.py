@@ -11,6 +11,7 @@ import torch
 from shardio.augment import (
     AlternatingFlip,
     AutoAugment,
+    BlockPatchMask,
     CenterCrop,
     ColorJitter,
     Compose,
@@ -18,6 +19,7 @@ from shardio.augment import (
     GaussianBlur,
     HorizontalFlip,
     Mixup,
+    MultiBlockMask,
     Normalize,
     Pad,
     RandAugment,
@@ -32,11 +34,13 @@ from shardio.augment import (
     RandomGrayscale,
     RandomInvert,
     RandomOrder,
+    RandomPatchMask,
     RandomPerspective,
     RandomPosterize,
     RandomResizedCrop,
     RandomRotation,
     RandomSolarize,
+    RecordCrops,
     Resize,
     TimmRandAugment,
     ToDtype,
@@ -87,8 +91,12 @@ OF_BATCHES: list[Transform] = [
     Compose([ToDtype(torch.float32), Mixup(5, 0.2)]),
     Mixup(5, per_sample=True),
     Views([RandomCrop(9), Compose([RandomCrop(8), RandomGrayscale()])]),
+    BlockPatchMask((6, 17), 0.5, 0.9, 2, (0.5, 3), "blocks"),
+    MultiBlockMask((2, 1), 3, (0.1, 0.2), (0.5, 2), (0.8, 0.9), 20, True),
+    RandomPatchMask((3, 17), 0.4, "patches"),
+    RecordCrops("places"),
 ]
-"""Transforms whose result is made of several pictures, or is several."""
+"""Transforms whose result is made of several pictures, or is several, or has more than pictures."""
 
 SINGLE = [*FIXED, *RANDOM]
 ALL = [*SINGLE, *OF_BATCHES]
