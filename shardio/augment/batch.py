@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.pixels import run_steps
-from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, resample, to_device
+from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, repeated, resample, to_device
 from shardio.augment.steps import NEEDS_RGB, WARPS, Op, Step, Steps
 from shardio.augment.targets import Targets
 
@@ -56,7 +56,8 @@ class Batch:
     - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
 
     A field that is None records no change. `targets` are the masks and boxes of `images`, before the changes. `past`
-    has the changes by which `images` were made, and `added` the arrays that transforms add to the batch.
+    has the changes by which `images` were made, and `added` the arrays that transforms add to the batch. The other
+    fields may be for several views of each image: those of all images, one view after the other.
     """
 
     images: torch.Tensor
@@ -77,7 +78,7 @@ class Batch:
     added: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.sizes)
 
     def cropped(self, boxes: Boxes) -> Batch:
         """Returns the batch with each image cropped to its box, in pixels of the image after earlier changes."""
@@ -217,9 +218,32 @@ class Batch:
         first, *rest = [*self.past, self._change]
         edges = first.edges
         for change in rest:
+            if len(change.flips) > edges.shape[1]:  # views of an image
+                edges = np.tile(edges, len(change.flips) // edges.shape[1])
             starts, ends = np.tile(edges[:2], (2, 1)), np.tile(edges[2:], (2, 1))
             edges = starts + (ends - starts) / np.tile(change.size[::-1], 2)[:, None] * change.edges
         return edges
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the batch has images only, and no recorded changes."""
+        return self.targets is None and self.boxes is None and self.flips is None and not self.steps
+
+    def in_views(self, views: range) -> Batch:
+        """Returns a plain batch with several views of each image, which draw by these numbers. It has no labels."""
+        count = len(self)
+        indices, view = np.tile(self.draws.indices, len(views)), np.repeat(views, count)
+        draws = replace(self.draws, indices=indices, view=view)
+        return replace(self, draws=draws, sizes=np.tile(self.sizes, (len(views), 1)), labels=None)
+
+    def split(self, count: int) -> list[Batch]:
+        """Returns a batch for each of `count` views. Their tensors are parts of those of this batch."""
+        tensors = zip(*(tensor.chunk(count) for tensor in (self.images, *self.added.values())), strict=True)
+        sizes = self.sizes[: len(self) // count]
+        return [
+            replace(self, images=images, sizes=sizes, past=(), added=dict(zip(self.added, added, strict=True)))
+            for images, *added in tensors
+        ]
 
     def with_edges(self, edges: NDArray[np.float64]) -> Batch:
         """Returns the batch with other edges of its `images`."""
@@ -258,6 +282,8 @@ class Batch:
                 images = images.clone(memory_format=torch.channels_last)
             return replace(self, images=run_steps(images, self.steps), boxes=None, flips=None, steps=())._done()
         images = self.images
+        if (self.boxes is None and self.flips is None) or images.is_cuda:
+            images = repeated(images, len(self))
         if self.boxes is None and self.flips is None:
             # The result has the memory format of the images, as that of torch's operations.
             if self.is_cast and images.is_contiguous(memory_format=torch.channels_last):

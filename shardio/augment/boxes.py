@@ -40,13 +40,13 @@ class Draws:
     """Random numbers for the samples `indices`, int64 (B,).
 
     The numbers of a sample depend only on `seed`, `epoch`, `view` and the sample's index, not on the batch. Each `view`
-    is an independent augmentation of the sample within an epoch.
+    is an independent augmentation of the sample within an epoch. It may be an array (B,), with a view for each sample.
     """
 
     seed: int | FreshSeed
     epoch: int
     indices: NDArray[np.int64]
-    view: int = 0
+    view: int | NDArray[np.int64] = 0
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
         """Returns random numbers from [0, 1), float64 (count, B), that depend on the key `purpose`.
@@ -58,7 +58,10 @@ class Draws:
         first = self.indices.astype(np.uint64) * np.uint64(MOST_DRAWS)
         return uniform(self._key(purpose), first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
 
-    def _key(self, purpose: str) -> np.uint64:
+    def _key(self, purpose: str) -> np.uint64 | NDArray[np.uint64]:
+        if isinstance(self.view, np.ndarray):
+            views, numbers = np.unique(self.view, return_inverse=True)
+            return np.array([replace(self, view=view)._key(purpose) for view in views.tolist()])[numbers]
         if not 0 <= self.view < 1 << 32:
             raise ValueError(f"view must be from 0 to 2**32 - 1; found {self.view}")
         seed = self.seed.number if isinstance(self.seed, FreshSeed) else self.seed
@@ -69,9 +72,14 @@ class Draws:
         """Returns 64 random bits for each sample, int64 (B,), that depend on the key `purpose`."""
         return random_bits(self._key(purpose), self.indices.astype(np.uint64)).view(np.int64)
 
+    def of(self, some: NDArray[np.int64]) -> Draws:
+        """Returns the Draws of the samples with the numbers `some` only."""
+        view = self.view if isinstance(self.view, int) else self.view[some]
+        return replace(self, indices=self.indices[some], view=view)
+
     def of_the_batch(self) -> Draws:
-        """Returns the Draws of the batch's first sample only, for numbers that the whole batch shares."""
-        return replace(self, indices=self.indices[:1])
+        """Returns Draws that give all samples the numbers of the batch's first sample, in each view."""
+        return replace(self, indices=np.full_like(self.indices, self.indices[0]))
 
     def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
         """Returns random numbers from a standard normal distribution, float64 (count, B). See `uniform`."""

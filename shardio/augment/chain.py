@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, FreshSeed, Loaded, loaded
-from shardio.augment.description import LATER, Described
+from shardio.augment.description import LATER, Described, is_of_shardio
 from shardio.augment.targets import MaskFill, Targets, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager, is_recorded
@@ -243,6 +243,11 @@ class Container(Transform):
         return parts
 
 
+def _is_known(transform: Transform) -> bool:
+    """Returns whether a transform and all inside it are of shardio. Others may not expect several views."""
+    return is_of_shardio(type(transform)) and all(map(_is_known, transform._inner))
+
+
 def _draws(
     count: int,
     given: Loaded | None,
@@ -346,10 +351,16 @@ class Views(Container):
         draws = batch.draws
         if purpose != "Views":  # other Views with this purpose have other numbers of views
             purpose = f"{purpose} {draws.view}"
-        made = []
-        for number, transform in enumerate(self.transforms):
-            own = replace(draws, view=draws.view * len(self.transforms) + number)
-            made += transform.branches(replace(batch, draws=own, labels=None), purpose)
+        made: list[Batch] = []
+        first = draws.view * len(self.transforms)
+        for transform, equal in groupby(self.transforms):
+            views = range(first, first := first + len([*equal]))
+            if len(views) > 1 and batch.is_plain and not transform.has_views and _is_known(transform):
+                made += transform.apply(batch.in_views(views), purpose).finished().split(len(views))
+                continue
+            for view in views:
+                own = replace(draws, view=view)
+                made += transform.branches(replace(batch, draws=own, labels=None), purpose)
         return [replace(each, labels=batch.labels) for each in made]
 
     def apply(self, batch: Batch, purpose: str) -> Batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -167,7 +167,7 @@ class BlockPatchMask(_PatchMask):
             if not len(left):
                 break
             room = numbers[left] - masks[left].sum(axis=(1, 2))
-            area, aspect, top, start = replace(draws, indices=draws.indices[left]).uniform(f"{purpose}.{attempt}", 4)
+            area, aspect, top, start = draws.of(left).uniform(f"{purpose}.{attempt}", 4)
             area = self.least + (room - self.least) * area
             aspect = np.exp(between(map(math.log, self.aspect), aspect))
             sides = np.rint(np.sqrt(np.stack([area / aspect, area * aspect])))
@@ -223,7 +223,7 @@ class MultiBlockMask(_PatchMask):
         for attempt in range(_CONTEXT_TRIES * (self.num_targets + 1)):
             if not len(left):
                 return {"context": context, "targets": targets}
-            some = replace(draws, indices=draws.indices[left]).uniform(f"{purpose} context {attempt}", 2)
+            some = draws.of(left).uniform(f"{purpose} context {attempt}", 2)
             blocks = _blocks(_placed(grid, around[:, left], some), around[:, left], grid)
             num_avoided = self.num_targets - attempt // _CONTEXT_TRIES
             context[left] = blocks & ~targets[left, :num_avoided].any(axis=1)

@@ -77,16 +77,21 @@ def resample(
 ) -> torch.Tensor:
     """Returns the boxes of `images` resampled, (B, C, *how.size) of dtype `how.made`, in channels_last memory.
 
-    `images` are uint8 (B, C, H, W), on any device. Where `flips`, bool (B,), is true, the result is mirrored. The
-    filter reads no pixel outside of `within`, boxes around `boxes` (default: `boxes`). Raises IndexError if a box is
-    not inside its image, or not inside `within`. With `native`, the kernel in C does the work on the CPU, in as many
-    threads as torch has.
+    `images` are uint8 (B, C, H, W), on any device. If there are N times as many boxes, they are for the images repeated
+    N times. Where `flips` is true, the result is mirrored. The filter reads no pixel outside of `within`, boxes around
+    `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside `within`. With
+    `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
     # torch.export records operations of torch, and no kernel of ours.
     if native and images.device.type == "cpu" and not is_recorded(images):
         return _resample_natively(images, spans, flips, how)
-    return resample_by_torch(images, spans, flips, how)
+    return resample_by_torch(repeated(images, len(flips)), spans, flips, how)
+
+
+def repeated(images: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the images so often, one batch after the other, that there are `count`."""
+    return images if len(images) == count else torch.cat([images] * (count // len(images)))
 
 
 def resample_by_torch(
@@ -228,12 +233,15 @@ def _resample_natively(
 ) -> torch.Tensor:
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     count, height, width, channels = pixels.shape
-    none = np.zeros(count, np.int64)
+    none = np.zeros(len(flips), np.int64)
     whole = Windows.alike(height, width, none, none)
-    out = np.empty((count, *how.size, channels), how.kernel_dtype)
+    out = np.empty((len(flips), *how.size, channels), how.kernel_dtype)
 
     def work(some: slice) -> None:
-        resample_windows(pixels[some], whole[some], spans[:, some], flips[some], out[some], how)
+        first, stop, _ = some.indices(count)
+        for start in range(0, len(flips), count):
+            to = slice(start + first, start + stop)
+            resample_windows(pixels[some], whole[to], spans[:, to], flips[to], out[to], how)
 
     in_slices(count, work)
     return as_made(torch.from_numpy(out), how).permute(0, 3, 1, 2)

@@ -37,13 +37,13 @@ def scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return numbers
 
 
-def random_bits(key: np.uint64, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def random_bits(key: np.uint64 | NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Returns 64 random bits for each counter: the output of splitmix64 after `counter` steps from `key`."""
     bits = scramble(key + (counters + np.uint64(1)) * _GAMMA)
     bits ^= bits >> _SHIFT_3
     return bits
 
 
-def uniform(key: np.uint64, counters: NDArray[np.uint64]) -> NDArray[np.float64]:
+def uniform(key: np.uint64 | NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Returns a random number in [0, 1) for each counter, a multiple of 2**-53."""
     return (random_bits(key, counters) >> _SHIFT_TO_53_BITS).astype(np.float64) * 2.0**-53

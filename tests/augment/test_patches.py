@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import chisquare, ks_2samp
+from transforms import SINGLE
 
 from shardio.augment import (
     BlockPatchMask,
@@ -320,6 +321,26 @@ def test_views_inside_views_make_one_tuple_and_draw_independently() -> None:
     for number, one in enumerate(views):
         for other in views[:number]:
             assert not (one == other).flatten(1).all(dim=1).any()
+
+
+@pytest.mark.parametrize("transform", [*SINGLE, BlockPatchMask((6, 17)), MultiBlockMask((1, 1))], ids=repr)
+@pytest.mark.parametrize("shared", [[], [HorizontalFlip()], [Resize((18, 17)), RandomCrop((18, 17), padding=1)]])
+def test_equal_views_that_are_computed_together_are_those_that_are_computed_alone(
+    transform: Transform, shared: list[Transform]
+) -> None:
+    images = coordinates(12)[:, :, 20:38, 30:47].contiguous(memory_format=torch.channels_last)
+    view = Compose([transform, RecordCrops()])
+    whole = Compose([*shared, Views([Resize(9), *[view] * 3, Compose([])])])
+    together, arrays = whole(images, seed=7, indices=range(12))
+    # With masks, each view is computed alone.
+    alone, others = whole(images, seed=7, indices=range(12), masks={"m": images[:, 0]})
+    assert all(map(torch.equal, together, alone))
+    assert [view.stride() for view in together] == [view.stride() for view in alone]
+    for name, tensors in arrays.items():
+        assert all(
+            torch.equal(one.nan_to_num(-1), other.nan_to_num(-1))
+            for one, other in zip(tensors, others[name], strict=True)
+        )
 
 
 def test_masks_boxes_labels_and_added_arrays_come_with_views() -> None:
