@@ -132,7 +132,7 @@ class BlockPatchMask(_PatchMask):
     """Masks rectangles of patches, with probability `p`: an array `name`, bool (B, H, W), True where masked.
 
     - `ratio`: the share of masked patches, or (min, max). Where blocks do not fill it, single patches do.
-    - `least`: the smallest area that is drawn for a block, in patches. `aspect`: the bounds of its width / height.
+    - `min_num_patches`: the minimum of the area that is drawn for a block. `aspect_ratio`: the bounds of width / height.
 
     Bao, Dong, Piao, Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022; DINOv2 and DINOv3 draw so, too.
     """
@@ -140,8 +140,8 @@ class BlockPatchMask(_PatchMask):
     patch_size: Size
     ratio: Annotated[float | tuple[float, float], _check_ratio] = (0.1, 0.5)
     p: Probability = 0.5
-    least: Annotated[int, whole(1)] = 4
-    aspect: Annotated[tuple[float, float], positive_range()] = (0.3, 1 / 0.3)
+    min_num_patches: Annotated[int, whole(1)] = 4
+    aspect_ratio: Annotated[tuple[float, float], positive_range()] = (0.3, 1 / 0.3)
     name: Name = "mask"
 
     def _made(self, batch: Batch, purpose: str) -> Mapping[str, NDArray[Any]]:
@@ -168,8 +168,8 @@ class BlockPatchMask(_PatchMask):
                 break
             room = numbers[left] - masks[left].sum(axis=(1, 2))
             area, aspect, top, start = draws.of(left).uniform(f"{purpose}.{attempt}", 4)
-            area = self.least + (room - self.least) * area
-            aspect = np.exp(between(map(math.log, self.aspect), aspect))
+            area = self.min_num_patches + (room - self.min_num_patches) * area
+            aspect = np.exp(between(map(math.log, self.aspect_ratio), aspect))
             sides = np.rint(np.sqrt(np.stack([area / aspect, area * aspect])))
             limits = np.array(masks.shape[1:])[:, None]
             fits = (sides < limits).all(axis=0)

@@ -22,7 +22,7 @@ DIGESTS = {
     "simclr": "81ba9b5e8f269cb8",
     "moco-v2": "3a782a180ea010b6",
     "dino": "f8c14d46412a2e70",
-    "dinov3": "14f6892e82c5d835",
+    "dinov3": "6f0c7070edc253e8",
     "mae": "9b09cee6fcdfbe57",
     "ijepa": "02e108c9a0e77be0",
     "sit": "14549ca511169674",
