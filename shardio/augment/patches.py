@@ -132,7 +132,7 @@ class BlockPatchMask(_PatchMask):
     """Masks rectangles of patches, with probability `p`: an array `name`, bool (B, H, W), True where masked.
 
     - `ratio`: the share of masked patches, or (min, max). Where blocks do not fill it, single patches do.
-    - `min_num_patches`: the minimum of the area that is drawn for a block. `aspect_ratio`: the bounds of width / height.
+    - `min_num_patches`: the minimum area of a block, as drawn. `aspect_ratio`: the bounds of width / height.
 
     Bao, Dong, Piao, Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022; DINOv2 and DINOv3 draw so, too.
     """
