@@ -64,6 +64,7 @@ NAVIGATION = {
     "How to": [
         ("Recipes", "docs/guide/recipes"),
         ("Self-supervised training", "docs/guide/self-supervised"),
+        ("Generative training", "docs/guide/generative"),
         ("Moving from other loaders", "docs/guide/moving"),
         ("Sizing", "docs/guide/sizing"),
         ("Questions and errors", "docs/guide/questions"),

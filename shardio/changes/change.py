@@ -89,7 +89,7 @@ def change(
                 "by `--split`, from Python `split=`"
             )
         keys = None if array_keys is None else read_keys(array_keys)
-        draft = _add_arrays(draft, splits[0], arrays, kinds or {}, keys)
+        draft = add_arrays(draft, splits[0], arrays, kinds or {}, keys)
         arguments["arrays"] = {
             name: {"kind": array.kind, "dtype": array.row.dtype, "shape": list(array.row.shape)}
             for name, array in draft.splits[splits[0]].given.items()
@@ -147,7 +147,7 @@ def _select(draft: Draft, splits: Sequence[str], selection: Selection, *, drop: 
 # --- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def _add_arrays(
+def add_arrays(
     draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
 ) -> Draft:
     """Returns the set with these arrays in a split. Row i of an array belongs to sample i, or to the sample with key
