@@ -16,7 +16,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.pixels import run_steps
-from shardio.augment.resample import Interpolation, Resampling, Statistics, normalized, repeated, resample, to_device
+from shardio.augment.resample import (
+    Interpolation,
+    Resampling,
+    Statistics,
+    chosen,
+    normalized,
+    repeated,
+    resample,
+    to_device,
+)
 from shardio.augment.steps import NEEDS_RGB, WARPS, Op, Step, Steps
 from shardio.augment.targets import Targets
 
@@ -70,6 +79,7 @@ class Batch:
     flips: NDArray[np.bool_] | None = None
     resized: bool = False
     interpolation: Interpolation = "bilinear"
+    cubic: NDArray[np.bool_] | None = None
     antialias: bool = True
     steps: Steps = ()
     statistics: Statistics | None = None
@@ -93,10 +103,14 @@ class Batch:
         # An image that was resized before its crop was made of pixels beyond the crop, too.
         return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
 
-    def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
+    def resized_to(
+        self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool, purpose: str = ""
+    ) -> Batch:
+        """Returns the batch resized. If the interpolation is "random", `purpose` is the key of its random numbers."""
         self.check_uint8()
         if self.resized or self.steps:
-            return self.finished().resized_to(sizes, interpolation, antialias)
+            return self.finished().resized_to(sizes, interpolation, antialias, purpose)
+        cubic = self.draws.uniform(f"{purpose}/interpolation", 1)[0] < 0.5 if interpolation == "random" else None
         return replace(
             self,
             boxes=self.region,
@@ -104,6 +118,7 @@ class Batch:
             sizes=sizes,
             resized=True,
             interpolation=interpolation,
+            cubic=cubic,
             antialias=antialias,
         )
 
@@ -292,6 +307,9 @@ class Batch:
                     return made
             return normalized(images, self.statistics, self.dtype)
         boxes, flips, how = self.region, self.is_mirrored, self.resampling
+        if images.is_cuda and how.cubic is not None:
+            makers = [replace(self, interpolation=one.interpolation, cubic=None) for one in how.of_each_filter]
+            return chosen(how.cubic, *(each._done() for each in makers))
         if images.is_cuda:
             from shardio.augment.resample_cuda import resample_if_trusted  # Triton takes its time to import
 
@@ -302,7 +320,7 @@ class Batch:
     @property
     def resampling(self) -> Resampling:
         """The recorded resize, normalization and cast. Raises ValueError if the images would have several sizes."""
-        return Resampling(self.size, self.interpolation, self.antialias, self.statistics, self.dtype)
+        return Resampling(self.size, self.interpolation, self.antialias, self.statistics, self.dtype, self.cubic)
 
     @property
     def size(self) -> tuple[int, int]:

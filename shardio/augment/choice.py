@@ -56,24 +56,36 @@ def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
     noted = (
         other.images is base.images and other.targets is base.targets and other.steps[: len(base.steps)] == base.steps
     )
-    return noted and other.labels is base.labels and same[0] == same[1]
+    return noted and other.labels is base.labels and same[0] == same[1] and first.cubic is other.cubic is None
 
 
 def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
     # Some may have undone that images were squashed, as what looks at neighbors does.
     done = [other.unsquashed().finished() for other in alternatives]
-    images, targets = done[0].images, [other.targets for other in done if other.targets is not None]
+    images, labels = done[0].images, done[0].labels
+    targets = [other.targets for other in done if other.targets is not None]
     for number, other in enumerate(done[1:], start=1):
         if other.images.shape != images.shape or other.images.dtype != images.dtype:
             found = " and ".join(f"{some.dtype} {tuple(some.shape)}" for some in (images, other.images))
             raise ValueError(f"transforms to choose from must return images of one size and dtype; found {found}")
         mine = to_device(torch.from_numpy(numbers == number), images.device)
         images = torch.where(mine[:, None, None, None], other.images, images)
+        if labels is not None and other.labels is not None and other.labels is not labels:
+            if other.labels.shape != labels.shape:
+                raise ValueError("transforms to choose from must all mix labels, or none of them")
+            labels = torch.where(mine[:, None] if labels.ndim == 2 else mine, other.labels, labels)
     edges = np.stack([other.edges for other in done])[numbers, :, np.arange(len(numbers))].T
-    chosen = replace(done[0], images=images).with_edges(edges)
+    chosen = replace(done[0], images=images, labels=labels).with_edges(edges)
     if not targets:
         return chosen
     return replace(chosen, targets=Targets.chosen(targets, to_device(torch.from_numpy(numbers), images.device)))
+
+
+def _mixes_batches(transform: Transform) -> bool:
+    """Returns whether the transform mixes images, and draws once for a batch."""
+    if isinstance(transform, Container):
+        return any(map(_mixes_batches, transform.transforms))
+    return transform.mixes and not getattr(transform, "per_sample", False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +112,8 @@ class RandomChoice(Container):
     """Applies one of several transforms to each image.
 
     `p` is a probability per transform (default: equal). If Mixup or CutMix is among the transforms, the whole batch
-    gets the same transform, chosen by the batch's first sample.
+    gets the same transform, chosen by the batch's first sample; unless each of them has `per_sample`, as timm's mode
+    "elem".
     """
 
     transforms: Sequence[Transform]
@@ -120,10 +133,11 @@ class RandomChoice(Container):
         if self.mixes:
             batch.check_no_targets("Mixup and CutMix")
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
-        draws = batch.draws.of_the_batch() if self.mixes else batch.draws
+        is_one_choice = any(map(_mixes_batches, self.transforms))
+        draws = batch.draws.of_the_batch() if is_one_choice else batch.draws
         found = np.searchsorted(shares, draws.uniform(purpose, 1)[0] * shares[-1], side="right")
         numbers = np.minimum(found, len(shares) - 1)
-        if self.mixes:
+        if is_one_choice:
             number = int(numbers[0])
             return self.transforms[number].apply(batch, f"{purpose}/{number}")
         made = [transform.apply(batch, f"{purpose}/{number}") for number, transform in enumerate(self.transforms)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Probability, check_number
+from shardio.augment.checks import Probability, check_number, check_range
+from shardio.augment.description import LATER
 from shardio.augment.erasing import are_inside
 from shardio.augment.resample import to_device
 from shardio.order.orders import as_integer
@@ -52,6 +53,11 @@ def _beta_table(alpha: float) -> tuple[Floats, Floats]:
     return logits, shares / shares[-1]
 
 
+def _check_minmax(name: str, value: object) -> None:
+    if value is not None:
+        check_range(name, value, 0, 1)
+
+
 def _check_classes(name: str, value: int | None) -> int | None:
     return None if value is None else as_integer(name, value)
 
@@ -80,7 +86,7 @@ class _Mix(Transform):
         batch.check_no_targets("Mixup and CutMix")
         targets = self._targets_of(batch.labels)
         batch = batch.finished()
-        drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
+        drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 6)
         shares = np.where(drawn[0] < self.p, beta_quantiles(self.alpha, drawn[1]), 1.0)
         shares = np.broadcast_to(shares, len(batch))
         windows, shares = self._windows(batch.images.shape[2:], shares, drawn[2:])
@@ -97,8 +103,8 @@ class _Mix(Transform):
     def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats | None, Floats]:
         """Returns the windows that are replaced, if that is how images are mixed, and the share that each image keeps.
 
-        `size` is height and width. `shares`, (B,), are the drawn shares. `places`, (2, B) or (2, 1), are random numbers
-        from [0, 1).
+        `size` is height and width. `shares`, (B,), are the drawn shares. `places`, (4, B), are random numbers from
+        [0, 1).
         """
         return None, shares
 
@@ -160,16 +166,25 @@ class CutMix(_Mix):
     """Replaces a window of each image by the pixels of another image, with probability `p`.
 
     The window's share of the image is also the share of the label that is replaced. A window is clipped at the image's
-    edges, so this share may be smaller than drawn. The arguments are the same as for Mixup.
+    edges, so this share may be smaller than drawn. With `minmax`, timm's `cutmix_minmax`, each side of the window is
+    drawn from these shares of the image's side, and `alpha` does not count. The other arguments are as for Mixup.
     """
+
+    minmax: Annotated[tuple[float, float] | None, _check_minmax] = field(default=None, metadata=LATER)
 
     def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
         """Returns windows, (B, 4): top, bottom, left and right, the ends exclusive; and the share outside of them."""
         half = 0.5 * np.sqrt(1 - shares)
         edges, covered = [], np.ones(len(shares))
-        for side, place in zip(size, places, strict=True):
-            centre, reach = np.floor(place * side), np.floor(half * side)
-            edges += [np.maximum(centre - reach, 0), np.minimum(centre + reach, side)]
+        for side, place, number in zip(size, places[:2], places[2:], strict=True):
+            if self.minmax is None:
+                centre, reach = np.floor(place * side), np.floor(half * side)
+                edges += [np.maximum(centre - reach, 0), np.minimum(centre + reach, side)]
+            else:
+                low, high = (int(side * share) for share in self.minmax)
+                length = np.where(shares < 1, low + np.floor(number * max(high - low, 1)), 0)
+                start = np.floor(place * (side - length))
+                edges += [start, start + length]
             covered *= (edges[-1] - edges[-2]) / side
         return np.stack(edges, axis=1), 1 - covered
 

@@ -219,8 +219,17 @@ _LEARNT = {
         "TranslateY 9 9, TranslateY 7 9; AutoContrast 9 0, Solarize 8 3; Equalize 8 0, Invert 1 0; "
         "TranslateY 7 9, AutoContrast 9 0"
     ),
+    "svhn": (
+        "ShearX 9 4, Invert 2 0; ShearY 9 8, Invert 7 0; Equalize 6 0, Solarize 6 6; Invert 9 0, Equalize 6 0; "
+        "Equalize 6 0, Rotate 9 3; ShearX 9 4, AutoContrast 8 0; ShearY 9 8, Invert 4 0; ShearY 9 5, Solarize 2 6; "
+        "Invert 9 0, AutoContrast 8 0; Equalize 6 0, Rotate 9 3; ShearX 9 4, Solarize 3 3; ShearY 8 8, Invert 7 0; "
+        "Equalize 9 0, TranslateY 6 6; Invert 9 0, Equalize 6 0; Contrast 3 3, Rotate 8 4; "
+        "Invert 8 0, TranslateY 0 2; ShearY 7 6, Solarize 4 8; Invert 6 0, Rotate 8 4; ShearY 3 7, TranslateX 9 3; "
+        "ShearX 1 6, Invert 6 0; Solarize 7 2, TranslateY 6 7; ShearY 8 4, Invert 8 0; ShearX 7 9, TranslateY 8 3; "
+        "ShearY 8 5, AutoContrast 7 0; ShearX 7 2, Invert 1 0"
+    ),
 }
-Learnt = Literal["imagenet", "cifar10"]
+Learnt = Literal["imagenet", "cifar10", "svhn"]
 
 
 @dataclass(frozen=True, repr=False)

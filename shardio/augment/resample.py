@@ -9,9 +9,9 @@ example in images that were squashed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from shardio.kernels.pixels import in_slices
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.system.eager import is_recorded
 
-Interpolation = Literal["bilinear", "bicubic"]
+Interpolation = Literal["bilinear", "bicubic", "random"]
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of pixels from 0 to 1."""
 
@@ -37,6 +37,8 @@ class Resampling:
     antialias: bool = True
     statistics: Statistics | None = None
     dtype: torch.dtype | None = None
+    cubic: NDArray[np.bool_] | None = field(default=None, compare=False)
+    """Where `interpolation` is "random", whether each image is resampled by a bicubic filter, bool (B,)."""
 
     @property
     def made(self) -> torch.dtype:
@@ -51,7 +53,13 @@ class Resampling:
     @property
     def radius(self) -> float:
         """The radius of the filter, in pixels of the box or of the result, whichever are larger."""
-        return 2.0 if self.interpolation == "bicubic" else 1.0
+        return 1.0 if self.interpolation == "bilinear" else 2.0
+
+    @property
+    def of_each_filter(self) -> tuple[Resampling, Resampling]:
+        """This, but all images bilinear, and all images bicubic."""
+        first, second = (replace(self, interpolation=name, cubic=None) for name in get_args(Interpolation)[:2])
+        return first, second
 
 
 _KERNEL_DTYPES = {
@@ -98,6 +106,8 @@ def resample_by_torch(
     images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
     """Does what `resample` does, by operations of torch; `spans` come from `make_spans`."""
+    if how.cubic is not None:
+        return chosen(how.cubic, *(resample_by_torch(images, spans, flips, one) for one in how.of_each_filter))
     nbytes = _nbytes_of_a_picture(images, how.size)
     # What is recorded holds for batches of any size.
     if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
@@ -109,6 +119,11 @@ def resample_by_torch(
         some = slice(first, first + many)
         out[some] = _resample_at_once(images[some], spans[:, some], flips[some], how)
     return out
+
+
+def chosen(which: NDArray[np.bool_], images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Returns the images of `others` where `which`, (B,), is true."""
+    return torch.where(to_device(torch.from_numpy(which), images.device)[:, None, None, None], others, images)
 
 
 def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
@@ -241,7 +256,7 @@ def _resample_natively(
         first, stop, _ = some.indices(count)
         for start in range(0, len(flips), count):
             to = slice(start + first, start + stop)
-            resample_windows(pixels[some], whole[to], spans[:, to], flips[to], out[to], how)
+            resample_windows(pixels[some], whole[to], spans[:, to], flips[to], out[to], how, part=to)
 
     in_slices(count, work)
     return as_made(torch.from_numpy(out), how).permute(0, 3, 1, 2)
@@ -260,17 +275,19 @@ def resample_windows(
     out: NDArray[Any],
     how: Resampling,
     lines: Places = None,
+    part: slice | None = None,
 ) -> None:
     """Resamples images like `resample`, but given only a window of each, by the kernel in C in the calling thread.
 
     `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
     `out` is (B, *size, C) of `how.kernel_dtype`, or has more images, of which the results become those in `lines`.
-    Raises IndexError if a box is not inside its window.
+    They are the images `part`, or else `lines`, of the batch that `how` is for. Raises IndexError if a box is not
+    inside its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
     same = ((0.0,) * out.shape[3], (1 / 255,) * out.shape[3])
     affine = None if out.dtype == np.uint8 else _affine(*map(tuple, how.statistics or same))
-    cubic = how.interpolation == "bicubic"
+    cubic = how.interpolation == "bicubic" if how.cubic is None else how.cubic[lines if part is None else part]
     axes = axes_of(spans, how.size)
     antialias = how.antialias
     kernel.resample_windows(pixels, sides, axes, flips, out, affine, cubic=cubic, antialias=antialias, lines=lines)

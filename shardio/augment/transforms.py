@@ -37,6 +37,7 @@ class RandomResizedCrop(Transform):
     """Crops a box of random area, aspect ratio and position, and resizes it.
 
     `scale` are the bounds of the area, as a share of the image's area; `ratio` are the bounds of width / height.
+    `interpolation` is "bilinear", "bicubic", or "random", as in timm, to draw one of them for each image.
     """
 
     size: Size
@@ -51,7 +52,7 @@ class RandomResizedCrop(Transform):
         heights, widths = batch.sizes.T
         boxes = random_resized_boxes(batch.draws, purpose, heights, widths, self.scale, self.ratio)
         sizes = np.tile(np.array(as_pair(self.size)), (len(batch), 1))
-        return batch.cropped(boxes).resized_to(sizes, self.interpolation, self.antialias)
+        return batch.cropped(boxes).resized_to(sizes, self.interpolation, self.antialias, purpose)
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +70,7 @@ class Resize(Transform):
             sizes = np.where(batch.sizes == short, self.size, self.size * batch.sizes // short)
         else:
             sizes = np.tile(np.array(self.size), (len(batch), 1))
-        return batch.resized_to(sizes, self.interpolation, self.antialias)
+        return batch.resized_to(sizes, self.interpolation, self.antialias, purpose)
 
 
 @dataclass(frozen=True, repr=False)

@@ -45,7 +45,7 @@ struct job {
     const uint8_t *pixels;    /* of the windows, one after the other */
     const int64_t *windows;   /* of each image the part that is there: its first row and column, height and width */
     const struct axis *axes;  /* two of each image, for its rows and for its columns */
-    const uint8_t *flips;     /* 1 where an image is mirrored */
+    const uint8_t *flags;     /* of each image MIRRORED, CUBIC, both or 0 */
     const float *affine;      /* a factor for each channel, then an offset for each; NULL for bytes */
     void *out;
     const int64_t *lines; /* which image of `out` each becomes; or NULL: one after the other */
@@ -53,9 +53,11 @@ struct job {
     /* Of all outputs along an axis, numbers `first` to `first + size` are written. Those that do not exist are black. */
     int64_t resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
     int64_t most[NUM_AXES]; /* the largest height and width of a window */
-    int cubic, antialias;
+    int any_cubic, antialias;
     enum depth depth;
 };
+
+enum { MIRRORED = 1, CUBIC = 2 };
 
 /* What the outputs along one axis are made of. Output number k is a sum of `count` inputs, an even number, from input
    number firsts[k] of the window on. Inputs that it does not need have a weight of 0, and may lie beyond the last. There is
@@ -89,7 +91,7 @@ INLINE double clamp(double x, double least, double most)
 
 INLINE double radius_of(const struct job *job, double scale)
 {
-    return (job->cubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
+    return (job->any_cubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
 }
 
 /* Of numbers below 2^51, by operations that every processor has for several numbers at once. */
@@ -196,6 +198,7 @@ INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int
     int64_t end = job->first[number] + job->size[number];
     taps->before = (size_t)(first - job->first[number]);
     taps->kept = (size_t)((end < resized ? end : resized) - first);
+    int cubic = (job->flags[image] & CUBIC) != 0;
     taps->same = axis->scale == 1 && axis->start == floor(axis->start);
     if (taps->same) {
         size_t start = (size_t)((int64_t)axis->start + first - origin);
@@ -204,8 +207,8 @@ INLINE void find_any(struct taps *taps, const struct job *job, size_t image, int
         for (size_t k = 0; k < taps->kept; k++)
             taps->firsts[k] = start + (flip ? taps->kept - 1 - k : k);
     } else if (!job->antialias) {
-        find_weights(taps, axis, origin, resized, first, flip, job->cubic, 0);
-    } else if (job->cubic) {
+        find_weights(taps, axis, origin, resized, first, flip, cubic, 0);
+    } else if (cubic) {
         find_weights(taps, axis, origin, resized, first, flip, 1, 1);
     } else {
         find_weights(taps, axis, origin, resized, first, flip, 0, 1);
@@ -690,7 +693,7 @@ static void resample_one(const struct job *job, const struct form *form, struct 
     size_t n = (size_t)job->size[ALONG_COLUMNS] * job->channels;
     size_t at = (job->lines ? (size_t)job->lines[number] : number) * (size_t)job->size[ALONG_ROWS] * n;
     form->find_taps(rows, job, number, ALONG_ROWS, 0);
-    form->find_taps(columns, job, number, ALONG_COLUMNS, job->flips[number]);
+    form->find_taps(columns, job, number, ALONG_COLUMNS, job->flags[number] & MIRRORED);
     size_t before = columns->before * job->channels, nbytes = columns->kept * job->channels, made = rows->firsts[0];
     for (size_t y = 0; y < (size_t)job->size[ALONG_ROWS]; y++, at += n) {
         size_t row = y - rows->before;
@@ -870,21 +873,23 @@ static int are_finite(const float *values, size_t n)
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer pixels, windows, axes, flips, lines, out, affine;
+    Py_buffer pixels, windows, axes, flags, lines, out, affine;
     struct job job;
     memset(&job, 0, sizeof job);
     Py_ssize_t channels, form;
     int depth;
     long long resized[NUM_AXES], first[NUM_AXES], size[NUM_AXES];
-    if (!PyArg_ParseTuple(args, "y*y*y*y*z*w*y*n(LL)(LL)(LL)ppin:resample", &pixels, &windows, &axes, &flips, &lines, &out,
-                          &affine, &channels, resized, resized + 1, first, first + 1, size, size + 1, &job.cubic, &job.antialias,
+    if (!PyArg_ParseTuple(args, "y*y*y*y*z*w*y*n(LL)(LL)(LL)pin:resample", &pixels, &windows, &axes, &flags, &lines, &out,
+                          &affine, &channels, resized, resized + 1, first, first + 1, size, size + 1, &job.antialias,
                           &depth, &form))
         return NULL;
     PyObject *result = NULL;
     size_t outside;
-    Py_ssize_t count = flips.len;
-    job.pixels = pixels.buf, job.windows = windows.buf, job.axes = axes.buf, job.flips = flips.buf, job.out = out.buf;
+    Py_ssize_t count = flags.len;
+    job.pixels = pixels.buf, job.windows = windows.buf, job.axes = axes.buf, job.flags = flags.buf, job.out = out.buf;
     job.lines = lines.buf;
+    for (Py_ssize_t i = 0; i < count; i++)
+        job.any_cubic |= job.flags[i] & CUBIC;
     job.count = (size_t)count, job.channels = channels > 0 ? (size_t)channels : 0;
     job.affine = affine.len ? affine.buf : NULL;
     job.depth = (enum depth)depth;
@@ -897,7 +902,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
         axes.len != count * NUM_AXES * (Py_ssize_t)sizeof(struct axis) || windows.len != 8 * NUM_SIDES * count ||
         affine.len != (depth == UINT8 ? 0 : 2 * channels * (Py_ssize_t)sizeof(float)) ||
         !fit_together(&job, (size_t)pixels.len)) {
-        PyErr_SetString(PyExc_ValueError, "the sizes of pixels, windows, axes, flips, lines, out and affine do not fit together");
+        PyErr_SetString(PyExc_ValueError, "the sizes of pixels, windows, axes, flags, lines, out and affine do not fit together");
     } else if (job.affine && !are_finite(job.affine, 2 * job.channels)) {
         PyErr_SetString(PyExc_ValueError, "expected finite factors and offsets in affine");
     } else if ((outside = find_outside(&job)) < job.count) {
@@ -912,7 +917,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
     PyBuffer_Release(&pixels);
     PyBuffer_Release(&windows);
     PyBuffer_Release(&axes);
-    PyBuffer_Release(&flips);
+    PyBuffer_Release(&flags);
     PyBuffer_Release(&lines);
     PyBuffer_Release(&out);
     PyBuffer_Release(&affine);
@@ -921,9 +926,9 @@ static PyObject *resample(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
-     "resample(pixels, windows, axes, flips, lines, out, affine, channels, resized, first, size, cubic, antialias, depth, form)\n\n"
+     "resample(pixels, windows, axes, flags, lines, out, affine, channels, resized, first, size, antialias, depth, form)\n\n"
      "out = for each image outputs number `first` to `first + size` of the `resized` ones, along rows and columns, mirrored\n"
-     "where its flip is not 0. `pixels` has a window of each. Along an axis, output i is centred at start + scale * (i + 1/2),\n"
+     "where its flag has the bit 1, by a cubic filter where it has the bit 2. `pixels` has a window of each. Along an axis, output i is centred at start + scale * (i + 1/2),\n"
      "and the filter sees pixels from low to before high. depth is 0 for bytes and an empty affine; or 1, 2, 3 for float32,\n"
      "bfloat16 and float16, and affine has a factor for each channel and then what is added to each. `form` is an index of\n"
      "FORMS."},

@@ -29,7 +29,7 @@ def resample_windows(
     out: NDArray[Any],
     affine: NDArray[np.float32] | None = None,
     *,
-    cubic: bool,
+    cubic: bool | NDArray[np.bool_],
     antialias: bool = True,
     resized: tuple[int, int] | None = None,
     first: tuple[int, int] = (0, 0),
@@ -41,6 +41,7 @@ def resample_windows(
     - `pixels` holds a window of each image, one after the other. `windows`, (B, 4): their top, left, height, width.
     - `axes`, (B, 2, 4), has four numbers for rows and four for columns: start, scale, low and high. Output i is
       centered at start + scale * (i + 1/2) in the image. The filter reads from low to high, limits inside the window.
+    - `cubic`: whether the filter is bicubic, for all images or for each, (B,); otherwise it is bilinear.
     - `resized`: the size of the whole resized image (default: the size of `out`). `first`: the row and the column of it
       where `out` begins. What lies outside of the resized image is black.
     - `lines`: which images of `out` the results become; by default all, one after the other.
@@ -52,13 +53,12 @@ def resample_windows(
         np.ascontiguousarray(pixels),
         np.ascontiguousarray(windows, np.int64),
         np.ascontiguousarray(axes, np.float64),
-        np.ascontiguousarray(flips, np.uint8),
+        np.ascontiguousarray(flips + np.multiply(cubic, 2), np.uint8),
         None if lines is None else np.ascontiguousarray(lines, np.int64),
         out,
         b"" if affine is None else np.ascontiguousarray(affine, np.float32),
         channels,
         *((height, width) if resized is None else resized, first, (height, width)),
-        cubic,
         antialias,
         _DEPTHS[out.dtype],
         0 if form is None else FORMS.index(form),

@@ -51,6 +51,8 @@ SPLIT: list[Transform] = [
     Compose([Resize((70, 65), antialias=False), HorizontalFlip(), RandomCrop(20), Normalize(0.5, 0.2)]),
     Compose([Resize((10, 90), interpolation="bicubic"), CenterCrop((3, 5))]),
     Compose([CenterCrop(20), Resize((31, 9))]),
+    Compose([RandomResizedCrop(24, interpolation="random"), HorizontalFlip(), Normalize("imagenet")]),
+    Compose([Resize((9, 70), "random", antialias=False), RandomCrop(8)]),
     Compose([RandomResizedCrop(24), ColorJitter(0.4, 0.4, 0.4), HorizontalFlip(), RandomErasing(), Normalize(0, 1)]),
     Compose(
         [RandomResizedCrop(24), RandomApply([RandomRotation(9)]), Normalize(), RandomChoice([Mixup(5), CutMix(5)])]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
-from shardio.augment import Compose, CutMix, Mixup, ToDtype
+from shardio.augment import Compose, CutMix, HorizontalFlip, Mixup, RandomChoice, ToDtype
 from shardio.augment.chain import Transform
 from shardio.augment.mix import beta_quantiles
 
@@ -107,6 +108,51 @@ def test_cutmixs_windows_are_torchvisions() -> None:
         np.searchsorted(np.sort(covered), grid) - np.searchsorted(np.sort(shares.astype(np.float32)), grid)
     ).max()
     assert distance / count < 1.95 * math.sqrt(2 / count)
+
+
+def test_sides_of_windows_may_be_drawn_between_two_shares_of_the_image() -> None:
+    """timm's cutmix_minmax: both sides and the place are whole numbers, each as likely as the others."""
+    count, height, width = 20_000, 10, 20
+    images, labels = torch.zeros(count, 1, height, width, dtype=torch.uint8), torch.zeros(count, dtype=torch.int64)
+    images[1::2] = 1
+    labels[1::2] = 1
+    found, targets = mixed(CutMix(2, minmax=(0.2, 0.8), per_sample=True), images, labels, seed=9)
+    replaced = (found != images)[:, 0]
+    for axis, side in ((2, height), (1, width)):
+        lines = replaced.any(dim=axis)
+        lengths, starts = lines.sum(dim=1).numpy(), lines.int().argmax(dim=1).numpy()
+        allowed = np.arange(int(side * 0.2), int(side * 0.8))
+        assert chisquare(np.bincount(lengths, minlength=side + 1)[allowed]).pvalue > 1e-4
+        assert set(lengths.tolist()) == set(allowed.tolist())
+        for length in allowed:
+            some = starts[lengths == length]
+            assert chisquare(np.bincount(some, minlength=side - length)).pvalue > 1e-6
+    covered = replaced.float().mean(dim=(1, 2))
+    torch.testing.assert_close(targets[torch.arange(count), labels], 1 - covered)
+
+
+def test_each_sample_is_mixed_in_its_own_way_if_both_draw_per_sample() -> None:
+    """timm's mode "elem", which chooses Mixup or CutMix for each sample."""
+    count = 2000
+    images = torch.arange(count, dtype=torch.float32)[:, None, None, None].expand(-1, 3, 8, 8).contiguous()
+    labels = torch.arange(count) % CLASSES
+    mix = RandomChoice([Mixup(CLASSES, per_sample=True), CutMix(CLASSES, per_sample=True)], (0.3, 0.7))
+    found, targets = mixed(Compose([AS_FLOATS, mix]), images.byte(), labels, seed=2)
+    images = images.byte().float()
+    others, other_labels = images.roll(1, 0), labels.roll(1)
+    own = (found - others).mean(dim=(1, 2, 3)) / (images - others).mean(dim=(1, 2, 3))
+    is_even = (found == found[:, :1, :1, :1]).flatten(1).all(dim=1)
+    pure = is_even & ((found == images) | (found == others)).flatten(1).all(dim=1)
+    share = is_even[~pure].float().mean().item()
+    # A window as small as nothing, or as large as the image, is even, too: those are left out.
+    kept = CutMix(CLASSES, per_sample=True)(images.byte(), labels, seed=3)[0] == images
+    windows = 1 - (kept.flatten(1).all(dim=1) | ~kept.flatten(1).any(dim=1)).float().mean().item()
+    expected = 0.3 / (0.3 + 0.7 * windows)
+    assert abs(share - expected) < 5 * math.sqrt(0.21 / count)
+    wanted = one_hot(labels) * own[:, None] + one_hot(other_labels) * (1 - own[:, None])
+    torch.testing.assert_close(targets, wanted, atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match="labels"):
+        RandomChoice([CutMix(CLASSES, per_sample=True), HorizontalFlip()])(images.byte(), labels)
 
 
 @pytest.mark.parametrize("make", [Mixup, CutMix])

@@ -260,7 +260,14 @@ def test_timm_reads_pictures_bilinear_or_bicubic_by_chance() -> None:
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
-ALL = [RandAugment(), TrivialAugmentWide(), AutoAugment(), AutoAugment("cifar10"), TimmRandAugment(fill=0)]
+ALL = [
+    RandAugment(),
+    TrivialAugmentWide(),
+    AutoAugment(),
+    AutoAugment("cifar10"),
+    AutoAugment("svhn"),
+    TimmRandAugment(fill=0),
+]
 
 
 @pytest.mark.parametrize("transform", ALL)

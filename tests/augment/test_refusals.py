@@ -72,7 +72,7 @@ VALUES: dict[str, list[str]] = {
     "num_ops must be": ["RandAugment(-1)", "RandAugment(2.0)", "RandAugment('2')"],
     "magnitude must be": ["RandAugment(magnitude=31)", "RandAugment(magnitude=nan)"],
     "num_magnitude_bins must be": ["RandAugment(num_magnitude_bins=1, magnitude=0)", "TrivialAugmentWide(1)"],
-    "policy must be one of": ["AutoAugment('svhn')", "AutoAugment(3)"],
+    "policy must be one of": ["AutoAugment('mnist')", "AutoAugment(3)"],
     "config must be": [
         *(
             f"TimmRandAugment('rand-{part}')"
@@ -88,6 +88,7 @@ VALUES: dict[str, list[str]] = {
     "as many numbers": ["Normalize([0.5, 0.5], [0.5] * 3)"],
     "dtype must be": ["ToDtype(torch.uint8)", "ToDtype('float32')"],
     "num_classes must be at least 1, and alpha": ["Mixup(0)", "CutMix(9, alpha=0.0)", "recipe('timm-rsb-a1', 224, 0)"],
+    "minmax": ["CutMix(9, minmax=(0.5, 0.2))", "CutMix(9, minmax=(0.2, 1.5))", "CutMix(9, minmax=0.5)"],
     "label_smoothing": ["CutMix(9, label_smoothing=1.0)"],
     "partner must be one of": ["Mixup(9, partner='next')"],
     "name must be one of": ["recipe('resnet')", "recipe(['dino'])", "recipe(None)"],

@@ -50,6 +50,25 @@ def test_whole_boxes_are_what_pillow_crops_and_resizes(
 
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("times", [1, 3])
+def test_each_image_may_have_a_filter_of_its_own(native: bool, antialias: bool, times: int) -> None:
+    rng = np.random.default_rng(times)
+    images = as_batch(random_pictures(rng, 20, 50, 60))
+    boxes, flips, cubic = (
+        drawn_boxes(rng, 20 * times, 50, 60),
+        rng.random(20 * times) < 0.5,
+        rng.random(20 * times) < 0.5,
+    )
+    how = Resampling((24, 31), "random", antialias, cubic=cubic)
+    found = resample(images, boxes, flips, how, native=native)
+    bilinear, bicubic = (resample(images, boxes, flips, one, native=native) for one in how.of_each_filter)
+    assert torch.equal(found[cubic], bicubic[cubic])
+    assert torch.equal(found[~cubic], bilinear[~cubic])
+    assert not torch.equal(bilinear, bicubic)
+
+
+@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_whole_boxes_are_what_torch_interpolates_to_the_bit(
     native: bool, antialias: bool, interpolation: Interpolation

@@ -80,6 +80,7 @@ RANDOM: list[Transform] = [
     RandomPerspective(0.4, 0.8),
     RandomPosterize(3),
     RandomResizedCrop(11, (0.2, 0.9), interpolation="bicubic"),
+    Compose([RandomResizedCrop(11, interpolation="random"), HorizontalFlip()]),
     RandomRotation((-10, 50), fill=200),
     RandomSolarize(128),
     TimmRandAugment("rand-m7-mstd0.5-inc1-p0.9", fill=100),
@@ -87,7 +88,7 @@ RANDOM: list[Transform] = [
     VerticalFlip(),
 ]
 OF_BATCHES: list[Transform] = [
-    CutMix(5, 0.8, 0.9, True, "flip", 0.1),
+    CutMix(5, 0.8, 0.9, True, "flip", 0.1, (0.2, 0.8)),
     Compose([ToDtype(torch.float32), Mixup(5, 0.2)]),
     Mixup(5, per_sample=True),
     Views([RandomCrop(9), Compose([RandomCrop(8), RandomGrayscale()])]),
