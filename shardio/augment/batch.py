@@ -6,7 +6,7 @@ pixels are computed when a transform needs them, and at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.augment.boxes import Boxes, Draws
+from shardio.augment.boxes import Boxes, Draws, outside_places
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import (
     Interpolation,
@@ -24,10 +24,11 @@ from shardio.augment.resample import (
     normalized,
     repeated,
     resample,
+    resample_onto,
     to_device,
 )
 from shardio.augment.steps import NEEDS_RGB, WARPS, Op, Step, Steps
-from shardio.augment.targets import Targets
+from shardio.augment.targets import Targets, taken
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]
@@ -109,7 +110,7 @@ class Batch:
         """Returns the batch resized. If the interpolation is "random", `purpose` is the key of its random numbers."""
         self.check_uint8()
         if self.resized or self.steps:
-            return self.finished().resized_to(sizes, interpolation, antialias, purpose)
+            return self.made().resized_to(sizes, interpolation, antialias, purpose)
         cubic = self.draws.uniform(f"{purpose}/interpolation", 1)[0] < 0.5 if interpolation == "random" else None
         return replace(
             self,
@@ -185,17 +186,26 @@ class Batch:
         """Whether each image is mirrored, bool (B,): `flips`, or all false if `flips` is None."""
         return np.zeros(len(self), bool) if self.flips is None else self.flips
 
-    def holding(self, images: torch.Tensor, targets: Targets | None = None, boxes: Boxes | None = None) -> Batch:
+    def holding(
+        self,
+        images: torch.Tensor,
+        targets: Targets | None = None,
+        boxes: Boxes | None = None,
+        flips: NDArray[np.bool_] | None = None,
+    ) -> Batch:
         """Returns a batch with new `images` of the same samples, and no recorded changes.
 
         `targets` are the masks and boxes of the new images. By default, they are the masks and boxes of this batch
         after its changes. Raises ValueError if they are for images of another size. `boxes` are the parts of this
-        batch's `images` that the new images show. By default, they are the parts after the changes.
+        batch's `images` that the new images show, mirrored where `flips` is true. By default, they are the parts after
+        the changes.
         """
         targets = targets or self._moved_targets()
         if targets is not None and targets.size != (size := tuple(images.shape[2:])):
             raise ValueError(f"masks and boxes must be for images of (height, width) = {size}; found {targets.size}")
-        change = self._change if boxes is None else Change(boxes, self.is_mirrored, (), self._change.size)
+        change = self._change
+        if boxes is not None:
+            change = Change(boxes, np.zeros(len(self), bool) if flips is None else flips, (), change.size)
         return self._after(change, images, sizes_of(images), targets)
 
     def check_no_targets(self, what: str) -> None:
@@ -214,6 +224,46 @@ class Batch:
             return self
         sizes = self.sizes if self.boxes is None else sizes_of(images)
         return self._after(self._change, images, sizes, self._moved_targets())
+
+    def made(self) -> Batch:
+        """Returns the batch after all recorded changes. Its images may have several sizes.
+
+        Then they lie in the upper left corners of images of the largest height and width, and their boxes are recorded.
+        """
+        if self.steps or self.is_cast or self.boxes is None or (self.sizes == self.sizes[0]).all():
+            return self.finished()
+        heights, widths = self.sizes.T
+        batch = self.placed((int(heights.max()), int(widths.max())), np.zeros_like(self.sizes))
+        zeros = np.zeros(len(self))
+        own = Boxes(zeros, zeros, heights.astype(float), widths.astype(float))
+        return replace(batch, boxes=own, within=own, sizes=self.sizes)
+
+    def placed(
+        self, size: tuple[int, int], firsts: NDArray[np.int64], mode: str = "constant", fill: Sequence[float] = (0,)
+    ) -> Batch:
+        """Returns a batch of images of `size`: each begins at row and column `firsts`, (B, 2), of the changed image.
+
+        `firsts` may be negative. Outside of an image is `fill`, a number per channel, or, with the modes "edge",
+        "reflect" and "symmetric", what `Pad` gives. The recorded changes must be crops, resizes and flips.
+        """
+        boxes, flips, sizes = self.region, self.is_mirrored, self.sizes
+        how = Resampling(size, self.interpolation, self.antialias, cubic=self.cubic)
+        within = self.within if self.resized else None
+        images = resample_onto(self.images, boxes, flips, how, sizes, firsts, within=within)
+        shown = [outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2)]
+        if mode != "constant" or (any(fill) and any((places < 0).any() for places in shown)):
+            rows, columns = (
+                np.where(places < 0, -1, places - firsts[:, i : i + 1]).astype(np.int32)
+                for i, places in enumerate(shown)
+            )
+            level = torch.tensor(fill, dtype=torch.float64, device="cpu").to(torch.uint8)
+            images = taken(images.permute(0, 2, 3, 1), rows, columns, level).permute(0, 3, 1, 2)
+        targets = None if self.targets is None else self.targets.placed(boxes, flips, sizes, size, firsts, mode)
+        down, across = boxes.heights / sizes[:, 0], boxes.widths / sizes[:, 1]
+        lefts = np.where(flips, sizes[:, 1] - firsts[:, 1] - size[1], firsts[:, 1])
+        tops = boxes.tops + firsts[:, 0] * down
+        seen = Boxes(tops, boxes.lefts + lefts * across, size[0] * down, size[1] * across)
+        return self.holding(images, targets, seen, flips)
 
     def _after(self, change: Change, images: torch.Tensor, sizes: NDArray[np.int64], targets: Targets | None) -> Batch:
         past = (*self.past, change)

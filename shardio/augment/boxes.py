@@ -164,6 +164,45 @@ class Boxes:
         )
 
 
+Places = NDArray[np.int32]
+"""The rows or columns to read: (B, length), or (1, length) for all images. -1 is outside of the image."""
+
+
+def nearest_places(
+    starts: NDArray[np.float64],
+    lengths: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    limit: int,
+    shown: NDArray[np.int64],
+) -> Places:
+    """Returns which row (or column) of a mask each output row shows, int32 (B, n).
+
+    For each mask of `limit` rows, the part that begins at `starts` and is `lengths` long, float64 (B,) each, is resized
+    to `sizes`, (B,), rows by nearest neighbor. `shown`, (B, n) or (1, n), are the resized rows that are output, or -1.
+    Of two equally near rows, the second is chosen, as in torch's "nearest-exact".
+    """
+    middles = starts[:, None] + (2 * shown + 1) * lengths[:, None] / (2 * sizes[:, None])
+    # A place that rounding has put beside a whole pixel is that pixel.
+    places = np.clip(np.floor(middles + 1e-9), 0, limit - 1).astype(np.int32)
+    return np.where(shown < 0, np.int32(-1), places)
+
+
+def outside_places(first: NDArray[np.int64], sizes: NDArray[np.int64], count: int, mode: str) -> NDArray[np.int64]:
+    """Returns which row of an image each of `count` rows from row `first` on shows, (B, count).
+
+    `sizes`, (B,), are the numbers of rows. Outside of an image, "constant" gives -1, and "edge", "reflect" and
+    "symmetric" give rows of the image, as np.pad does.
+    """
+    place, size = first[:, None] + np.arange(count), sizes[:, None]
+    if mode == "constant":
+        return np.where((place >= 0) & (place < size), place, -1)
+    if mode != "edge":  # mirrored at the middle of the pixel at the edge, or at its end
+        period = 2 * size - 2 * (mode == "reflect")
+        place = place % np.maximum(period, 1)
+        place = np.minimum(place, period - (mode == "symmetric") - place)
+    return place.clip(0, size - 1)
+
+
 def between(bounds: Iterable[float], shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns `shares`, numbers from 0 to 1, mapped to the range `bounds`, (low, high)."""
     low, high = bounds

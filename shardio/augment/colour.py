@@ -40,7 +40,7 @@ class ColorJitter(Transform):
     hue: Range = 0.0
     keeps_places = True
 
-    _OPS: ClassVar = {
+    OPS: ClassVar = {
         "brightness": (Op.BRIGHTNESS, 1.0, 0.0, float("inf")),
         "contrast": (Op.CONTRAST, 1.0, 0.0, float("inf")),
         "saturation": (Op.SATURATION, 1.0, 0.0, float("inf")),
@@ -49,18 +49,18 @@ class ColorJitter(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self._OPS:
-            self._bounds(name)
+        for name in self.OPS:
+            self.bounds(name)
 
-    def _bounds(self, name: str) -> tuple[float, float]:
-        _, centre, least, most = self._OPS[name]
+    def bounds(self, name: str) -> tuple[float, float]:
+        _, centre, least, most = self.OPS[name]
         return around(name, getattr(self, name), centre, least, most)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        numbers = batch.draws.uniform(purpose, 2 * len(self._OPS))
+        numbers = batch.draws.uniform(purpose, 2 * len(self.OPS))
         ops, factors, places = [], [], []
-        for (name, (op, centre, *_)), share, place in zip(self._OPS.items(), numbers[::2], numbers[1::2], strict=True):
-            bounds = self._bounds(name)
+        for (name, (op, centre, *_)), share, place in zip(self.OPS.items(), numbers[::2], numbers[1::2], strict=True):
+            bounds = self.bounds(name)
             if bounds != (centre, centre):
                 ops.append(op)
                 factors.append(between(bounds, share))

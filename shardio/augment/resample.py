@@ -121,6 +121,56 @@ def resample_by_torch(
     return out
 
 
+def resample_onto(
+    images: torch.Tensor,
+    boxes: Boxes,
+    flips: NDArray[np.bool_],
+    how: Resampling,
+    sizes: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    *,
+    within: Boxes | None = None,
+    native: bool = kernel.AVAILABLE,
+) -> torch.Tensor:
+    """Resamples like `resample`, but each box to a size of its own, and returns parts of the results: grey levels.
+
+    `sizes`, (B, 2), are heights and widths. The part of `how.size` begins at the row and column `firsts`, (B, 2), which
+    may be negative. What lies outside of the resized image is black.
+    """
+    # The part of an image that is mirrored in the end.
+    mirrored = sizes[:, 1] - firsts[:, 1] - how.size[1]
+    firsts = np.stack([firsts[:, 0], np.where(flips, mirrored, firsts[:, 1])], axis=1)
+    # Parts without a border are what a crop is, whatever else is in the batch: rounding may differ otherwise.
+    inside: NDArray[np.bool_] = np.all((firsts >= 0) & (firsts + how.size <= sizes), axis=1)
+    part = Boxes(*firsts.T.astype(float), *(np.full(len(flips), float(side)) for side in how.size))
+    boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
+    sizes, firsts = np.where(inside[:, None], how.size, sizes), np.where(inside[:, None], 0, firsts)
+    spans = make_spans(boxes, within or boxes, *images.shape[2:])
+    out = torch.zeros((len(flips), *how.size, images.shape[1]), dtype=torch.uint8, device=images.device)
+
+    def work(some: slice) -> None:
+        for i in range(*some.indices(len(flips))):
+            one, to, size, first = slice(i, i + 1), i % len(images), tuple(sizes[i].tolist()), tuple(firsts[i].tolist())
+            image = images[to : to + 1]
+            if native and image.device.type == "cpu":
+                pixels = image.permute(0, 2, 3, 1).contiguous().numpy()
+                window = np.array([[0, 0, *images.shape[2:]]])
+                cubic = how.interpolation == "bicubic" if how.cubic is None else how.cubic[one]
+                given = pixels, window, axes_of(spans[:, one], size), np.zeros(1, bool), out[one].numpy()
+                kernel.resample_windows(*given, cubic=cubic, antialias=how.antialias, resized=size, first=first)
+                continue
+            mine = replace(how, size=size, cubic=None if how.cubic is None else how.cubic[one])
+            made = resample_by_torch(image, spans[:, one], np.zeros(1, bool), mine).permute(0, 2, 3, 1)
+            part = made[0, max(first[0], 0) :, max(first[1], 0) :]
+            to_part = out[i, max(-first[0], 0) :, max(-first[1], 0) :]
+            height, width = (min(*pair) for pair in zip(part.shape[:2], to_part.shape[:2], strict=True))
+            to_part[:height, :width] = part[:height, :width]
+
+    in_slices(len(flips), work)
+    which = to_device(torch.from_numpy(flips), out.device)[:, None, None, None]
+    return torch.where(which, out.flip(2), out).permute(0, 3, 1, 2)
+
+
 def chosen(which: NDArray[np.bool_], images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Returns the images of `others` where `which`, (B,), is true."""
     return torch.where(to_device(torch.from_numpy(which), images.device)[:, None, None, None], others, images)

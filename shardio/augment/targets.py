@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.boxes import Boxes
+from shardio.augment.boxes import Boxes, Places, nearest_places, outside_places
 from shardio.augment.checks import check_number
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import to_device
@@ -26,8 +26,9 @@ from shardio.system.eager import is_recorded
 Floats = NDArray[np.float64]
 MaskFill = float | Mapping[str, float]
 """The value of masks outside of the image: a number, or a mapping of mask names to numbers."""
-Places = NDArray[np.int32]
-"""The rows or columns to read: (B, length), or (1, length) for all images. -1 is outside of the image."""
+
+Size = tuple[int, int] | NDArray[np.int64]
+"""Height and width of all images, or of each, (2, B)."""
 
 MOVES = (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
 """Operations that move pixels."""
@@ -40,23 +41,12 @@ _BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 _LEAST = 1 - 1e-6
 
 
-def nearest_places(starts: Floats, lengths: Floats, size: int, limit: int) -> Places:
-    """Returns which row (or column) of a mask each of `size` output rows shows, int32 (B, size).
-
-    For each mask of `limit` rows, the part that begins at `starts` and is `lengths` long, float64 (B,) each, is resized
-    to `size` rows by nearest neighbor. Of two equally near rows, the second is chosen, as in torch's "nearest-exact".
-    """
-    middles = starts[:, None] + (2 * np.arange(size) + 1) * lengths[:, None] / (2 * size)
-    # A place that rounding has put beside a whole pixel is that pixel.
-    return np.clip(np.floor(middles + 1e-9), 0, limit - 1).astype(np.int32)
-
-
-def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int]) -> Floats:
+def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], sizes: NDArray[np.int64]) -> Floats:
     """Returns matrices, (B, 3, 3), that map points (x, y, 1) of images to the result of a crop, a resize and a flip.
 
-    `boxes` are cropped, resized to `size`, (height, width), and mirrored where `flips` is true.
+    `boxes` are cropped, resized to `sizes`, (B, 2) or (1, 2), and mirrored where `flips` is true.
     """
-    height, width = size
+    height, width = sizes.T
     across, down = width / boxes.widths, height / boxes.heights
     matrices = np.zeros((len(flips), 3, 3))
     matrices[:, 0, 0] = np.where(flips, -across, across)
@@ -86,7 +76,7 @@ def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
     return matrices
 
 
-def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Tensor:
+def boxes_through(boxes: Tensor, matrices: Floats, size: Size) -> Tensor:
     """Maps the corners of boxes, (B, K, 5), by `matrices`, (B, 3, 3), and returns the upright boxes around the results.
 
     The boxes, (B, K, 5), are as small as possible, and clipped to `size`. See `settled` for boxes that leave the image.
@@ -119,13 +109,15 @@ def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Ten
     return torch.where(one[..., 4:] < 0, other, torch.where(other[..., 4:] < 0, one, both))
 
 
-def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tensor:
+def settled(boxes: Tensor, size: Size, least: float = _LEAST) -> Tensor:
     """Returns boxes, (B, K, 5), clipped to an image of `size`.
 
     If less than `least` pixels of its width or height are left, a box is removed: it becomes zeros with the label -1.
     """
-    height, width = size
-    x, y = boxes[..., 0:4:2].clamp(0, width), boxes[..., 1:4:2].clamp(0, height)
+    height, width = (
+        to_device(torch.as_tensor(np.reshape(side, (-1, 1, 1))), boxes.device).to(boxes.dtype) for side in size
+    )
+    x, y = (torch.minimum(boxes[..., i:4:2].clamp(min=0), limit) for i, limit in enumerate((width, height)))
     # NaN is not at least anything.
     kept = (x[..., 1] - x[..., 0] >= least) & (y[..., 1] - y[..., 0] >= least) & (boxes[..., 4] >= 0)
     inside = torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1], boxes[..., 4]], dim=2)
@@ -193,11 +185,41 @@ class Targets:
             if not moving:
                 return self
         else:
-            rows = nearest_places(boxes.tops, boxes.heights, size[0], self.size[0])
-            columns = nearest_places(boxes.lefts, boxes.widths, size[1], self.size[1])
-            columns = np.where(flips[:, None], columns[:, ::-1], columns)
-            matrices = [crop_matrices(boxes, flips, size)]
+            sizes = np.tile(np.array(size), (len(flips), 1))
+            rows, columns = self._sources(boxes, flips, sizes, *(np.arange(side)[None] for side in size))
+            matrices = [crop_matrices(boxes, flips, sizes)]
         return self._moved(size, rows, columns, matrices, moving)
+
+    def placed(
+        self,
+        boxes: Boxes,
+        flips: NDArray[np.bool_],
+        sizes: NDArray[np.int64],
+        size: tuple[int, int],
+        firsts: NDArray[np.int64],
+        mode: str,
+    ) -> Targets:
+        """Returns the targets of the images that `Batch.placed` makes. Boxes are clipped to their own images."""
+        shown = (outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2))
+        rows, columns = self._sources(boxes, flips, sizes, *shown)
+        shift = np.tile(np.eye(3), (len(flips), 1, 1))
+        shift[:, :2, 2] = -firsts[:, ::-1]
+        matrix = crop_matrices(boxes, flips, sizes)
+        cropped = {name: boxes_through(some, matrix, sizes.T) for name, some in self.boxes.items()}
+        return replace(self, boxes=cropped)._moved(size, rows, columns, [shift], ())
+
+    def _sources(
+        self,
+        boxes: Boxes,
+        flips: NDArray[np.bool_],
+        sizes: NDArray[np.int64],
+        down: NDArray[np.int64],
+        across: NDArray[np.int64],
+    ) -> tuple[Places, Places]:
+        """Returns the rows and columns of masks that rows `down` and columns `across` of resized images show."""
+        across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
+        rows = nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
+        return rows, nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
 
     def padded(self, rows: Places, columns: Places, left: int, above: int) -> Targets:
         """Returns the targets of images that get a border.
@@ -223,7 +245,7 @@ class Targets:
             kept = mask.detach().view(_BYTES[mask.element_size()])
             fill = torch.full((1,), self.fills[name], dtype=mask.dtype, device="cpu").view(kept.dtype)
             if rows is not None and columns is not None:
-                kept = _taken(kept, rows, columns, fill)
+                kept = taken(kept, rows, columns, fill)
             if moving:
                 kept = _stepped(kept.clone() if rows is None else kept, moving, fill)
             masks[name] = kept.view(mask.dtype)
@@ -241,12 +263,22 @@ class Targets:
                     mine[name] = torch.where(chosen, tensor.view(bits), mine[name].view(bits)).view(tensor.dtype)
         return replace(first, masks=masks, boxes=boxes)
 
+    def keeping(self, kept: Mapping[str, NDArray[np.bool_]]) -> Targets:
+        """Returns the targets without the boxes for which `kept`, (B, K) by name, is false."""
+        boxes = dict(self.boxes)
+        for name, rows in kept.items():
+            boxes[name] = boxes[name].clone()
+            boxes[name][~to_device(torch.from_numpy(rows), boxes[name].device)] = boxes[name].new_tensor(
+                [0, 0, 0, 0, -1]
+            )
+        return replace(self, boxes=boxes)
+
     def arrays(self) -> dict[str, Tensor]:
         """Returns masks and boxes by name, boxes as float32 (B, K, 5)."""
         return {**self.masks, **{name: settled(some, self.size).float() for name, some in self.boxes.items()}}
 
 
-def _taken(mask: Tensor, rows: Places, columns: Places, fill: Tensor) -> Tensor:
+def taken(mask: Tensor, rows: Places, columns: Places, fill: Tensor) -> Tensor:
     """Returns a mask of the given rows and columns of `mask`, with `fill`, (1,), where a row or column is -1."""
     count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
     rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))

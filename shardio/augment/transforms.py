@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes, random_resized_boxes
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, Probability, as_pair, check_whole, fill_of, positive_range
+from shardio.augment.checks import Fill, Probability, as_pair, check_choice, check_whole, fill_of, positive_range
 from shardio.augment.description import LATER
 from shardio.augment.resample import Interpolation, to_device
 
@@ -65,12 +65,17 @@ class Resize(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if isinstance(self.size, int):
-            short = batch.sizes.min(axis=1, keepdims=True)
-            # The long side is cut down to whole pixels.
-            sizes = np.where(batch.sizes == short, self.size, self.size * batch.sizes // short)
+            sizes = with_short_side(batch.sizes, self.size)
         else:
             sizes = np.tile(np.array(self.size), (len(batch), 1))
         return batch.resized_to(sizes, self.interpolation, self.antialias, purpose)
+
+
+def with_short_side(sizes: NDArray[np.int64], side: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the sizes, (B, 2), of images whose shorter sides become `side`. Long sides are cut to whole pixels."""
+    short = sizes.min(axis=1, keepdims=True)
+    wanted = np.reshape(side, (-1, 1))
+    return np.where(sizes == short, wanted, wanted * sizes // short)
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,7 +148,8 @@ class RandomCrop(Transform):
     """Crops a window of `size` pixels at a random position.
 
     `size` is (height, width), or a number for both. With `padding`, the image gets a border first: see Pad. With
-    `step`, the window begins at a multiple of this number of pixels, for crops on a grid of patches.
+    `step`, the window begins at a multiple of this number of pixels, for crops on a grid of patches. With
+    `pad_if_needed`, smaller images lie at a random place of the window, with a border.
     """
 
     size: Size
@@ -151,6 +157,7 @@ class RandomCrop(Transform):
     fill: Fill = 0
     padding_mode: PaddingMode = "constant"
     step: int | None = field(default=None, metadata=LATER)
+    pad_if_needed: bool | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,29 +171,54 @@ class RandomCrop(Transform):
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.padding is not None:
             batch = self._pad().apply(batch, purpose)
-        return _cropped(batch, as_pair(self.size), batch.draws.uniform(purpose, 2), self.step or 1)
+        border = (self.padding_mode, self.fill) if self.pad_if_needed else None
+        return _cropped(batch, as_pair(self.size), batch.draws.uniform(purpose, 2), self.step or 1, border)
 
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop(Transform):
     """Crops a window of `size` pixels in the center.
 
-    `size` is (height, width), or a number for both. A smaller image raises ValueError; torchvision would pad it. (In a
-    squashed set, the original size counts.)
+    `size` is (height, width), or a number for both. A smaller image gets a border if there is a `padding_mode`; see
+    Pad. Otherwise it raises ValueError. (In a squashed set, the original size counts.)
     """
 
     size: Size
+    padding_mode: PaddingMode | None = field(default=None, metadata=LATER)
+    fill: Fill = field(default=None, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.padding_mode is not None:
+            check_choice("padding_mode", self.padding_mode, PaddingMode)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        return _cropped(batch, as_pair(self.size), None)
+        border = None if self.padding_mode is None else (self.padding_mode, self.fill)
+        return _cropped(batch, as_pair(self.size), None, border=border)
 
 
-def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | None, step: int = 1) -> Batch:
-    """Returns the batch cropped to windows of `size`. Raises ValueError if a window does not fit into an image.
+def _cropped(
+    batch: Batch,
+    size: tuple[int, int],
+    places: NDArray[np.float64] | None,
+    step: int = 1,
+    border: tuple[PaddingMode, Fill] | None = None,
+) -> Batch:
+    """Returns the batch cropped to windows of `size`.
 
     `places`, (2, B), are positions from 0 to 1 along both axes, rounded down to multiples of `step` pixels; None is the
-    center, rounded as in torchvision.
+    center, rounded as in torchvision. Images that are too small get the `border`: mode and fill. Without it, they raise
+    ValueError.
     """
+    if border is not None and (batch.sizes < size).any():
+        batch = batch.made() if batch.steps else batch
+        batch.check_uint8()
+        room = (batch.sizes - np.array(size)).T
+        starts = np.rint(room / 2.0) if places is None else np.floor(places * (np.abs(room) + 1)) * np.sign(room)
+        if places is None:  # the smaller half of an odd border comes first
+            starts = np.where(room < 0, -(-room // 2), starts)
+        fill = fill_of(border[1] or 0, batch.images.shape[1])
+        return batch.placed(size, starts.T.astype(np.int64), border[0], fill)
     room = (batch.sizes - np.array(size)).T
     if room.size and room.min() < 0:
         height, width = batch.sizes[room.min(axis=0).argmin()].tolist()

@@ -27,9 +27,18 @@ DIGESTS = {
     "ijepa": "02e108c9a0e77be0",
     "sit": "14549ca511169674",
     "edm2": "7fc89462ffa3bb67",
+    "rf-detr": "eb67a9e4cf36f078",
     "cifar-airbench": "6213dafcd1d77a6c",
 }
-SIZES = {"torchvision-v2": 176, "timm-rsb-a3": 160, "dinov3": 256, "sit": 256, "edm2": 256, "cifar-airbench": 32}
+SIZES = {
+    "torchvision-v2": 176,
+    "timm-rsb-a3": 160,
+    "dinov3": 256,
+    "sit": 256,
+    "edm2": 256,
+    "rf-detr": 560,
+    "cifar-airbench": 32,
+}
 
 
 def test_digests_of_recipes_are_golden() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transforms import FIXED, RANDOM, needs_export
 
 import shardio.augment.batch
+import shardio.augment.detection
 import shardio.augment.targets
 import shardio.augment.transforms
 from shardio.augment import (
@@ -38,8 +39,11 @@ from shardio.augment import (
     RandomInvert,
     RandomOrder,
     RandomPerspective,
+    RandomPhotometricDistort,
     RandomResizedCrop,
     RandomRotation,
+    RandomSizeCrop,
+    RandomZoomOut,
     Resize,
     TimmRandAugment,
     ToDtype,
@@ -103,6 +107,28 @@ def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], how: Resamp
     return result.contiguous(memory_format=torch.channels_last)
 
 
+def onto_by_parts(
+    images: Tensor,
+    boxes: Boxes,
+    flips: NDArray[np.bool_],
+    how: Resampling,
+    sizes: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    **options: Any,
+) -> Tensor:
+    """Does what `resample_onto` does, by nearest neighbour, with the largest size as a border around each image."""
+    result = torch.zeros(len(images), images.shape[1], *how.size, dtype=torch.uint8)
+    for number, (size, first) in enumerate(zip(sizes.tolist(), firsts.tolist(), strict=True)):
+        one = slice(number, number + 1)
+        box = Boxes(*(side[one] for side in vars(boxes).values()))
+        made = by_parts(images[one], box, flips[one], Resampling((size[0], size[1])))[0]
+        room = max(*how.size, *map(abs, first), *size)
+        wide = torch.nn.functional.pad(made, (room,) * 4)
+        top, left = (at + room for at in first)
+        result[number] = wide[:, top : top + how.size[0], left : left + how.size[1]]
+    return result.contiguous(memory_format=torch.channels_last)
+
+
 def only_moves(images: Tensor, steps: Steps) -> Tensor:
     """Does those steps that move pixels, by nearest neighbour; what lies outside is black."""
     parts = []
@@ -122,8 +148,11 @@ def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
         return batch.unsquashed().finished()
 
     monkeypatch.setattr(shardio.augment.batch, "resample", by_parts)
+    monkeypatch.setattr(shardio.augment.batch, "resample_onto", onto_by_parts)
+    monkeypatch.setattr(RandomPhotometricDistort, "apply", stays)
     monkeypatch.setattr(shardio.augment.batch, "run_steps", only_moves)
     monkeypatch.setattr(shardio.augment.transforms, "fill_of", lambda fill, channels: (0.0,) * channels)
+    monkeypatch.setattr(shardio.augment.detection, "fill_of", lambda fill, channels: (0.0,) * channels)
     for kind in (Normalize, ToDtype):
         monkeypatch.setattr(kind, "apply", lambda self, batch, purpose: batch)
     monkeypatch.setattr(RandomErasing, "apply", stays)
@@ -152,6 +181,12 @@ EXACT: list[Transform] = [
     Pad(4, padding_mode="symmetric"),
     RandomCrop(15, (2, 1), padding_mode="symmetric"),
     RandomCrop((20, 19), 4),
+    RandomCrop((25, 12), pad_if_needed=True),
+    CenterCrop((25, 12), "reflect"),
+    CenterCrop(40, "edge"),
+    Compose([HorizontalFlip(), RandomSizeCrop(5, 12), RandomCrop(11, padding_mode="symmetric", pad_if_needed=True)]),
+    Compose([RandomSizeCrop(5, 12), HorizontalFlip(), RandomZoomOut(side_range=(1, 2)), CenterCrop(30, "constant")]),
+    Compose([RandomZoomOut(side_range=(1, 3), p=1.0), RandomCrop(30, pad_if_needed=True)]),
     RandomRotation(180),
     RandomAffine(40, (0.3, 0.3), (0.4, 3), (-20, 20, -20, 20)),
     RandomAffine(0, scale=(1e-9, 1e-8)),
