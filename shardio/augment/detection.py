@@ -6,7 +6,7 @@ Liu, Anguelov, Erhan, Szegedy, Reed, Fu, Berg, "SSD: Single shot multibox detect
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -190,18 +190,20 @@ class RandomPhotometricDistort(Transform):
     hue: tuple[float, float] = (-0.05, 0.05)
     p: Probability = 0.5
     keeps_places = True
-    _bounds: tuple[tuple[float, float], ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._bounds()
+
+    def _bounds(self) -> list[tuple[float, float]]:
         jitter = ColorJitter(self.brightness, self.contrast, self.saturation, self.hue)
-        object.__setattr__(self, "_bounds", tuple(jitter.bounds(name) for name in ColorJitter.OPS))
+        return [jitter.bounds(name) for name in ColorJitter.OPS]
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         channels = batch.images.shape[1]
         numbers = batch.draws.uniform(purpose, 10)
         orders = batch.draws.uniform(f"{purpose} channels", channels).argsort(axis=0).T
-        values = [between(bounds, share) for bounds, share in zip(self._bounds, numbers[:4], strict=True)]
+        values = [between(bounds, share) for bounds, share in zip(self._bounds(), numbers[:4], strict=True)]
         brightness, contrast, saturation, hue, exchanged = numbers[4:9] < self.p
         first = numbers[9] < 0.5
         batch = batch.stepped(Op.BRIGHTNESS, values[0], where=brightness)

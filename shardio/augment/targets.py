@@ -221,15 +221,6 @@ class Targets:
         rows = nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
         return rows, nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
 
-    def padded(self, rows: Places, columns: Places, left: int, above: int) -> Targets:
-        """Returns the targets of images that get a border.
-
-        `rows` and `columns`, int32 (1, length), say which row and column of the image each row and column of the result
-        shows; -1 is the border. Boxes move right and down by `left` and `above`, the widths of the border in pixels.
-        """
-        matrix = np.array([[[1.0, 0.0, left], [0.0, 1.0, above], [0.0, 0.0, 1.0]]])
-        return self._moved((rows.shape[1], columns.shape[1]), rows, columns, [matrix], ())
-
     def _moved(
         self, size: tuple[int, int], rows: Places | None, columns: Places | None, matrices: list[Floats], moving: Steps
     ) -> Targets:

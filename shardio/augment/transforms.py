@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Boxes, random_resized_boxes
+from shardio.augment.boxes import Boxes, outside_places, random_resized_boxes
 from shardio.augment.chain import Transform
 from shardio.augment.checks import Fill, Probability, as_pair, check_choice, check_whole, fill_of, positive_range
 from shardio.augment.description import LATER
@@ -108,39 +108,29 @@ class Pad(Transform):
         left, above, right, below = self._sides
         batch.check_uint8()
         batch = batch.unsquashed().finished()
-        images, targets = batch.images, batch.targets
+        images, targets, mode = batch.images, batch.targets, self.padding_mode
         (height, width), channels = batch.size, images.shape[1]
-        if self.padding_mode == "constant":
-            fill = torch.tensor(fill_of(self.fill or 0, channels), dtype=images.dtype)
-            shape = (len(batch), channels, height + above + below, width + left + right)
-            padded = (
-                to_device(fill, images.device)[:, None, None].expand(shape).clone(memory_format=torch.channels_last)
-            )
+        size = (height + above + below, width + left + right)
+        firsts = np.tile([-above, -left], (len(batch), 1))
+        if mode == "constant":
+            fill = to_device(torch.tensor(fill_of(self.fill or 0, channels), dtype=images.dtype), images.device)
+            shape = (len(batch), channels, *size)
+            padded = fill[:, None, None].expand(shape).clone(memory_format=torch.channels_last)
             padded[:, :, above : above + height, left : left + width] = images
         else:
-            if self.padding_mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
+            if mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
                 raise ValueError(
                     f'padding with padding_mode="reflect" must be less than the image, (height, width) = {batch.size}; '
                     f"found {self.padding!r}"
                 )
-            rows, columns = (
-                to_device(torch.from_numpy(places[0]), images.device) for places in self._places(height, width)
-            )
-            padded = images.index_select(2, rows).index_select(3, columns)
+            padded = images
+            for axis in range(2):
+                (places,) = outside_places(firsts[:1, axis], batch.sizes[:1, axis], size[axis], mode)
+                padded = padded.index_select(2 + axis, to_device(torch.from_numpy(places), images.device))
         if targets is not None:
-            targets = targets.padded(*self._places(height, width), left, above)
-        sides = (-above, -left, height + above + below, width + left + right)
+            targets = targets.placed(batch.region, batch.is_mirrored, batch.sizes, size, firsts, mode)
+        sides = (-above, -left, *size)
         return batch.holding(padded, targets, Boxes(*(np.full(len(batch), float(side)) for side in sides)))
-
-    def _places(self, height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Returns the rows and the columns of the image that the result shows, (1, length) each; -1 is the border."""
-        left, above, right, below = self._sides
-        options = {"constant_values": -1} if self.padding_mode == "constant" else {}
-        rows, columns = (
-            np.pad(np.arange(size, dtype=np.int32), sides, self.padding_mode, **options)[None]  # type: ignore[call-overload]
-            for size, sides in ((height, (above, below)), (width, (left, right)))
-        )
-        return rows, columns
 
 
 @dataclass(frozen=True, repr=False)

@@ -130,7 +130,7 @@ def replay(
         views, parts = _parts(batch, has_images=loader.shards.has_pixels)
         numbers = parts["indices"].tolist()
         if save is not None:
-            _save(save, {**{f"images_{i}" if views[1:] else "images": view for i, view in enumerate(views)}, **parts})
+            _save(save, {**({"images": views} if views else {}), **parts})
         if output is not None:
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
             captions = loader.shards.captions(numbers) * len(views)
@@ -204,8 +204,12 @@ def _save(path: Path, parts: Mapping[str, Any]) -> None:
 
     from shardio.system.files import write_output
 
+    arrays = {}
+    for name, part in parts.items():
+        views = part if isinstance(part, tuple) else (part,)
+        arrays.update({f"{name}_{i}" if views[1:] else name: _as_numpy(view) for i, view in enumerate(views)})
     buffer = io.BytesIO()
-    np.savez(buffer, **{name: _as_numpy(part) for name, part in parts.items()})
+    np.savez(buffer, **arrays)
     write_output(path, buffer.getvalue())
 
 

@@ -38,6 +38,7 @@ from shardio.augment import (
     RandomErasing,
     RandomResizedCrop,
     Resize,
+    ResizeKeepRatio,
     ToDtype,
 )
 from shardio.augment.chain import Transform
@@ -620,6 +621,15 @@ AUGMENTS: dict[str, Transform] = {
     "without antialias": RandomResizedCrop(32, antialias=False),
     "evaluation": Compose([Resize(64), CenterCrop(56), Normalize("imagenet")]),
     "cropped": RandomCrop(64),
+    "both filters": Compose([RandomResizedCrop(80, interpolation="random"), HorizontalFlip()]),
+    "padded": Compose(
+        [
+            ResizeKeepRatio(64, 0.5, 0.5, interpolation="random"),
+            HorizontalFlip(),
+            RandomCrop(64, padding_mode="reflect", pad_if_needed=True),
+            Normalize("imagenet"),
+        ]
+    ),
 }
 
 
@@ -633,7 +643,7 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     rng = np.random.default_rng(0)
     stored = random_pictures(rng, BATCH, 96, 96)
     images = torch.from_numpy(stored).permute(0, 3, 1, 2)
-    sizes = rng.integers(60, 300, (BATCH, 2)) if name in ("usual", "evaluation") else None
+    sizes = rng.integers(60, 300, (BATCH, 2)) if name in ("usual", "evaluation", "padded") else None
     expected = AUGMENTS[name](images, seed=3, sizes=sizes)
     found = AUGMENTS[name](images.cuda(), seed=3, sizes=sizes)
     assert isinstance(expected, torch.Tensor)
@@ -676,6 +686,7 @@ def test_a_transform_on_the_device_is_not_waited_for(transform: Transform, busy:
 SEEN: dict[str, Transform] = {
     "usual": Compose([RandomResizedCrop(8), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)]),
     "grey levels": Compose([RandomResizedCrop(6, interpolation="bicubic"), HorizontalFlip()]),
+    "both filters": Compose([RandomResizedCrop(6, interpolation="random"), HorizontalFlip()]),
     "coloured": Compose([RandomResizedCrop(7), ColorJitter(0.4, 0.4, 0.4), Normalize("imagenet")]),
     "evaluation": Compose([Resize(5), CenterCrop(4), Normalize("imagenet")]),
     "mixed": Compose([RandomResizedCrop(8), Normalize("imagenet"), Mixup(7)]),

@@ -100,7 +100,7 @@ def train(run: Run) -> None:
                 if state is not None:
                     loader.load_state_dict(state)
                 before = {**loader.state_dict(), "epoch": run.epoch} if state is None else loader.state_dict()
-                for step, (images, labels, indices) in zip(range(run.steps), loader, strict=False):
+                for step, (images, labels, indices, *_) in zip(range(run.steps), loader, strict=False):
                     keys = loader.shards.column_of("key", indices.numpy())
                     named = [key.decode() for key in keys.tolist()]
                     line = Received(rank, step, before, named, sha256_of(images, labels))
@@ -169,7 +169,9 @@ class Histories(attack.Rounds[Counts]):
         folder = self.folder / f"round-{self.counts.rounds}"
         folder.mkdir()
         chain = folder / "chain.json"
-        chain.write_text(json.dumps(recipe(draw.choice(sorted(RECIPES)), 16, NUM_CLASSES).to_dict()))
+        name = draw.choice(sorted(RECIPES))
+        side = 112 if name == "ijepa" else 16  # whose patches of 14 pixels must be more than a few
+        chain.write_text(json.dumps(recipe(name, side, NUM_CLASSES).to_dict()))
         options: dict[str, Any] = {
             "seed": draw.randrange(1 << 40),
             "shuffle": draw.choice([True, False, "block"]),
