@@ -33,7 +33,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
@@ -48,7 +48,7 @@ from PIL import Image
 
 import shardio.augment
 import shardio.augment.batch
-from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype, recipe
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
@@ -215,6 +215,31 @@ def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
             in_turn(some, 1)
             rates = in_turn(some, options.rounds)
             print_ratios({f"{table}: {name}": values for name, values in rates.items()}, f"{table}: shardio", UNIT)
+
+
+def measure_recipes(shards: ShardSet, options: argparse.Namespace) -> None:
+    """Prints the rates of recipes on one core, and those of the same steps of torchvision."""
+    first_shard = shards.path / shards.manifest.splits[shards.split].shards[0].file
+    samples = np.array(np.load(first_shard, mmap_mode="r")[: options.samples])
+    images = torch.from_numpy(samples).permute(0, 3, 1, 2)
+    with one_core():
+        try:
+            peer = Peer(options.torchvision_python, "recipes", first_shard, len(samples), options.batch_size, 0)
+        except (OSError, PeerError) as error:
+            print(f"torchvision: not measured: {error}")
+            return
+        with closing(peer):
+            for name in peer.ways:
+                transform = recipe(name)
+                if transform.mixes:  # the peer does not mix
+                    transform = Compose(transform.transforms[:-1])  # type: ignore[attr-defined]
+                ways = {
+                    "shardio": way_of_shardio(transform, images, options.batch_size),
+                    f"torchvision {peer.version}": partial(peer.augment, name),
+                }
+                in_turn(ways, 1)
+                rates = in_turn(ways, options.rounds)
+                print_ratios({f"{name}: {way}": values for way, values in rates.items()}, f"{name}: shardio", UNIT)
 
 
 def measure_loader(path: Path, options: argparse.Namespace) -> None:
@@ -386,6 +411,7 @@ def main() -> None:
     parser.add_argument(
         "--batches", type=int, default=50, help="the loader's batches in a round, on a GPU (%(default)s)"
     )
+    parser.add_argument("--recipes", action="store_true", help="measure recipe(name) for each name next to torchvision")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
     for library in LACKS:
         help_text = f"Python of an environment that has {library}; by default the one that runs this"
@@ -408,6 +434,9 @@ def main() -> None:
             else:
                 print(f"{output}: fused kernel: not measured: Triton is missing, or its kernel is not trusted")
         measure_device_loader(path, shards, options, device)
+    elif options.recipes:
+        print(describe_machine())
+        measure_recipes(shards, options)
     else:
         print(describe_machine())
         measure_libraries(shards, options)

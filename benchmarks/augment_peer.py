@@ -4,7 +4,8 @@ python augment_peer.py LIBRARY SAMPLES.npy COUNT BATCH_SIZE SIZE prints the libr
 Then, for each line with the name of a way, it augments all the samples once and prints how many they were. One thread
 does it. An error is a line that begins with an exclamation mark.
 
-A way's name begins with its table: uint8 and float32 for the crop and the flip alone, or one of CHAINS.
+A way's name begins with its table: uint8 and float32 for the crop and the flip alone, or one of CHAINS. The library
+"recipes" is torchvision, with a way for each of its recipes.
 """
 
 from __future__ import annotations
@@ -104,6 +105,70 @@ def ways_of_torchvision(samples: np.ndarray, batch_size: int, size: int, folder:
                 one_by_one(v2.Compose([*crop, *steps]), torch.stack), images, batch_size
             )
     return torchvision.__version__, ways
+
+
+def ways_of_recipes(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
+    """Applies the transforms of published recipes, as torchvision has them, to tensors: without masks of patches.
+
+    Their sizes are those of the recipes. Pillow's blur, which some sources have, is a Gaussian here.
+    """
+    torchvision = import_torchvision()
+    from torchvision.transforms import v2
+
+    floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    cubic = v2.InterpolationMode.BICUBIC
+
+    def crop(side: int, low: float, high: float = 1.0, filter: Any = v2.InterpolationMode.BILINEAR) -> Any:
+        return v2.RandomResizedCrop(side, scale=(low, high), interpolation=filter, antialias=True)
+
+    def blur(side: int, p: float) -> Any:
+        return v2.RandomApply([v2.GaussianBlur(side, (0.1, 2.0))], p)
+
+    def colour(strength: float, saturation: float, hue: float) -> list[Any]:
+        return [v2.RandomApply([v2.ColorJitter(strength, strength, saturation, hue)], 0.8), v2.RandomGrayscale(0.2)]
+
+    def dino(side: int, low: float, high: float, *more: Any, flips: bool = True) -> Any:
+        flip = [v2.RandomHorizontalFlip()] if flips else []
+        return v2.Compose([crop(side, low, high, cubic), *flip, *colour(0.4, 0.2, 0.1), *more, *floats])
+
+    def random_part(image: torch.Tensor) -> torch.Tensor:
+        height, width = (int(torch.randint(min(384, side), min(600, side) + 1, ())) for side in image.shape[-2:])
+        return v2.RandomCrop((height, width))(image)
+
+    square, solarize = v2.Resize((560, 560), antialias=True), v2.RandomSolarize(128, 0.2)
+    part = v2.Compose([v2.RandomShortestSize([400, 500, 600], antialias=True), random_part, square])
+    halves = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
+    trivial = [crop(176, 0.08), v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(), *floats, v2.RandomErasing(0.1)]
+    simclr = [crop(224, 0.08, 1.0, cubic), v2.RandomHorizontalFlip(), *colour(0.8, 0.8, 0.2), blur(23, 0.5), floats[0]]
+    moco = [crop(224, 0.2), *colour(0.4, 0.4, 0.1), blur(13, 0.5), v2.RandomHorizontalFlip(), *floats]
+    views: dict[str, list[Any]] = {
+        "torchvision-v2": [v2.Compose(trivial)],
+        "simclr": [v2.Compose(simclr)] * 2,
+        "moco-v2": [v2.Compose(moco)] * 2,
+        "dino": [
+            dino(224, 0.4, 1.0, blur(13, 1.0)),
+            dino(224, 0.4, 1.0, blur(13, 0.1), solarize),
+            *[dino(96, 0.05, 0.4, blur(13, 0.5))] * 8,
+        ],
+        "dinov3": [
+            dino(256, 0.32, 1.0, flips=False),
+            dino(256, 0.32, 1.0, blur(9, 0.9), solarize, flips=False),
+            *[dino(112, 0.05, 0.32, blur(9, 0.5), flips=False)] * 8,
+        ],
+        "mae": [v2.Compose([crop(224, 0.2, 1.0, cubic), v2.RandomHorizontalFlip(), *floats])],
+        "ijepa": [v2.Compose([crop(224, 0.3), *floats])],
+        "sit": [v2.Compose([v2.RandomHorizontalFlip(), *halves])],
+        "edm2": [v2.Compose(halves)],
+        "rf-detr": [v2.Compose([v2.RandomHorizontalFlip(), v2.RandomChoice([square, part]), *floats])],
+    }
+    images = [torch.from_numpy(sample).permute(2, 0, 1).contiguous() for sample in np.array(samples)]
+
+    def augmented(transforms: list[Any]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        return lambda some: [torch.stack([transform(image) for image in some]) for transform in transforms]
+
+    return torchvision.__version__, {
+        name: in_batches(augmented(transforms), images, batch_size) for name, transforms in views.items()
+    }
 
 
 def ways_of_kornia(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
@@ -231,6 +296,7 @@ def main() -> None:
         "kornia": ways_of_kornia,
         "albumentations": ways_of_albumentations,
         "ffcv": ways_of_ffcv,
+        "recipes": ways_of_recipes,
     }[library]
     with TemporaryDirectory() as folder:
         try:

@@ -649,14 +649,23 @@ struct room {
     struct affine affine;
 };
 
+INLINE void mirror_line(uint8_t *to, const uint8_t *from, size_t count, size_t channels)
+{
+    for (size_t x = 0; x < count; x++, to += channels, from -= channels)
+        memcpy(to, from, channels);
+}
+
 static void copy_line(uint8_t *to, const uint8_t *from, const struct taps *columns, size_t channels)
 {
     if (columns->kept == 1 || columns->firsts[0] < columns->firsts[1]) {
         memcpy(to, from + columns->firsts[0] * channels, columns->kept * channels);
         return;
     }
-    for (size_t x = 0; x < columns->kept; x++, to += channels) /* mirrored */
-        memcpy(to, from + columns->firsts[x] * channels, channels);
+    from += columns->firsts[0] * channels;
+    if (channels == 3) /* a copy of so many bytes is no call */
+        mirror_line(to, from, columns->kept, 3);
+    else
+        mirror_line(to, from, columns->kept, channels);
 }
 
 /* Lines number `row` and those that follow, ROWS of them. Those of number `end` and beyond are of no use. */
