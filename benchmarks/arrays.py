@@ -2,30 +2,22 @@
 
 The added bytes alone would make the loader slower; "allowed" is the rate of the pixels alone times the share of the
 pixels in all bytes. The set must be in the page cache, or this measures the disk.
-
-Then the latents without pixels, next to np.take of the same rows in as many threads, and what an epoch of them reads.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from common import BUILD, describe_machine, generated_set, in_turn, print_ratios
-from numpy.typing import NDArray
 
 from shardio.format.layout import MANIFEST_NAME, RowType
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.loading.loader import ShardLoader
-from shardio.reading.choose import Io
-from shardio.reading.shardset import ShardSet
 from shardio.sets.rows import ArrayWriter
 
 ROWS = {"latents": RowType("<f2", (4, 32, 32)), "embeddings": RowType("<f2", (768,))}
@@ -71,12 +63,11 @@ def main() -> None:
     print(describe_machine())
     print(f"io={options.io}, batches of {options.batch_size}; {pixels} bytes of pixels, {added} of arrays a sample")
 
-    def load(arrays: Sequence[str], images: str | None = "", io: Io = options.io) -> ShardLoader:
+    def load(arrays: Sequence[str]) -> ShardLoader:
         return ShardLoader(
             path,
             options.batch_size,
-            io=io,
-            images=images,
+            io=options.io,
             num_threads=options.threads,
             device=options.device,
             arrays=arrays,
@@ -85,8 +76,8 @@ def main() -> None:
     def take(loader: ShardLoader) -> int:
         images = left = 0
         while left < options.batches:
-            for batch in islice(loader, options.batches - left):
-                images += len(batch[0])
+            for _, labels, *_ in islice(loader, options.batches - left):
+                images += len(labels)
                 left += 1
         return images
 
@@ -97,33 +88,6 @@ def main() -> None:
         rates = in_turn({"pixels alone": lambda: take(alone), "with arrays": lambda: take(beside)}, options.rounds)
     rates["allowed"] = [rate * pixels / (pixels + added) for rate in rates["pixels alone"]]
     print_ratios(rates, "allowed", "images/s")
-
-    row = ROWS["latents"]
-    with load(("latents",), images=None) as latents, ThreadPoolExecutor(latents.num_threads) as pool:
-        assert isinstance(latents.shards, ShardSet)
-        stored = np.concatenate(latents.shards.mapped("latents").file_rows)
-        # As many as the loader has slots, which a cache does not hold either.
-        slots = [np.empty((options.batch_size, row.nbytes), np.uint8) for _ in range(4)]
-        rng = np.random.default_rng(0)
-
-        def copy(out: NDArray[np.uint8], indices: NDArray[np.int64], some: NDArray[np.int64]) -> None:
-            np.take(stored, indices[some], axis=0, out=out[some[0] : some[-1] + 1], mode="clip")
-
-        def gather() -> int:
-            parts = np.array_split(np.arange(options.batch_size), latents.num_threads)
-            for number in range(options.batches):
-                indices = rng.integers(0, len(stored), options.batch_size)
-                list(pool.map(partial(copy, slots[number % 4], indices), parts))
-            return int(options.batches * options.batch_size)
-
-        take(latents)
-        rates = in_turn({"np.take": gather, "latents alone": lambda: take(latents)}, options.rounds)
-    print_ratios(rates, "np.take", "samples/s")
-    with load(("latents",), images=None, io="pread") as latents:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        count = sum(len(labels) for labels, _ in latents)
-        read, grown = latents.stats()["read_nbytes"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"an epoch by pread: {read:,} bytes read, {count * row.nbytes:,} bytes of latents; memory + {grown:,} kB")
 
 
 if __name__ == "__main__":
