@@ -247,6 +247,14 @@ class Batch:
         "reflect" and "symmetric", what `Pad` gives. The recorded changes must be crops, resizes and flips.
         """
         boxes, flips, sizes = self.region, self.is_mirrored, self.sizes
+        # An image without a border is what `cropped` makes of it, whatever else is in the batch: rounding would differ.
+        inside: NDArray[np.bool_] = np.all((firsts >= 0) & (firsts + size <= sizes), axis=1)
+        lefts = np.where(flips, sizes[:, 1] - firsts[:, 1] - size[1], firsts[:, 1])
+        part = Boxes(
+            *np.stack([firsts[:, 0], lefts]).astype(float), *(np.full(len(self), float(side)) for side in size)
+        )
+        boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
+        sizes, firsts = np.where(inside[:, None], size, sizes), np.where(inside[:, None], 0, firsts)
         how = Resampling(size, self.interpolation, self.antialias, cubic=self.cubic)
         within = self.within if self.resized else None
         images = resample_onto(self.images, boxes, flips, how, sizes, firsts, within=within)

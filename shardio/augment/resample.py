@@ -140,11 +140,6 @@ def resample_onto(
     # The part of an image that is mirrored in the end.
     mirrored = sizes[:, 1] - firsts[:, 1] - how.size[1]
     firsts = np.stack([firsts[:, 0], np.where(flips, mirrored, firsts[:, 1])], axis=1)
-    # Parts without a border are what a crop is, whatever else is in the batch: rounding may differ otherwise.
-    inside: NDArray[np.bool_] = np.all((firsts >= 0) & (firsts + how.size <= sizes), axis=1)
-    part = Boxes(*firsts.T.astype(float), *(np.full(len(flips), float(side)) for side in how.size))
-    boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
-    sizes, firsts = np.where(inside[:, None], how.size, sizes), np.where(inside[:, None], 0, firsts)
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
     out = torch.zeros((len(flips), *how.size, images.shape[1]), dtype=torch.uint8, device=images.device)
 

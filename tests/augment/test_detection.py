@@ -25,6 +25,7 @@ from shardio.augment import (
     RandomIoUCrop,
     RandomPhotometricDistort,
     RandomResize,
+    RandomResizedCrop,
     RandomShortestSize,
     RandomSizeCrop,
     RandomZoomOut,
@@ -168,6 +169,34 @@ def test_a_second_resize_reads_the_pixels_of_the_first_at_their_own_size() -> No
     assert torch.equal(found, torch.stack(expected))  # type: ignore[arg-type]
     both = RandomChoice([Resize((16, 18)), Compose([*parts, Resize((16, 18))])])(images, seed=SEED)
     assert both.shape == (12, 3, 16, 18)  # type: ignore[union-attr]
+
+
+SEVERAL_SIZES: list[list[Transform]] = [
+    [RandomShortestSize((20, 26)), RandomSizeCrop(10, 16), HorizontalFlip(), Resize((14, 15))],
+    [RandomZoomOut(7, (1.0, 2.0)), HorizontalFlip(), RandomResizedCrop((16, 18), interpolation="random")],
+    [HorizontalFlip(), ResizeKeepRatio(20, 0.2, 0.5, (0.5, 1.2), False, 0.5, (0.5, 2)), CenterCrop(18, "reflect")],
+    [ScaleJitter(20, (0.5, 1.5)), HorizontalFlip(), RandomCrop(16, fill=90, pad_if_needed=True)],
+    [RandomIoUCrop(), HorizontalFlip(), RandomZoomOut(side_range=(1, 2)), RandomIoUCrop(), Resize((20, 20))],
+]
+
+
+@pytest.mark.parametrize("parts", SEVERAL_SIZES, ids=repr)
+def test_pixels_masks_boxes_and_crops_of_a_picture_do_not_depend_on_the_others(parts: list[Transform]) -> None:
+    rng = np.random.default_rng(SEED)
+    transform = Compose([*parts, RecordCrops()])
+    for seed in range(25):
+        images = as_batch(random_pictures(rng, 6, *rng.integers(20, 30, 2).tolist()))
+        corners = np.sort(rng.uniform(0, 28, (6, 3, 2, 2)), axis=2).reshape(6, 3, 4)
+        boxes = torch.from_numpy(np.concatenate([corners, np.ones((6, 3, 1))], axis=2).astype(np.float32))
+        sizes = rng.integers(18, 50, (6, 2)) if seed % 2 else None
+        given = {"masks": {"m": images[:, 0].clone()}, "boxes": {"b": boxes}}
+        found, arrays = transform(images, seed=seed, indices=range(6), sizes=sizes, **given)
+        for i in range(6):
+            own = {kind: {name: values[i : i + 1] for name, values in some.items()} for kind, some in given.items()}
+            size = None if sizes is None else sizes[i : i + 1]
+            alone, others = transform(images[i : i + 1], seed=seed, indices=[i], sizes=size, **own)
+            assert torch.equal(found[i], alone[0])  # type: ignore[index]
+            assert all(torch.equal(values[i], others[name][0]) for name, values in arrays.items())
 
 
 # --- zooming out ------------------------------------------------------------------------------------------------------

@@ -50,7 +50,11 @@ from shardio.augment import (
     RandomCrop,
     RandomErasing,
     RandomResizedCrop,
+    RandomShortestSize,
+    RandomSizeCrop,
+    RandomZoomOut,
     Resize,
+    ScaleJitter,
     ToDtype,
     Transform,
     Views,
@@ -271,6 +275,9 @@ def draw_chain(rng: random.Random, fit: str) -> list[Transform]:
         [RandomResizedCrop((18, 12)), HorizontalFlip()],
         [RandomResizedCrop(18) if fit == "squash" else Pad(2), RandomAffine(20, (0.1, 0.1))],
         [Resize(SIZE)] if fit == "squash" else [],
+        [ScaleJitter(20, (0.5, 1.5)), RandomCrop(16, fill=90, pad_if_needed=True)],
+        [RandomShortestSize((20, 26)), RandomSizeCrop(10, 16), HorizontalFlip(), Resize((14, 15))],
+        [RandomZoomOut(7, (1.0, 2.0)), HorizontalFlip(), RandomResizedCrop((16, 18), interpolation="random")],
     ]
     colours: list[list[Transform]] = [[], [], [ColorJitter(0.4, 0.4)], [RandomErasing(0.5)], [HorizontalFlip()]]
     ends: list[list[Transform]] = [[], [], [Normalize("imagenet")], [Normalize("imagenet"), ToDtype(torch.bfloat16)]]
@@ -358,7 +365,11 @@ def draw_form(rng: random.Random, model: Model) -> Form:
     if name == "evaluation":
         return Form(name, EVALUATION, EVALUATION)
     if name == "views":
-        views = Views([Compose(parts), Compose(draw_chain(rng, model.fit))], mask_fill=mask_fill)
+        views: Transform = Views([Compose(parts), Compose(draw_chain(rng, model.fit))], mask_fill=mask_fill)
+        if rng.random() < 0.5:  # of a crop that they share
+            several = [Compose([ColorJitter(0.4)]), Compose([RandomCrop(8, step=4), Normalize("imagenet")])]
+            crop = [RandomResizedCrop(16), HorizontalFlip(), Views([*several, several[1]])]
+            views = Compose(crop, mask_fill=mask_fill)
         return Form(name, views, views)
     if name in ("mixing", "other classes"):
         number = num_classes if name == "mixing" else num_classes + rng.choice([-1, 1, 997])
