@@ -114,9 +114,21 @@ def copy_first_page(app: Any, error: Exception | None) -> None:
 
 
 def mark_code(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """In docstrings, as in Markdown, lines that are indented behind an empty one are code."""
+    """In docstrings, as in Markdown, lines that are indented behind an empty one are code.
+
+    Lines that begin with names and a colon are a list of arguments.
+    """
     marked: list[str] = []
+    is_argument = False
     for line in lines:
+        if re.match(r"\w+(, \w+)*: ", line):
+            marked += [*([] if is_argument or not marked or not marked[-1] else [""]), f"- {line}"]
+            is_argument = True
+            continue
+        if is_argument and line.startswith("    "):
+            marked.append(f"  {line.strip()}")
+            continue
+        is_argument = False
         text, indented = line.strip(), line.startswith("    ")
         inside = next((before.startswith("    ") for before in reversed(marked) if before), False)
         if text and indented and not inside and marked and not marked[-1]:

@@ -62,8 +62,8 @@ def compute_array(
 ) -> ChangeReport | None:
     """Makes a new set with the results of `function` as the array `name`. Call it in all ranks of a job.
 
-    - `function`: gets images as a ShardLoader delivers them, (B, ...), after `transform`, and returns (B, *shape). It
-      runs without gradients. Results are cast to `dtype`.
+    - `function`: gets images as a ShardLoader delivers them, (B, ...), after `transform`, and returns (B, ...), values
+      of `shape`. It runs without gradients. Results are cast to `dtype`.
     - `tag`: names the model, and is recorded. After a kill, the same call resumes; a call with another tag is refused.
     - `batch_size`: samples per call, for any number of ranks, so ranks on CPUs compute the same bytes.
     - `split`: where the set has several; `images`, `device`, `rank` and `world_size` are as for ShardLoader.

@@ -275,7 +275,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the values of an array for the samples `indices` into `out`, as `gather` does pixels.
 
-        `out` is the caller's: of the array's dtype and shape (len(indices), *shape of a value), C-contiguous. Raises
+        `out` is the caller's: C-contiguous, of the array's dtype, with a value for each of `indices`. Raises
         ValueError if the split has no such array.
         """
         self.array(name)
