@@ -38,7 +38,8 @@ from shardio.system.files import make_folder, write_atomic
 
 _PLAN_NAME = "plan.json"
 _SUFFIX = ".computing"
-_POLL_SECONDS = 0.2
+# The seconds between two looks. Many ranks look, and the folder may have thousands of files on a server.
+_LEAST_PAUSE, _MOST_PAUSE = 0.05, 5.0
 
 
 def compute_array(
@@ -166,8 +167,8 @@ class _Batches:
 
     def __init__(self, target: Path, plan: Mapping[str, Any], num_samples: int, batch_size: int) -> None:
         self._target = target
-        self._plan = plan
         self._text = json.dumps(plan, sort_keys=True, indent=1).encode()
+        self._plan = json.loads(self._text)  # as a manifest has it: JSON has no tuples
         digest = hashlib.sha256(self._text).hexdigest()[:12]
         self._folder = target.with_name(f".{target.name}.{digest}{_SUFFIX}")
         self._num_samples = num_samples
@@ -212,7 +213,8 @@ class _Batches:
         return self._folder / f"{number:09}.npy"
 
     def done(self) -> set[int]:
-        return {int(name[:9]) for name in os.listdir(self._folder) if name.endswith(".npy") and name[:9].isdigit()}
+        names = os.listdir(self._folder) if self._folder.exists() else []
+        return {int(name[:9]) for name in names if name.endswith(".npy") and name[:9].isdigit()}
 
     def write(self, number: int, rows: NDArray[Any]) -> None:
         content = io.BytesIO()
@@ -234,7 +236,7 @@ class _Batches:
 
     def wait(self, world: World, seconds: float, is_over: Callable[[], bool]) -> None:
         """Waits until `is_over` returns True. Raises LaunchError if no rank does anything for `seconds`."""
-        before, since = None, time.monotonic()
+        before, since, pause = None, time.monotonic(), _LEAST_PAUSE
         while not is_over():
             try:
                 now = (len(os.listdir(self._folder)), os.stat(self._folder / _PLAN_NAME).st_mtime_ns)
@@ -242,6 +244,7 @@ class _Batches:
                 now = None
             if now != before:
                 before, since = now, time.monotonic()
+            pause = min(2 * pause, _MOST_PAUSE)
             if time.monotonic() - since > seconds:
                 missing = {*range(len(self))} - self.done()
                 ranks = ", ".join(map(str, sorted({number % world.world_size for number in missing})[:8])) or "0"
@@ -249,7 +252,7 @@ class _Batches:
                     f"{self._folder}: rank {world.rank} waited {seconds:g} s for rank {ranks}, while {len(missing):,} "
                     f"of {len(self):,} batches are missing: the same call, on any number of ranks, resumes"
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

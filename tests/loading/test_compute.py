@@ -150,6 +150,7 @@ def test_the_transform_comes_first_and_belongs_to_the_computation(out: Path, tmp
 
     compute_array(out, tmp_path / "new", "latent", note, transform=crop, **CALL)
     assert {*seen} == {(torch.float32, (6, 6), False)}
+    assert compute_array(out, tmp_path / "new", "latent", note, transform=crop, **CALL) is None  # it is the same
     with pytest.raises(TypeError, match="transform"):
         compute_array(out, tmp_path / "b", "latent", note, transform=lambda images: images, **CALL)  # type: ignore[arg-type]
 
@@ -201,7 +202,7 @@ def test_a_disk_that_is_too_full_is_noticed_before_hours_are_spent(
 
 
 def test_ranks_do_not_wait_for_ever_and_say_for_whom(out: Path, tmp_path: Path) -> None:
-    options = {**CALL, "world_size": 3, "timeout_seconds": 0.5}
+    options = {**CALL, "world_size": 3, "timeout_seconds": 0.3}
     with pytest.raises(LaunchError, match=r"rank 0 waited.*rank 1, 2.*resumes"):
         compute_array(out, tmp_path / "new", "latent", encode, rank=0, **options)
     with pytest.raises(LaunchError, match=r"rank 1 waited.*rank 2.*resumes"):
