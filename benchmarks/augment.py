@@ -161,6 +161,16 @@ def without_kernels(way: Way) -> Way:
     return augment
 
 
+def without_equal_views(way: Way) -> Way:
+    """Makes Views compute each view alone, also those that are equal."""
+
+    def augment() -> int:
+        with mock.patch.object(Batch, "is_plain", False):
+            return way()
+
+    return augment
+
+
 def way_of_pillow(
     finish: Callable[[torch.Tensor], torch.Tensor], images: list[Image.Image], batch_size: int, size: int
 ) -> Way:
@@ -237,6 +247,8 @@ def measure_recipes(shards: ShardSet, options: argparse.Namespace) -> None:
                     "shardio": way_of_shardio(transform, images, options.batch_size),
                     f"torchvision {peer.version}": partial(peer.augment, name),
                 }
+                if transform.has_views:
+                    ways["shardio, each view alone"] = without_equal_views(ways["shardio"])
                 in_turn(ways, 1)
                 rates = in_turn(ways, options.rounds)
                 print_ratios({f"{name}: {way}": values for way, values in rates.items()}, f"{name}: shardio", UNIT)

@@ -331,7 +331,7 @@ class Batch:
         """
         targets = self.targets
         if name in self.added or (targets is not None and name in {**targets.masks, **targets.boxes}):
-            raise ValueError(f"a transform adds {name!r}, but the batch has an array of this name: change its name=")
+            raise ValueError(f"a transform adds {name!r}, but the batch has an array of this name: choose another")
         return replace(self, added={**self.added, name: to_device(torch.from_numpy(values), self.images.device)})
 
     def arrays(self) -> dict[str, torch.Tensor] | None:

@@ -74,7 +74,7 @@ class Draws:
 
     def of(self, some: NDArray[np.int64]) -> Draws:
         """Returns the Draws of the samples with the numbers `some` only."""
-        view = self.view if isinstance(self.view, int) else self.view[some]
+        view = self.view[some] if isinstance(self.view, np.ndarray) else self.view
         return replace(self, indices=self.indices[some], view=view)
 
     def of_the_batch(self) -> Draws:

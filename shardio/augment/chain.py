@@ -347,7 +347,7 @@ class Views(Container):
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
         # A crop alone stays noted: each view may resize what is stored.
         if batch.resized or batch.steps or batch.is_cast:
-            batch = batch.finished()
+            batch = batch.made()
         draws = batch.draws
         if purpose != "Views":  # other Views with this purpose have other numbers of views
             purpose = f"{purpose} {draws.view}"

@@ -24,7 +24,7 @@ from shardio.augment.steps import Op
 Floats = NDArray[np.float64]
 
 _OPTIONS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-# A trial draws so many numbers, and so many trials are made at once.
+# The random numbers of a trial, and the number of trials that are made at once.
 _NUMBERS = 4
 _AT_ONCE = MOST_DRAWS // _NUMBERS
 

@@ -46,6 +46,13 @@ def _check_name(name: str, value: object) -> None:
         raise ValueError(f"{name} must be the name of an array; found {value!r}")
 
 
+def _check_names(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or len(set(value)) != 2:
+        raise ValueError(f"{name} must be the names of two arrays; found {value!r}")
+    for one in value:
+        _check_name(name, one)
+
+
 def _check_ratio(name: str, value: object) -> None:
     low, high = check_range(name, as_pair(value), 0, 1)
     check_probability(name, low)
@@ -188,8 +195,8 @@ class BlockPatchMask(_PatchMask):
 class MultiBlockMask(_PatchMask):
     """Chooses blocks of patches to predict, and a block of context without them, as bool arrays, True where chosen.
 
-    - "context", (B, H, W): a square block without the targets. Its area is a share `context_scale` of the patches.
-    - "targets", (B, num_targets, H, W): blocks of the area `target_scale` and the height / width `target_ratio`.
+    - The context, (B, H, W): a square block without the targets. Its area is a share `context_scale` of the patches.
+    - The targets, (B, num_targets, H, W): blocks of the area `target_scale` and the height / width `target_ratio`.
     - The sizes of blocks are drawn once per batch, by the batch's first sample; with `per_sample`, for each sample.
     - `min_keep`: a context has more patches than this. Other places are tried first; then it keeps parts of targets.
 
@@ -204,10 +211,11 @@ class MultiBlockMask(_PatchMask):
     context_scale: Share = (0.85, 1.0)
     min_keep: Annotated[int, whole(0)] = 10
     per_sample: bool = False
+    names: Annotated[tuple[str, str], _check_names] = ("context", "targets")
 
     @property
     def added_names(self) -> frozenset[str]:
-        return frozenset(["context", "targets"])
+        return frozenset(self.names)
 
     def _made(self, batch: Batch, purpose: str) -> Mapping[str, NDArray[Any]]:
         grid, draws, count = self._grid(batch), batch.draws, len(batch)
@@ -223,7 +231,7 @@ class MultiBlockMask(_PatchMask):
         context, left = np.zeros((count, *grid), bool), np.arange(count)
         for attempt in range(_CONTEXT_TRIES * (self.num_targets + 1)):
             if not len(left):
-                return {"context": context, "targets": targets}
+                return dict(zip(self.names, (context, targets), strict=True))
             some = draws.of(left).uniform(f"{purpose} context {attempt}", 2)
             blocks = _blocks(_placed(grid, around[:, left], some), around[:, left], grid)
             num_avoided = self.num_targets - attempt // _CONTEXT_TRIES

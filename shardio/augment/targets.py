@@ -109,15 +109,21 @@ def boxes_through(boxes: Tensor, matrices: Floats, size: Size) -> Tensor:
     return torch.where(one[..., 4:] < 0, other, torch.where(other[..., 4:] < 0, one, both))
 
 
+def _clipped(places: Tensor, limit: int | NDArray[np.int64]) -> Tensor:
+    """Returns places, (B, K, 2), clipped to the range from 0 to `limit`, a number for all or for each image."""
+    if isinstance(limit, int):
+        return places.clamp(0, limit)
+    limits = to_device(torch.from_numpy(limit[:, None, None]), places.device)
+    return torch.minimum(places.clamp(min=0), limits.to(places.dtype))
+
+
 def settled(boxes: Tensor, size: Size, least: float = _LEAST) -> Tensor:
     """Returns boxes, (B, K, 5), clipped to an image of `size`.
 
     If less than `least` pixels of its width or height are left, a box is removed: it becomes zeros with the label -1.
     """
-    height, width = (
-        to_device(torch.as_tensor(np.reshape(side, (-1, 1, 1))), boxes.device).to(boxes.dtype) for side in size
-    )
-    x, y = (torch.minimum(boxes[..., i:4:2].clamp(min=0), limit) for i, limit in enumerate((width, height)))
+    height, width = size
+    x, y = _clipped(boxes[..., 0:4:2], width), _clipped(boxes[..., 1:4:2], height)
     # NaN is not at least anything.
     kept = (x[..., 1] - x[..., 0] >= least) & (y[..., 1] - y[..., 0] >= least) & (boxes[..., 4] >= 0)
     inside = torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1], boxes[..., 4]], dim=2)
@@ -229,8 +235,16 @@ class Targets:
         `matrices` map boxes before the steps.
         """
         boxes = dict(self.boxes)
-        for some in [*matrices, *(step_matrices(step, size) for step in moving)]:
+        for some in matrices:
             boxes = {name: boxes_through(tensor, some, size) for name, tensor in boxes.items()}
+        for step in moving if boxes else ():
+            # What stays where it is keeps its boxes, whatever other images do: small boxes would be removed.
+            moves = to_device(torch.from_numpy(step.codes != Op.NOTHING), next(iter(boxes.values())).device)
+            some = step_matrices(step, size)
+            boxes = {
+                name: torch.where(moves[:, None, None], boxes_through(tensor, some, size), tensor)
+                for name, tensor in boxes.items()
+            }
         masks = {}
         for name, mask in self.masks.items():
             kept = mask.detach().view(_BYTES[mask.element_size()])

@@ -1,7 +1,7 @@
 """`compute_array`: applies a function, such as an encoder, to all images of a set, and makes a set with the results.
 
-A batch is done when its file is in a hidden folder next to the new set, and the name of the folder says what is
-computed. So nothing is lost when ranks are killed, and ranks need no connection to each other.
+A batch is done when its file is in a hidden folder next to the new set. The name of the folder has a digest of the
+arguments. So nothing is lost when ranks are killed, and ranks need no connection to each other.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class _Batches:
             return False
 
     def rows(self) -> Iterator[NDArray[Any]]:
-        """Yields the rows of all batches in order. Tells the other ranks that it goes on."""
+        """Yields the rows of all batches in order. The other ranks see the plan's time change, and keep waiting."""
         for number in range(len(self)):
             os.utime(self._folder / _PLAN_NAME)
             yield ArrayFile(self._path(number))[: self._batch_size]

@@ -69,9 +69,7 @@ class TransformStep:
         if ours is not None:
             _check_classes(ours, parts.label_row, num_classes)
             if known := sorted(ours.added_names.intersection(parts.rows)):
-                raise ValueError(
-                    f"transform adds {known[0]!r}, but batches have an array of this name: change its name="
-                )
+                raise ValueError(f"transform adds {known[0]!r}, but batches have an array of this name: choose another")
         self._watch: Watch | None = None
         if function is not None and ours is None:
             check_foreign(function, (*self._masks, *self._boxes))

@@ -33,6 +33,8 @@ from shardio.augment import (
     Resize,
     ResizeKeepRatio,
     ScaleJitter,
+    VerticalFlip,
+    Views,
     recipe,
 )
 from shardio.augment.batch import Batch
@@ -197,6 +199,25 @@ def test_pixels_masks_boxes_and_crops_of_a_picture_do_not_depend_on_the_others(p
             alone, others = transform(images[i : i + 1], seed=seed, indices=[i], sizes=size, **own)
             assert torch.equal(found[i], alone[0])  # type: ignore[index]
             assert all(torch.equal(values[i], others[name][0]) for name, values in arrays.items())
+
+
+def test_a_box_of_less_than_a_pixel_does_not_depend_on_what_other_pictures_do() -> None:
+    images = torch.zeros(12, 3, 20, 20, dtype=torch.uint8)
+    boxes = torch.tensor([[[5.0, 5, 5.6, 9, 1]]]).repeat(12, 1, 1)
+    transform = Compose([VerticalFlip(0.3), Resize((40, 40))])
+    _, whole = transform(images, boxes={"b": boxes}, seed=SEED, indices=range(12))
+    for i in range(12):
+        _, alone = transform(images[:1], boxes={"b": boxes[:1]}, seed=SEED, indices=[i])
+        assert torch.equal(alone["b"][0], whole["b"][i])
+    assert 0 < (whole["b"][:, 0, 4] >= 0).sum() < 12
+
+
+def test_views_may_share_pictures_of_several_sizes() -> None:
+    images = as_batch(random_pictures(np.random.default_rng(6), 9, 30, 40))
+    parts: list[Transform] = [RandomShortestSize([20, 25, 40]), HorizontalFlip()]
+    views = Compose([*parts, Views([Resize((16, 18)), RandomCrop(15)])])(images, seed=SEED)
+    assert torch.equal(views[0], Compose([*parts, Resize((16, 18))])(images, seed=SEED))  # type: ignore[arg-type]
+    assert views[1].shape == (9, 3, 15, 15)
 
 
 # --- zooming out ------------------------------------------------------------------------------------------------------

@@ -364,8 +364,9 @@ def test_arrays_of_one_name_are_refused() -> None:
     for transform, options in (
         (Compose([RandomPatchMask(20), BlockPatchMask(20)]), {}),
         (RandomPatchMask(20, name="m"), {"masks": {"m": images[:, 0]}}),
+        (MultiBlockMask(1, names=("seen", "m")), {"masks": {"m": images[:, 0]}}),
     ):
-        with pytest.raises(ValueError, match="name="):
+        with pytest.raises(ValueError, match="name"):
             transform(images, **options)  # type: ignore[call-overload]
 
 

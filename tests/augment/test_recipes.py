@@ -24,7 +24,7 @@ DIGESTS = {
     "dino": "f8c14d46412a2e70",
     "dinov3": "6f0c7070edc253e8",
     "mae": "9b09cee6fcdfbe57",
-    "ijepa": "02e108c9a0e77be0",
+    "ijepa": "36ffa7367433f0b4",
     "sit": "14549ca511169674",
     "edm2": "7fc89462ffa3bb67",
     "rf-detr": "eb67a9e4cf36f078",

@@ -106,6 +106,7 @@ VALUES: dict[str, list[str]] = {
     "aspect_ratio": ["BlockPatchMask(4, aspect_ratio=(0, 1))"],
     "target_ratio": ["MultiBlockMask(4, target_ratio=(2, 1))"],
     "num_targets": ["MultiBlockMask(4, 0)", "MultiBlockMask(4, 17)"],
+    "names must be": ["MultiBlockMask(4, names=('a', 'a'))", "MultiBlockMask(4, names=('a', ''))"],
     "name must be the name": ["RecordCrops('')", "RandomPatchMask(4, name=3)"],
     "one or more": ["Views([])", "RandomApply([])", "RandomOrder([])", "RandomChoice([])"],
     "at most 32 transforms": ["RandomOrder([VerticalFlip()] * 33)"],

@@ -106,7 +106,7 @@ OF_BATCHES: list[Transform] = [
     Mixup(5, per_sample=True),
     Views([RandomCrop(9), Compose([RandomCrop(8), RandomGrayscale()])]),
     BlockPatchMask((6, 17), 0.5, 0.9, 2, (0.5, 3), "blocks"),
-    MultiBlockMask((2, 1), 3, (0.1, 0.2), (0.5, 2), (0.8, 0.9), 20, True),
+    MultiBlockMask((2, 1), 3, (0.1, 0.2), (0.5, 2), (0.8, 0.9), 20, True, ("seen", "wanted")),
     RandomPatchMask((3, 17), 0.4, "patches"),
     RecordCrops("places"),
 ]
