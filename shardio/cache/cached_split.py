@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
+from shardio.cache.meeting import Meeting
 from shardio.cache.stage import Stager, take_lease
 from shardio.cache.staged_set import StagedSet, fetch
 from shardio.errors import FormatError, printable
@@ -64,7 +65,13 @@ class _Staging:
         self.stopped = Flag(owner)
 
     def begin(
-        self, manifest: Manifest, lease: Lease, order: Sequence[ShardEntry] = (), *, verify: bool = False
+        self,
+        manifest: Manifest,
+        lease: Lease,
+        order: Sequence[ShardEntry] = (),
+        *,
+        verify: bool = False,
+        meeting: Meeting | None = None,
     ) -> DaemonThread:
         self._tell_filling()
         stager = Stager(
@@ -76,6 +83,8 @@ class _Staging:
             stop=self.stopped,
             on_wait=self._tell_waiting,
             on_fill=self._tell_filling,
+            meeting=meeting,
+            on_message=self._warn,
         )
         thread = DaemonThread(partial(self._run, stager), "shardio-stage")
         self.threads.append(thread)
@@ -97,12 +106,14 @@ class _Staging:
                 self.state = "stopped"
                 return
             self.state = f"failed: {error}"
-            with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-                text = printable(f"training continues, reading {self.storage.name} without a copy: {error}")
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            self._warn(f"training continues, reading {self.storage.name} without a copy: {error}")
         finally:
             if self.stopped.is_set():
                 self._end_lease()
+
+    def _warn(self, text: str) -> None:
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -203,15 +214,22 @@ class CachedSplit:
     A `shardio.reading.choose.SplitSource`. It holds a lease and knows the manifest from the start. `open` starts
     copying if needed, and opens the split. `close` ends the copying and the lease; it also runs when the object dies.
 
-    `digest` and errors are as for `take_lease`. Raises SetNotFoundError if the split does not exist.
+    `digest` and errors are as for `take_lease`. Raises SetNotFoundError if the split does not exist. With a `meeting`,
+    the copy is made together with the nodes there; raises LaunchError if they do not want the same split.
     """
 
     _shards: ShardSet
 
     def __init__(
-        self, place: str | os.PathLike[str], cache: str | os.PathLike[str], split: str, digest: str | None = None
+        self,
+        place: str | os.PathLike[str],
+        cache: str | os.PathLike[str],
+        split: str,
+        digest: str | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         self._name = split
+        self._meeting = meeting
         self._storage = open_storage(place)
         self._staging = _Staging(self, self._storage)
         close_at_exit(self)
@@ -220,6 +238,8 @@ class CachedSplit:
             self._lease = self._staging.lease
             check_split(self._storage.name, self._manifest, split)
             self._split = self._manifest.splits[split]
+            if meeting is not None:
+                meeting.agree({"set": self._storage.name, "split": split, "digest": self._manifest.digest})
         except BaseException:
             self.close()
             raise
@@ -237,12 +257,16 @@ class CachedSplit:
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
         """Opens the split. Shards are copied in the order in which `batches`, arrays of indices, need them."""
+        # All nodes copy in one order, and a node that has everything passes it on.
+        order = _by_need(self._split, batches) if self._meeting is None else ()
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # a file is missing or truncated, and is copied again
                 self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest)
+                if self._meeting is not None:
+                    self._staging.begin(self._manifest, self._lease, meeting=self._meeting)
                 return self._shards
             self._lease.check_own(self._lease.path)
-        thread = self._staging.begin(self._manifest, self._lease, _by_need(self._split, batches))
+        thread = self._staging.begin(self._manifest, self._lease, order, meeting=self._meeting)
         while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
         self._shards = StagedSet(self._storage, self._manifest, self._name, self._lease)
@@ -329,7 +353,14 @@ def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[Sh
 
 
 def open_source(
-    path: str | os.PathLike[str], split: str, cache: str | os.PathLike[str] | None, digest: str | None
+    path: str | os.PathLike[str],
+    split: str,
+    cache: str | os.PathLike[str] | None,
+    digest: str | None,
+    meet: Callable[[], Meeting | None] = lambda: None,
 ) -> SplitSource:
-    """Returns the split of the set `path`; with `cache`, read through the cache in that folder."""
-    return LocalSplit(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest)
+    """Returns the split of the set `path`; with `cache`, read through the cache in that folder.
+
+    It is copied together with the ranks of the meeting that `meet` returns, if any.
+    """
+    return LocalSplit(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest, meet())

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardio.cache.folder import Cache, CachedCopy
 from shardio.cache.leases import CopyPaths, Lease
+from shardio.cache.partial_copy import THERE, PartialCopy, PartialFiller, part_nbytes, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
@@ -29,12 +30,14 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
-from shardio.sets.fill import Filler
 from shardio.sets.names import hinting_at_order, is_url
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.files import fsync_folder, remove_temporaries
 from shardio.system.opening import FileAt, FolderHandle, at
 from shardio.system.threads import Flag
+
+if TYPE_CHECKING:
+    from shardio.cache.meeting import Meeting
 
 R = TypeVar("R")
 
@@ -71,6 +74,8 @@ def stage(
     verify: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
     on_wait: Callable[[int | None], None] | None = None,
+    together: Meeting | None = None,
+    on_message: Callable[[str], object] = lambda text: None,
 ) -> StageReport:
     """Makes a verified copy of the set `src`, a folder or URL, in the folder `cache`.
 
@@ -82,6 +87,8 @@ def stage(
     - `workers`: how many files are copied at a time.
     - `on_progress` is called in the worker threads with (bytes since the last call, bytes in all).
     - `on_wait` is called once if another process copies, with its process id, or None if unknown.
+    - `together`: where the ranks of a job meet, of which one on each node copies. Each byte is then read once.
+    - `on_message` is called with a sentence when a node no longer takes part.
 
     Raises SetNotFoundError, FormatError or OSError if the source is missing, damaged or unreadable; FormatError if its
     digest is not `digest`; CacheError if `cache` is not a cache; SpaceError if the disk is too full.
@@ -91,8 +98,16 @@ def stage(
     with hinting_at_order(cache, "SRC, the set, comes first, and CACHE second"):
         lease, manifest = take_lease(storage, Cache(cache), digest)
     with contextlib.closing(storage), lease:
+        if together is not None:
+            together.agree({"set": storage.name, "digest": manifest.digest})
         stager = Stager(
-            storage, manifest, lease, workers=workers, verify=verify, on_progress=on_progress, on_wait=on_wait
+            *(storage, manifest, lease),
+            workers=workers,
+            verify=verify,
+            on_progress=on_progress,
+            on_wait=on_wait,
+            meeting=together,
+            on_message=on_message,
         )
         stager.run()
     return StageReport(
@@ -133,7 +148,8 @@ class Stager:
     others. Meanwhile, `lease.has` says which files are complete, whichever process copied them.
 
     Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done. `on_fill` is
-    called when this process gets the right to fill the copy; `on_progress` and `on_wait` are as for `stage`.
+    called when this process gets the right to fill the copy; `on_progress`, `on_wait` and `on_message` are as for
+    `stage`. With a `meeting`, it copies together with the other nodes there.
     """
 
     def __init__(
@@ -149,6 +165,8 @@ class Stager:
         on_progress: Callable[[int, int], None] | None = None,
         on_wait: Callable[[int | None], None] | None = None,
         on_fill: Callable[[], None] | None = None,
+        meeting: Meeting | None = None,
+        on_message: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.files = _in_order(manifest, order)
         """All files of the set except the manifest, in the order in which they are copied."""
@@ -162,8 +180,11 @@ class Stager:
         self._cache = Cache(lease.path.parent)
         self._verify = verify
         self._stop = stop or Flag()
-        self._filler = Filler(storage, workers, "shardio-stage", on_progress, stop=self._stop)
+        self._filler = PartialFiller(storage, workers, "shardio-stage", on_progress, stop=self._stop)
+        self._filler.is_shared = on_fill is not None
         self._on_wait = on_wait
+        self._meeting = meeting
+        self._on_message = on_message
         self._on_fill = on_fill
         self._sound: SoundFiles = {}
 
@@ -177,11 +198,23 @@ class Stager:
 
         Raises the errors of `stage`.
         """
+        try:
+            return self._run()
+        finally:
+            self._decline()  # or the others would wait for this rank
+
+    def _decline(self) -> None:
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None and not self._stop.is_set():
+            meeting.form(fills=False)
+
+    def _run(self) -> bool:
         self._cache.sweep()
         source = self._storage.name if is_url(self._storage.name) else os.path.abspath(self._storage.name)
         waiting = False
         while not self._stop.is_set():
-            if not self._verify and self._lease.manifest() is not None and not self._missing(self._lease.path):
+            complete = not self._verify and self._lease.manifest() is not None and not self._missing(self._lease.path)
+            if complete and self._meeting is None:
                 return True
             filling = self._lease.try_filling(source)
             if filling is not None:
@@ -190,6 +223,9 @@ class Stager:
                         self._on_fill()
                     with self._with_room(self.files, lambda _: self._lease.open_folder()) as folder:
                         return self._fill(folder)
+            if self._meeting is not None:  # another process of this node fills, or takes part
+                self._decline()
+                continue
             if not waiting and self._on_wait is not None:
                 self._on_wait(self._lease.filler())
             waiting = True
@@ -232,7 +268,7 @@ class Stager:
         if self._stop.is_set():
             return False
         try:
-            self._make_room(todo)
+            self._make_room(todo, folder)
         except SpaceError:
             if was_empty:  # evicting a copy that has only links would free nothing
                 with contextlib.suppress(OSError):
@@ -242,9 +278,11 @@ class Stager:
             raise
         self._filler.total += sum(entry.nbytes for entry in todo)
         try:
-            self._with_room(todo, lambda left: self._filler.copy(folder, left))
+            if todo or self._meeting is not None:
+                self._with_room(todo, lambda left: self._copy(folder, left), folder)
             if self._stop.is_set():
                 return False
+            remove_parts(folder)
             try:
                 read_manifest(folder / MANIFEST_NAME, self._lease.digest)
             except FormatError:
@@ -252,7 +290,7 @@ class Stager:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise self._cache.no_room(self._lease.digest, self._needed(todo), error.strerror) from error
+            raise self._cache.no_room(self._lease.digest, self._needed(todo, folder), error.strerror) from error
         if not folder.is_in_place():
             raise CacheError(
                 f"{folder}: while this folder was filled, another process put something else in its place: remove "
@@ -260,7 +298,58 @@ class Stager:
             )
         return True
 
-    def _with_room(self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R]) -> R:
+    def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
+        partial = self._filler.partial = PartialCopy.begin(folder, self._manifest, todo)
+        try:
+            if self._meeting is not None:
+                self._copy_together(folder, partial)
+            self._filler.copy(folder, self._left(todo))
+        finally:
+            if not (partial.states == THERE).any():
+                remove_parts(folder)
+
+    def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
+        """Copies what the node lacks with the other nodes, as far as they get together."""
+        from shardio.cache.meeting import GroupBrokenError
+        from shardio.cache.together import LeftBehindError, Together
+
+        def finish(entry: FileEntry) -> bool:
+            if partial.finish(entry) != entry.sha256:
+                self._filler.count(-entry.nbytes)
+                return False
+            self.copied.append(entry)
+            return True
+
+        meeting, self._meeting = self._meeting, None
+        assert meeting is not None
+        meeting.stop = self._stop
+        group = meeting.form(fills=True)
+        while group is not None and not self._stop.is_set():
+            together = Together(group, self._storage, partial, folder, self.files, finish, self._filler.count)
+            try:
+                together.run()
+                break
+            except GroupBrokenError as error:
+                group.leave()
+                before = group.members
+                group = None if self._stop.is_set() else meeting.regroup(before)
+                ranks = {member.rank for member in group.members} if group else {meeting.rank}
+                gone = ", ".join(f"{member.name} (rank {member.rank})" for member in before if member.rank not in ranks)
+                self._on_message(
+                    f"{gone or 'a node'} no longer takes part ({error}): "
+                    + (f"{len(group)} nodes go on together" if group else "this node goes on alone")
+                )
+            except LeftBehindError:
+                group.leave()
+                self._on_message("this node is much slower than the others, and goes on alone")
+                break
+            except BaseException:
+                group.leave()
+                raise
+
+    def _with_room(
+        self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R], folder: FolderHandle | None = None
+    ) -> R:
         try:
             return make(todo)
         except OSError as error:
@@ -268,17 +357,19 @@ class Stager:
                 raise
             # The disk takes no folder, or another process has taken the same free space: once more, with what can be
             # evicted now.
-            self._make_room(todo)
+            self._make_room(todo, folder)
             return make(self._left(todo))
 
     def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
         return [entry for entry in todo if entry not in self.copied]
 
-    def _needed(self, todo: Sequence[FileEntry]) -> int:
-        return sum(entry.nbytes for entry in self._left(todo)) + len(self._manifest.dumps())
+    def _needed(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> int:
+        left = self._left(todo)
+        there = sum(min(entry.nbytes, part_nbytes(folder, entry)) for entry in left) if folder else 0
+        return sum(entry.nbytes for entry in left) - there + len(self._manifest.dumps())
 
-    def _make_room(self, todo: Sequence[FileEntry]) -> None:
-        self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo))
+    def _make_room(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> None:
+        self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo, folder))
 
 
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:

@@ -1,7 +1,7 @@
-"""A split that is read while it is copied into a cache: finished shards from the copy, the others from the source.
+"""A split that is read while it is copied into a cache: from the copy what it has, the rest from the source.
 
-Shards are mapped as they are finished. Another process may be copying them, so only the copy's folder shows which
-shards are finished.
+Another process may be copying, so only the copy's folder shows what is there. Samples that are read from the source are
+written into the unfinished files of the copy, so they are not read again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.cache.leases import Lease
-from shardio.errors import FormatError
+from shardio.cache.partial_copy import MISSING, THERE, PartialCopy
+from shardio.errors import CacheError, FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
@@ -35,7 +36,7 @@ _LOOK_SECONDS = 1.0
 
 
 class StagedTable(MappedTable):
-    """A table whose files are mapped as they appear, whole, in `copy`. Rows of other files are read from `storage`."""
+    """A table whose files are mapped as they appear in `copy`. Rows that are not there are read from `storage`."""
 
     def __init__(
         self,
@@ -44,39 +45,70 @@ class StagedTable(MappedTable):
         order: MappedTable | None,
         storage: Storage,
         copy: Lease,
-        sample_shape: SampleShape | None,
+        manifest: Manifest,
     ) -> None:
         super().__init__(table, folder, order)
         self._storage = storage
         self._copy = copy
-        self._sample_shape = sample_shape
+        self._manifest = manifest
+        self._partial: PartialCopy | None = None
         self._is_away = np.ones(len(table.files), bool)
+        """The files that are not finished."""
         self._looked_at = float("-inf")
         self.look()
 
     def look(self) -> int:
-        """Maps the files that have appeared since the last call. Returns how many files are still missing."""
+        """Maps the files that have appeared since the last call. Returns how many files are not finished."""
         self._looked_at = time.monotonic()
+        if self._partial is None and self._is_away.any():
+            self._partial = self._map_unfinished()
         for number in np.flatnonzero(self._is_away).tolist():
             entry = self.table.files[number]
             if self._copy.has(entry):
                 try:
                     # Another thread may do the same: then one mapping of the file replaces an equal one.
-                    self.place(number, open_checked(self.path_of(entry), entry, self._sample_shape))
+                    self.place(number, open_checked(self.path_of(entry), entry, self._manifest.sample_shape))
                 except FormatError:  # damaged, or gone since: it will be copied again
                     continue
                 self._is_away[number] = False
-        return int(self._is_away.sum())
+        if not (count := int(self._is_away.sum())):
+            self._partial = None
+        return count
 
-    def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns which samples have rows that are not in the copy. Calls `look` first if it is due."""
+    def _map_unfinished(self) -> PartialCopy | None:
+        """Maps the unfinished files, and returns them; None if there are none yet, or their blocks are not rows."""
+        partial = PartialCopy.find(self._copy.path, self._manifest)
+        blocks = [partial.blocks[entry] for entry in self.table.files] if partial else []
+        self._first_blocks = np.array([each.first for each in blocks])
+        self._block_rows = np.array([each.num_rows for each in blocks])
+        if partial is None or not self._block_rows.all():
+            return None
+        for number in np.flatnonzero(self._is_away).tolist():
+            entry = self.table.files[number]
+            with contextlib.suppress(OSError, CacheError):
+                file = partial.open(entry)
+                if os.fstat(file.fileno()).st_size == entry.nbytes:
+                    self.place(number, file)
+                    continue
+            return None  # it was finished in between, or is being made: the next look finds it
+        return partial
+
+    def _split(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the positions in `indices` of the samples whose rows are in the copy, and of the others: first those
+        that are missing, then those that are being fetched. Calls `look` first if it is due."""
         if not self._is_away.any():
-            return np.zeros(len(indices), bool)
-        files = self.table.locate(self.stored(indices))[0]
+            return np.arange(len(indices)), np.zeros(0, np.int64)
+        stored = self.stored(indices)
+        files = self.table.locate(stored)[0]
         if self._is_away[files].any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
             self.look()
-        away: NDArray[np.bool_] = self._is_away[files]
-        return away
+        states = np.where(self._is_away[files], MISSING, THERE)
+        if (partial := self._partial) is not None:
+            blocks = self._first_blocks[files] + (stored - self.table.starts[files]) // self._block_rows[files]
+            states = np.where(self._is_away[files], partial.states[blocks], THERE)
+        order = np.argsort(states, kind="stable")
+        is_there = states[order] == THERE
+        return order[is_there], order[~is_there]
 
     @property
     def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
@@ -88,7 +120,7 @@ class StagedTable(MappedTable):
 
     def row(self, sample: int) -> NDArray[np.uint8]:
         index = np.array([sample])
-        if not self._away_of(index)[0]:
+        if not len(self._split(index)[1]):
             return super().row(sample)
         rows = np.empty((1, self.table.row_nbytes), np.uint8)
         self.copy(index, rows)
@@ -101,14 +133,14 @@ class StagedTable(MappedTable):
 
         Raises an OSError that names the sample that could not be read.
         """
-        away = self._away_of(indices)
-        if not away.any():
+        here, away = self._split(indices)
+        if not len(away):
             super().copy(indices, out, name, lines)
             return
         lines = np.arange(len(indices)) if lines is None else lines
-        super().copy(indices[~away], out, name, lines[~away])
+        super().copy(indices[here], out, name, lines[here])
         for index, line in zip(indices[away].tolist(), lines[away].tolist(), strict=True):
-            fetch(self, self._storage, index, out[line])
+            self._fetch(index, out[line])
 
     def copy_windows(
         self,
@@ -118,25 +150,50 @@ class StagedTable(MappedTable):
         shape: SampleShape,
         places: Places = None,
     ) -> None:
-        away = self._away_of(indices)
-        if not away.any():
+        here, away = self._split(indices)
+        if not len(away):
             super().copy_windows(indices, out, windows, shape, places)
             return
         _, width, channels = shape
         nbytes = windows.num_pixels * channels
         starts = nbytes.cumsum() - nbytes if places is None else places
-        here = np.flatnonzero(~away)
         super().copy_windows(indices[here], out, windows[here], shape, starts[here])
-        for number in np.flatnonzero(away).tolist():
+        for number in away.tolist():
             place = out[starts[number] : starts[number] + nbytes[number]]
             rows, columns = windows.part(number)
             lines = np.empty((rows.stop - rows.start, width, channels), np.uint8)
-            fetch(self, self._storage, int(indices[number]), lines.reshape(-1), rows.start * width * channels)
+            self._fetch(int(indices[number]), lines.reshape(-1), rows.start * width * channels)
             np.copyto(place.reshape(len(lines), -1, channels), lines[:, columns])
+
+    def _fetch(self, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
+        """Reads as `fetch` does. With an unfinished file, it reads whole blocks, and writes them into the file."""
+        if (partial := self._partial) is None:
+            fetch(self, self._storage, sample, out, first)
+            return
+        entry, offset = self.locate_one(sample)
+        blocks = partial.blocks[entry]
+        begin, end = blocks.around(offset, offset + self.table.row_nbytes)
+        start, stop = blocks.start(begin), blocks.start(end)
+        partial.wait(entry, start, stop)
+        if (partial.states_of(entry, start, stop) == THERE).all():
+            row = np.empty((1, self.table.row_nbytes), np.uint8)
+            super().copy(np.array([sample]), row)
+            out[:] = row[0, first : first + len(out)]
+            return
+
+        def read_into(_: FileEntry, begin: int, buffer: memoryview) -> None:
+            fetch(self, self._storage, sample, np.frombuffer(buffer, np.uint8), begin - offset)
+
+        def add(entry: FileEntry, begin: int, buffer: memoryview) -> None:
+            with contextlib.suppress(OSError, CacheError):  # finished, or the disk is full: the sample is here anyway
+                partial.add(entry, begin, buffer)
+
+        data = np.frombuffer(partial.fetch(entry, start, stop, read_into, add), np.uint8)
+        out[:] = data[offset + first - start :][: len(out)]
 
 
 def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-    """Reads n bytes of a sample's row, from its byte `first` on, from the storage into `out`, uint8 (n,).
+    """Reads n bytes, from byte `first` of a sample's row on, from the storage into `out`, uint8 (n,).
 
     Raises an OSError that names the sample.
     """
@@ -162,7 +219,7 @@ class StagedSet(ShardSet):
 
     def _map(self, table: StoredTable) -> StagedTable:
         order = self._mapped_orders.get(table.order)
-        return StagedTable(table, self.folder, order, self._storage, self._copy, self.manifest.sample_shape)
+        return StagedTable(table, self.folder, order, self._storage, self._copy, self.manifest)
 
     def _map_small(self, table: StoredTable) -> MappedTable:
         mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))

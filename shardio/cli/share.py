@@ -155,13 +155,19 @@ def _cached(copy: CachedCopy | None) -> str:
 @click.option("--digest", metavar="HEX", help="Expected digest of the set at SRC, or at least its first 12 digits.")
 @workers_option("Number of files to copy at a time.", default=4)
 @click.option("--verify", is_flag=True, help="Read all of an existing copy, and copy damaged files again.")
+@click.option("--together", is_flag=True, help="Read SRC once for all nodes of the job: run it on each of them.")
+@click.option("--rendezvous", metavar="HOST:PORT", help="Where the nodes meet.  [default: from the launcher]")
 @json_option
-def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
+def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str | None, **options: Any) -> None:
     """Copy the set at SRC, a folder or URL, into the folder CACHE, verify the copy, and print its path.
 
     If several processes of a node stage a set at once, one process copies it and the others wait. After an interruption
     or a kill, another process continues with the finished files. Unused copies are evicted to make room, least recently
     used first. The copy may be evicted once the command has ended, unless a job holds it.
+
+    With --together, started by srun, mpiexec or torchrun with one process on each node, the nodes read SRC once and
+    pass the bytes on to each other. They meet at HOST:PORT of rank 0; or at MASTER_ADDR and MASTER_PORT; or at the
+    first host of the SLURM step.
     """
     import shardio.cache.stage as staging
     from shardio.sets.names import is_url, without_credentials
@@ -172,10 +178,30 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
         source = without_credentials(src) if is_url(src) else src
         say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
+    meeting = None
+    if together:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns, too, of what is told below
+        from shardio.cache.meeting import Meeting, rendezvous_of
+        from shardio.loading.world import find_world
+
+        world = find_world()
+        if world.world_size > 1:
+            meeting = Meeting.at(rendezvous_of(rendezvous), world.rank, world.world_size)
+
+    def tell(text: str) -> None:
+        say(f"shardio: {text}", err=True)
+
     # The delay hides the bar until something is copied, and for ever if another process copies.
     with BytesBar(delay=1e-3) as bar:
         try:
-            report = staging.stage(src, cache, on_progress=bar.add, on_wait=tell_wait, **options)
+            report = staging.stage(
+                *(src, cache),
+                on_progress=bar.add,
+                on_wait=tell_wait,
+                together=meeting,
+                on_message=tell,
+                **options,
+            )
         except KeyboardInterrupt:
             bar.close()
             say(f"shardio: finished files are kept in {cache}: the same command continues with them", err=True)

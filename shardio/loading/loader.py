@@ -22,7 +22,7 @@ from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import LoaderReport
 from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
-from shardio.loading.world import World, check_world, find_world
+from shardio.loading.world import World, check_world, find_world, meet_in_torch
 from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Order, Shuffle, as_integer, make_order
 from shardio.order.sampler import Sampler, Tail
@@ -68,6 +68,8 @@ class ShardLoader(LikeDataLoader):
     prefetch: batches to read ahead: more where steps take very different times; 0 to hold as little memory as possible.
     io: "mmap", "pread" or "direct" where "auto", which looks at filesystem, memory and page cache, chooses wrong.
     cache: a folder on the node's own disk, if the set is on slower storage or at a URL. Training begins at once.
+    together: with `cache`, True reads the set once for all nodes of torch.distributed. All ranks make their loaders in
+        the same order.
     transform: a transform of `shardio.augment`, which also changes masks, boxes and mixed labels, and draws random
         numbers by (seed, epoch, sample); or a function of a batch of images. It is called in the thread that requests
         batches, and is fixed for an epoch.
@@ -111,6 +113,7 @@ class ShardLoader(LikeDataLoader):
         prefetch: int = 2,
         io: Io = "auto",
         cache: str | os.PathLike[str] | None = None,
+        together: bool = False,
         transform: Scheduled[Function | None] = None,
         return_indices: bool = False,
         digest: str | None = None,
@@ -137,6 +140,9 @@ class ShardLoader(LikeDataLoader):
         self.return_indices = return_indices
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         self.world = find_world(rank, world_size)
+        if together and cache is None:
+            raise ValueError("together=True copies into a cache on each node: give cache=, a folder on its own disk")
+        meet = meet_in_torch if together else lambda: None
         mixture = as_mixture(path)
         source: SplitSource | MixedSource
         order: Order
@@ -147,10 +153,10 @@ class ShardLoader(LikeDataLoader):
                 raise ValueError(f"{wrong[0]} is for one set: a mixture has shares, and a Part its indices and digest")
             if epoch_batches is None:
                 raise ValueError("a mixture has no end: say how many batches an epoch has, by epoch_batches")
-            source, order, shares = open_mixture(mixture, split, cache, shuffle, options.seed, length)
+            source, order, shares = open_mixture(mixture, split, cache, meet, shuffle, options.seed, length)
         else:
             assert isinstance(path, (str, os.PathLike))
-            source = open_source(path, split, cache, digest)
+            source = open_source(path, split, cache, digest, meet)
         try:
             if not isinstance(source, MixedSource):
                 order = make_order(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.checks import check_choice
 from shardio.cache.cached_split import open_source
+from shardio.cache.meeting import Meeting
 from shardio.format.layout import LABEL_ROW
 from shardio.order.mixture import Component, MixedOrder, Number, Stretch, lowest_terms
 from shardio.order.orders import Shuffle, make_order
@@ -82,11 +83,15 @@ def open_mixture(
     mixture: Mixture,
     split: str,
     cache: str | os.PathLike[str] | None,
+    meet: Callable[[], Meeting | None],
     shuffle: Shuffle,
     seed: int,
     epoch_batches: int | None,
 ) -> tuple[MixedSource, MixedOrder, Schedule[tuple[int, ...]]]:
-    """Returns (source, order, shares by batch) of a mixture. `split` is that of parts which name none."""
+    """Returns (source, order, shares by batch) of a mixture.
+
+    `split` is that of parts which name none. `meet` is as for `open_source`.
+    """
     parts = [part for part in mixture.parts if isinstance(part, Part)]  # which they all are
     each: list[Schedule[Number]] = [as_schedule("share", part.share, epoch_batches) for part in parts]
     starts = sorted({start for one in each for start in one.values})
@@ -94,7 +99,7 @@ def open_mixture(
     with contextlib.ExitStack() as stack:
         sources, components, start = [], [], 0
         for part in parts:
-            source = open_source(part.path, part.split or split, cache, part.digest)
+            source = open_source(part.path, part.split or split, cache, part.digest, meet)
             stack.callback(source.close)
             sources.append(source)
             # Keyed by what the set is, so that sets of one size differ, and each keeps its order beside any others.

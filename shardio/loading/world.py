@@ -5,10 +5,14 @@ from __future__ import annotations
 import operator
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
 
+from shardio.cache.meeting import Meeting
 from shardio.errors import LaunchError
 
 
@@ -53,6 +57,10 @@ _LAUNCHERS = {
 }
 
 
+# So that the meetings of a process's loaders have different names.
+_MEETINGS = count()
+
+
 def find_world(
     rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> World:
@@ -80,6 +88,25 @@ def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
         return None
     told = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), None, "torch.distributed")
     return replace(told, local_rank=_local_rank(told, environ))
+
+
+def meet_in_torch() -> Meeting | None:
+    """Returns the meeting of the ranks of torch.distributed; None if there is only one.
+
+    All ranks call this in the same order. Raises LaunchError if torch.distributed is not initialised.
+    """
+    if (world := world_of_torch()) is None:
+        raise LaunchError(
+            "together=True needs torch.distributed: call init_process_group before the loader is made, or stage before "
+            "by `shardio stage --together`"
+        )
+    if world.world_size == 1:
+        return None
+    import torch.distributed as distributed
+
+    torch: Any = distributed
+    store = torch.PrefixStore(f"shardio{next(_MEETINGS)}/", torch.distributed_c10d._get_default_store())
+    return Meeting(store, world.rank, world.world_size, os.environ.get("MASTER_ADDR") or socket.gethostname())
 
 
 def check_world(world: World) -> None:

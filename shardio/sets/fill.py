@@ -16,8 +16,11 @@ from shardio.system.opening import FileAt, FolderHandle, naming
 from shardio.system.pour import pour, synced_writes
 from shardio.system.threads import Flag, ThreadPool
 
+Read = Callable[[FileEntry, int, memoryview], None]
+"""`Storage.read_into`, or a function like it."""
 
-class _Stopped(Exception):
+
+class Stopped(Exception):
     """Raised to end the copy of a file, because `stop` was set or another thread has failed."""
 
 
@@ -60,7 +63,7 @@ class Filler:
 
         def check(entry: FileEntry) -> None:
             try:
-                if self._pour(copy, entry) == entry.sha256:
+                if self._pour(copy.read_into, entry) == entry.sha256:
                     return
             except FormatError:  # it is being cut
                 pass
@@ -80,7 +83,7 @@ class Filler:
             try:
                 if not self._ends():
                     do(entry)
-            except _Stopped:
+            except Stopped:
                 pass
             except Exception:
                 self._failed.set()
@@ -90,8 +93,9 @@ class Filler:
             try:
                 for _ in pool.map(work, entries):
                     pass
-            finally:
+            except BaseException:
                 self._failed.set()  # also by a Ctrl-C
+                raise
 
     def _ends(self) -> bool:
         return self._failed.is_set() or self._stop.is_set()
@@ -103,29 +107,36 @@ class Filler:
                 with naming(path):
                     reserve(file.descriptor, entry.nbytes)
                 with synced_writes(path, file.descriptor) as write:
-                    found = self._pour(self._storage, entry, write)
+                    found = self._pour(self._storage.read_into, entry, write)
                 if found == entry.sha256:
                     file.commit()
                     self.copied.append(entry)
                     return
             self._progress(-entry.nbytes)
-        raise FormatError(
+        raise self._damaged(entry, found)
+
+    def _damaged(self, entry: FileEntry, found: str) -> FormatError:
+        return FormatError(
             f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
             f"`shardio verify {self._storage.name}` names the samples, and says how to repair it"
         )
+
+    def count(self, nbytes: int) -> None:
+        """Counts bytes that something else has copied as progress."""
+        self._progress(nbytes)
 
     def _progress(self, nbytes: int) -> None:
         if self._on_progress is not None:
             self._on_progress(nbytes, self.total)
 
-    def _pour(self, storage: Storage, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:
-        """Reads a file and passes each piece to `write`. Returns the file's sha256."""
+    def _pour(self, read_into: Read, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:
+        """Reads a file by `read_into`, and passes each piece to `write`. Returns the file's sha256."""
         poured = 0
 
         def read(offset: int, buffer: memoryview) -> int:
             if self._ends():
-                raise _Stopped
-            storage.read_into(entry, offset, buffer)
+                raise Stopped
+            read_into(entry, offset, buffer)
             return len(buffer)
 
         def progress(nbytes: int) -> None:

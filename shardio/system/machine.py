@@ -6,15 +6,26 @@ All of it is read from /proc and /sys/fs/cgroup. Where these do not exist, the a
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+
+
+@functools.cache
+def boot_id(proc: Path = PROC) -> str:
+    """Returns a name for this boot of the machine. Where the system has none, each process has a name of its own."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return secrets.token_hex(16)
 
 
 def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:

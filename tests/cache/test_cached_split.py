@@ -20,6 +20,7 @@ import torch
 from folders import flip
 from pictures import sample_pixels
 
+from shardio.cache import partial_copy
 from shardio.cache import stage as staging
 from shardio.cache import staged_set as stagedset
 from shardio.cache.cached_split import open_source
@@ -29,7 +30,6 @@ from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import SplitSource
-from shardio.sets import fill
 from shardio.sets.storage import FolderStorage
 
 NUM_SAMPLES = 95  # in shards of ten
@@ -48,6 +48,16 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stagedset, "_LOOK_SECONDS", -1.0)
+
+
+@pytest.fixture(autouse=True)
+def each_row_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_copy, "_LEAST_NBYTES", 1)
+
+
+@pytest.fixture(autouse=True)
+def none_waits_for_a_copy_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_copy, "_COMING_SECONDS", 0.0)
 
 
 class Gate:
@@ -213,7 +223,7 @@ def _failed(src: Path, cache: Path) -> ShardLoader:
 def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
     src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = fill.reserve, [4]
+    real, left = partial_copy.reserve, [4]
 
     def reserve(descriptor: int, nbytes: int) -> None:
         left[0] -= 1
@@ -221,7 +231,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(fill, "reserve", reserve)
+    monkeypatch.setattr(partial_copy, "reserve", reserve)
     with pytest.warns(RuntimeWarning, match="without a copy"):
         loader = _failed(src, cache)
     with loader:
@@ -327,7 +337,7 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
 
     def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         real(storage, entry, offset, buffer)
-        if threading.current_thread().name == "shardio-stage_0" and held:
+        if threading.current_thread().name.startswith("shardio-stage-part") and held:
             held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # its finaliser does the same
 
     monkeypatch.setattr(FolderStorage, "read_into", collecting)

@@ -31,7 +31,7 @@ CARELESS = """
 import os, pathlib, sys
 import race_stage
 import fcntl, time
-from shardio.cache import folder, leases
+from shardio.cache import folder, leases, partial_copy
 from shardio.system import files, opening
 from shardio.cache import stage as staging
 {fault}
@@ -52,13 +52,7 @@ leases.Lease.take = take
 TWO_WHO_FILL = """
 leases.Lease.try_filling = lambda self, source: opening.open_file(os.devnull, os.O_RDONLY)
 """
-NAMED_TOO_EARLY = """
-def init(self, path, left=None):
-    self.path = self.temporary = pathlib.Path(str(path))
-    self._folder = getattr(path, "folder", None)
-    self._file = opening.open_file(path, os.O_RDWR | os.O_CREAT)
-files.AtomicFile.__init__ = init
-"""
+NAMED_TOO_EARLY = "partial_copy._part_of = lambda folder, entry: folder / entry.file"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +62,7 @@ files.AtomicFile.__init__ = init
         (LOCKS_OF_FILES_THAT_ARE_GONE, "a process ended with"),
         (TWO_WHO_FILL, "the copy was completed|a process ended with"),
         (NAMED_TOO_EARLY, "the copy has other bytes than the source"),
-        ("staging.remove_temporaries = lambda folder: None", "left after the next start: .*tmp"),
+        ("staging.remove_parts = lambda folder: None", "left after the next start: .*blocks"),
         ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),
         (

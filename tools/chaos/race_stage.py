@@ -39,6 +39,7 @@ from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync
 
 from shardio.cache import stage as staging
 from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.partial_copy import PartialCopy
 from shardio.cache.stage import stage
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
@@ -214,14 +215,20 @@ class Race(Rounds[Counts]):
         PATCHED_STAGING.open_storage = SlowFolder
         PATCHED_POUR.PIECE_NBYTES = PIECE_NBYTES
         PATCHED_STAGING._POLL_SECONDS = 0.01
-        commit = AtomicFile.commit
+        commit, finish = AtomicFile.commit, PartialCopy.finish
 
-        def counted(self: AtomicFile, *, replace: bool = True) -> None:
+        def completed(self: AtomicFile, *, replace: bool = True) -> None:
             commit(self, replace=replace)
-            board.add(process, "completed" if self.path.name == "manifest.json" else "copied")
+            board.add(process, "completed")
+
+        def copied(self: PartialCopy, entry: FileEntry, sha256: str = "") -> str:
+            found = finish(self, entry, sha256)
+            board.add(process, "copied")
+            return found
 
         board = self._board
-        AtomicFile.commit = counted  # type: ignore[method-assign]
+        AtomicFile.commit = completed  # type: ignore[method-assign]
+        PartialCopy.finish = copied  # type: ignore[method-assign]
 
     def _end_all(self, children: Sequence[Child]) -> int:
         """Waits for processes that were started together. Returns how many did their job."""

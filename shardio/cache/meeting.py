@@ -1,0 +1,297 @@
+"""The nodes of a job that copy a set together: how they meet, agree, and go on without those that end.
+
+Ranks meet at a store of torch.distributed, where rank 0 decides. Nodes then form a group of gloo, which moves bytes. A
+group cannot shrink: when a node ends, the others get an error and make a new group, at a store that one of them hosts
+since the beginning. The first node that answers decides who is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import LaunchError
+from shardio.system.threads import Call, DaemonThread, Flag
+
+# Processes of a step start within this time of each other.
+MEET_SECONDS = 120.0
+# A node that gives no byte for so long has ended, or is too slow for the others.
+SILENT_SECONDS = 30.0
+# Nodes notice the end of another one within this time of each other.
+REGROUP_SECONDS = 10.0
+_CONNECT_SECONDS = 3.0
+_POLL_SECONDS = 0.01
+
+
+class GroupBrokenError(Exception):
+    """A node of the group has ended, or is silent."""
+
+
+def rendezvous_of(text: str | None, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Returns host and port where ranks meet: `text`, HOST:PORT; or MASTER_ADDR and MASTER_PORT; or the first host of
+    the SLURM step and a port from the numbers of job and step. Raises LaunchError if nothing says it."""
+    if text is None and "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
+        text = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    if text is None and (first := re.match(r"([^\[,]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", hosts)):
+        job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        # Below the ports that systems give to connections.
+        text = f"{''.join(part or '' for part in first.groups())}:{15000 + (job * 31 + step) % 17000}"
+    host, _, port = (text or "").rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise LaunchError(
+            f"expected HOST:PORT of rank 0, where the nodes meet, found {text!r}: give --rendezvous, or set "
+            "MASTER_ADDR and MASTER_PORT"
+        )
+    return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node of a group. `host` and `port` are of the store that it hosts."""
+
+    rank: int
+    name: str
+    host: str
+    port: int
+
+
+class Meeting:
+    """The ranks of a job, who meet at `store`. To be used by one thread at a time.
+
+    Each call is made by all ranks, in the same order.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, host: str) -> None:
+        self.rank = rank
+        self._store = store
+        self._ranks = list(range(world_size))
+        self._host = _own_address(host)
+        self.stop: Flag = Flag()
+        """Waits end when it is set."""
+        self._own: Any = None
+        self._generation = 0
+
+    @classmethod
+    def at(cls, rendezvous: tuple[str, int], rank: int, world_size: int) -> Meeting:
+        """Meets at a host and port, where rank 0 listens. Raises LaunchError if rank 0 does not answer."""
+        host, port = rendezvous
+        # torchrun listens at MASTER_PORT by itself.
+        hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        try:
+            store = _store(host, port, MEET_SECONDS, hosts=hosts)
+        except (RuntimeError, OSError) as error:
+            raise LaunchError(
+                f"{host}:{port}: expected rank 0 to answer within {MEET_SECONDS:.0f} seconds, found: {_line(error)}. "
+                "Start all ranks in one step, or choose another address by --rendezvous"
+            ) from None
+        return cls(store, rank, world_size, host)
+
+    def agree(self, what: Mapping[str, str]) -> None:
+        """Raises LaunchError, at all ranks, unless all ranks want the same, or if a rank does not come in time."""
+
+        def decide(found: dict[int, Any]) -> str:
+            if missing := [rank for rank in self._ranks if rank not in found]:
+                return (
+                    f"expected {len(self._ranks)} ranks within {MEET_SECONDS:.0f} seconds, ranks {missing} are missing"
+                )
+            for rank, other in found.items():
+                for name, value in other.items():
+                    if value != what[name]:
+                        return f"expected one {name} on all ranks, rank {rank} has {value} and rank 0 has {what[name]}"
+            return ""
+
+        if problem := self._decide(self._store, "agree", self._ranks, 0, dict(what), decide, MEET_SECONDS):
+            raise LaunchError(
+                f"{problem}: all ranks must copy the same set together, and make their loaders in the same order"
+            )
+
+    def form(self, fills: bool) -> Group | None:
+        """Returns the group of the ranks with `fills`, one on each node; None if this rank is alone or not in it.
+
+        Goes on without ranks that do not come in time.
+        """
+        mine = None
+        if fills:
+            self._own = _store(self._host, 0, SILENT_SECONDS, hosts=True)
+            mine = vars(Member(self.rank, socket.gethostname(), self._host, self._own.port))
+
+        def decide(found: dict[int, Any]) -> list[Any]:
+            return [found[rank] for rank in self._ranks if found.get(rank) is not None]
+
+        try:
+            found = self._decide(self._store, "form", self._ranks, 0, mine, decide, MEET_SECONDS)
+        except (RuntimeError, OSError):
+            return None
+        return self._group([Member(**each) for each in found]) if fills else None
+
+    def regroup(self, members: Sequence[Member]) -> Group | None:
+        """Returns a new group of those `members` that come in time; None if there is none, or this rank is alone."""
+        ranks = [member.rank for member in members]
+        self._generation += 1
+        name = f"regroup{self._generation}"
+        for host in members:
+            try:
+                store = self._own
+                if host.rank != self.rank:
+                    store = _store(host.host, host.port, _CONNECT_SECONDS)
+                found = self._decide(store, name, ranks, host.rank, True, sorted, REGROUP_SECONDS)
+            except (RuntimeError, OSError):
+                continue  # it has ended, too
+            return self._group([member for member in members if member.rank in found])
+        return None
+
+    def _group(self, members: Sequence[Member]) -> Group | None:
+        ranks = [member.rank for member in members]
+        if self.rank not in ranks or len(ranks) == 1:
+            return None
+        import torch.distributed as distributed
+
+        torch: Any = distributed
+        first = members[0]
+        try:
+            store = self._own
+            if first.rank != self.rank:
+                store = _store(first.host, first.port, SILENT_SECONDS)
+            store = torch.PrefixStore(f"gloo{self._generation}/", store)
+            limit = timedelta(seconds=SILENT_SECONDS)
+            gloo = torch.ProcessGroupGloo(store, ranks.index(self.rank), len(ranks), limit)
+        except (RuntimeError, OSError):
+            return self.regroup(members) if self._generation < 2 * len(members) else None
+        return Group(gloo, ranks.index(self.rank), tuple(members), self.stop)
+
+    def _decide(
+        self,
+        store: Any,
+        name: str,
+        ranks: Sequence[int],
+        decider: int,
+        mine: Any,
+        decide: Callable[[dict[int, Any]], Any],
+        seconds: float,
+    ) -> Any:
+        """Returns what rank `decider` makes of the words of those ranks that come within this time.
+
+        Raises RuntimeError if the store or the decider does not answer.
+        """
+        store.set(f"{name}/{self.rank}", json.dumps(mine))
+        deadline = time.monotonic() + seconds
+        if self.rank == decider:
+            found: dict[int, Any] = {}
+            while len(found) < len(ranks) and time.monotonic() < deadline:
+                for rank in ranks:
+                    if rank not in found and store.check([f"{name}/{rank}"]):
+                        found[rank] = json.loads(store.get(f"{name}/{rank}"))
+                self._pause()
+            store.set(name, json.dumps(decide(found)))
+        while not store.check([name]):
+            if time.monotonic() > deadline + REGROUP_SECONDS:
+                raise RuntimeError(f"rank {decider} does not answer")
+            self._pause()
+        return json.loads(store.get(name))
+
+    def _pause(self) -> None:
+        if self.stop.is_set():
+            raise GroupBrokenError("stopped")
+        time.sleep(_POLL_SECONDS)
+
+
+class Group:
+    """Nodes that exchange bytes. Each call is made by all of them, in the same order.
+
+    Raises GroupBrokenError if a node has ended or is silent; then no further call may be made.
+    """
+
+    def __init__(self, gloo: Any, rank: int, members: tuple[Member, ...], stop: Flag) -> None:
+        self.rank = rank
+        """The number of this node in `members`."""
+        self.members = members
+        self._gloo = gloo
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def gather(self, mine: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+        """Fills `out`, uint8 (len(self) * n,), with the bytes `mine`, uint8 (n,), of all nodes in order."""
+        import torch
+
+        self._wait(lambda: self._gloo._allgather_base(torch.from_numpy(out), torch.from_numpy(mine)))
+
+    def exchange(
+        self, mine: NDArray[np.uint8], counts: Sequence[int], out: NDArray[np.uint8], out_counts: Sequence[int]
+    ) -> None:
+        """Sends `counts[k]` of the bytes `mine` to node k, in order, and receives `out_counts[k]` bytes from it."""
+        import torch
+
+        self._wait(
+            lambda: self._gloo.alltoall_base(
+                torch.from_numpy(out), torch.from_numpy(mine), list(out_counts), list(counts)
+            )
+        )
+
+    def _wait(self, start: Callable[[], Any]) -> None:
+        try:
+            work = start()
+            pause = 1e-4
+            while not work.is_completed():
+                if self._stop.is_set():
+                    raise GroupBrokenError("stopped")
+                time.sleep(pause)
+                pause = min(2 * pause, _POLL_SECONDS)
+            work.wait()
+        except RuntimeError as error:
+            raise GroupBrokenError(_line(error)) from None
+
+    def leave(self) -> None:
+        """Ends the group at once, so that the others notice."""
+        gloo, self._gloo = self._gloo, None
+        if hasattr(gloo, "abort"):  # in torch 2.4 this is what freeing it does
+            gloo.abort()
+
+
+def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
+    """Returns a store of torch.distributed at this address; with `hosts`, one that listens there.
+
+    Raises RuntimeError or OSError if it does not answer.
+    """
+    import torch.distributed as distributed
+
+    torch: Any = distributed
+    limit = timedelta(seconds=seconds)
+    call = Call(partial(torch.TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit))
+    # In a thread: if the process of the store is stopped, the call never returns.
+    DaemonThread(call.run, "shardio-meet").begin()
+    try:
+        call.wait(seconds + _CONNECT_SECONDS)
+    except queue.Empty:
+        raise RuntimeError(f"{host}:{port} does not answer") from None
+    return call.result()
+
+
+def _own_address(host: str) -> str:
+    """Returns the address of this machine on the way to `host`. Nothing is sent."""
+    for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

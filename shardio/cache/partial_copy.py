@@ -1,0 +1,394 @@
+"""The unfinished files of a copy, which all processes of the node fill together.
+
+An unfinished file has its full size and a hidden name, `.NAME.part`. It consists of blocks. The file `.blocks-BOOT` has
+one byte for each block of the set: whether it is missing, being fetched, or there. Blocks are fetched by the process
+with the right to fill the copy, and by processes that need a sample. So nothing is fetched twice, and a killed copy
+resumes. A file gets its own name when its sha256 is right.
+
+A crash of the machine may lose written blocks, so BOOT names the boot of the machine. The blocks are followed by one
+byte for each file, 1 if a process without the right to fill has written to it. Such a process holds a shared lock on
+the file meanwhile. Before a file is finished it is locked exclusively, and hashed again if others have written to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import CacheError
+from shardio.format.entries import FileEntry, ShardEntry
+from shardio.format.layout import HEADER_NBYTES
+from shardio.format.manifest import Manifest
+from shardio.reading.mapping import RowMapping
+from shardio.sets.fill import Filler, Read, Stopped
+from shardio.system.files import fsync_folder, lock_at_once, reserve, write_all
+from shardio.system.machine import boot_id
+from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_untrusted
+from shardio.system.pour import pour, synced_writes
+from shardio.system.threads import Call, ThreadPool
+
+# A block is at least as long as a cheap request, and so short that a few of them are a small part of the memory.
+_LEAST_NBYTES = 16 << 10
+_MOST_NBYTES = 4 << 20
+# A block of a file that has no rows, or longer rows.
+_PLAIN_NBYTES = 1 << 20
+
+MISSING, THERE, COMING = 0, 1, 2
+"""The states of a block."""
+
+# How long to wait for a block that another process fetches, before it is fetched here too.
+_COMING_SECONDS = 2.0
+_POLL_SECONDS = 0.002
+# A process that adds a block to a file locks the file for a moment.
+_LOCK_SECONDS = 60.0
+# Requests under way at a time for a file whose blocks are fetched here and there: few, as samples are waited for.
+_REQUESTS = 4
+_REQUEST_NBYTES = 512 << 10
+
+_FLAGS_PREFIX = ".blocks-"
+_PART_SUFFIX = ".part"
+
+
+@dataclass(frozen=True)
+class FileBlocks:
+    """The blocks of one file. The header belongs to the first block. The last block may be shorter."""
+
+    nbytes: int
+    """The size of the file."""
+    first: int
+    """The number of the file's first block among all blocks of the set."""
+    header_nbytes: int
+    size: int
+    """The bytes of a block, without the header."""
+    num_rows: int
+    """The rows of a block; 0 if a block may have parts of rows."""
+
+    @property
+    def count(self) -> int:
+        return max(1, -(-(self.nbytes - self.header_nbytes) // self.size))
+
+    def start(self, block: int) -> int:
+        """Returns where a block begins in the file, which is also where the block before it ends."""
+        return min(self.header_nbytes + block * self.size, self.nbytes) if block else 0
+
+    def around(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns the first block that has bytes of [start, stop), and the block after the last one."""
+        first, last = (max(0, byte - self.header_nbytes) // self.size for byte in (start, stop - 1))
+        return first, last + 1
+
+    def within(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns the first block that lies in the bytes [start, stop), and the block after the last one."""
+        first = 0 if start <= 0 else -(-max(1, start - self.header_nbytes) // self.size)
+        return first, self.count if stop >= self.nbytes else max(0, stop - self.header_nbytes) // self.size
+
+
+def blocks_of(manifest: Manifest) -> dict[FileEntry, FileBlocks]:
+    """Returns the blocks of each file of a set. In shards of pixels and arrays they are whole rows, unless rows are
+    longer than 4 MiB."""
+    found: dict[FileEntry, FileBlocks] = {}
+    first = 0
+    for entry in manifest.files:
+        header, size, num_rows = 0, _PLAIN_NBYTES, 0
+        if isinstance(entry, ShardEntry) and entry.num_samples:
+            row_nbytes = (entry.nbytes - HEADER_NBYTES) // entry.num_samples
+            if 0 < row_nbytes <= _MOST_NBYTES:
+                num_rows = -(-_LEAST_NBYTES // row_nbytes)
+                header, size = HEADER_NBYTES, num_rows * row_nbytes
+        found[entry] = FileBlocks(entry.nbytes, first, header, size, num_rows)
+        first += found[entry].count
+    return found
+
+
+class PartialCopy:
+    """The unfinished files of the copy in `folder`. Any number of threads and processes may use it.
+
+    `begin` makes the files, in the process with the right to fill the copy, which alone may call `write` and `finish`.
+    `find` opens them in any process of the same user, which may call `add`. `states`, uint8, has the state of each
+    block of the set: MISSING, THERE or COMING.
+    """
+
+    def __init__(self, folder: Path | FolderHandle, blocks: Mapping[FileEntry, FileBlocks], flags: OpenFile) -> None:
+        self.blocks = blocks
+        self._folder = folder
+        num_blocks = sum(each.count for each in blocks.values())
+        mapping = RowMapping([num_blocks + len(blocks)], 1)
+        mapping.place(0, flags)
+        self.states: NDArray[np.uint8] = mapping.rows[:num_blocks, 0]
+        self._was_added: NDArray[np.uint8] = mapping.rows[num_blocks:, 0]
+        self._numbers = {entry: number for number, entry in enumerate(blocks)}
+
+    @classmethod
+    def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
+        """Makes the files `missing`, or continues them. Raises OSError, for example if the disk is full."""
+        blocks, path = blocks_of(manifest), _flags_of(folder)
+        _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) and name != path.name)
+        with naming(path):
+            flags = _open(path, os.O_CREAT)
+            if os.fstat(flags.fileno()).st_size != _flags_nbytes(blocks):
+                os.ftruncate(flags.fileno(), 0)
+                write_all(flags.fileno(), bytes(_flags_nbytes(blocks)))  # so a full disk is an error here
+        copy = cls(folder, blocks, flags)
+        # What a killed process was fetching is missing.
+        copy._set_flags(0, np.where(copy.states == THERE, THERE, MISSING).astype(np.uint8).tobytes())
+        for entry in blocks:
+            if entry not in missing:
+                copy.mark(entry, THERE)
+                continue
+            with copy.open(entry, os.O_CREAT) as file, naming(copy.path_of(entry)):
+                if os.fstat(file.fileno()).st_size != entry.nbytes:  # it is new
+                    copy.mark(entry, MISSING)
+                    os.ftruncate(file.fileno(), entry.nbytes)
+        return copy
+
+    @classmethod
+    def find(cls, folder: Path, manifest: Manifest) -> PartialCopy | None:
+        """Returns the unfinished files of a copy; None if there are none, or they belong to another user."""
+        blocks = blocks_of(manifest)
+        with contextlib.suppress(OSError, CacheError):
+            flags = _open(_flags_of(folder))
+            status = os.fstat(flags.fileno())
+            if status.st_size == _flags_nbytes(blocks) and status.st_uid == os.geteuid():
+                return cls(folder, blocks, flags)
+        return None
+
+    def path_of(self, entry: FileEntry) -> Path | FileAt:
+        return _part_of(self._folder, entry)
+
+    def open(self, entry: FileEntry, flags: int = 0) -> OpenFile:
+        """Opens an unfinished file for reading and writing. The caller closes it."""
+        return _open(self.path_of(entry), flags)
+
+    def states_of(self, entry: FileEntry, start: int, stop: int) -> NDArray[np.uint8]:
+        """Returns the states of the blocks that have bytes of [start, stop) of a file, as they are now and later."""
+        blocks = self.blocks[entry]
+        first, last = blocks.around(start, stop)
+        return self.states[blocks.first + first : blocks.first + last]
+
+    def mark(self, entry: FileEntry, state: int, start: int = 0, stop: int | None = None) -> None:
+        """Sets the state of the blocks that lie in the bytes [start, stop) of a file, by default of all its blocks."""
+        blocks = self.blocks[entry]
+        first, last = blocks.within(start, entry.nbytes if stop is None else stop)
+        if first < last:
+            self._set_flags(blocks.first + first, bytes([state]) * (last - first))
+
+    def wait(self, entry: FileEntry, start: int, stop: int) -> None:
+        """Waits while blocks of [start, stop) are COMING, but not for ever: who fetched them may have been killed."""
+        states, deadline = self.states_of(entry, start, stop), time.monotonic() + _COMING_SECONDS
+        while (states == COMING).any() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    def _set_flags(self, number: int, values: bytes) -> None:
+        path = _flags_of(self._folder)
+        # It is removed when the copy is complete.
+        with contextlib.suppress(FileNotFoundError), _open(path) as file, naming(path):
+            os.pwrite(file.fileno(), values, HEADER_NBYTES + number)
+
+    def read(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` with the bytes of an unfinished file from `offset` on."""
+        with self.open(entry) as file, naming(self.path_of(entry)):
+            while buffer:
+                count = os.preadv(file.fileno(), [buffer], offset)
+                if not count:
+                    raise OSError(errno.EIO, "expected an unfinished file of full size, found a truncated one")
+                buffer, offset = buffer[count:], offset + count
+
+    def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
+        """Writes bytes of an unfinished file from `offset` on, and marks the blocks that lie within them."""
+        start = offset
+        with self.open(entry) as file, naming(self.path_of(entry)):
+            while data:
+                count = os.pwrite(file.fileno(), data, offset)
+                data, offset = data[count:], offset + count
+        self.mark(entry, THERE, start, offset)
+
+    def fetch(
+        self,
+        entry: FileEntry,
+        start: int,
+        stop: int,
+        read_into: Read,
+        write: Callable[[FileEntry, int, memoryview], None],
+    ) -> memoryview:
+        """Reads whole blocks by `read_into`, passes them to `write`, and returns them. They are COMING meanwhile."""
+        data = memoryview(bytearray(stop - start))
+        self.mark(entry, COMING, start, stop)
+        try:
+            read_into(entry, start, data)
+            write(entry, start, data)
+        except BaseException:
+            self.mark(entry, MISSING, start, stop)
+            raise
+        return data
+
+    def add(self, entry: FileEntry, start: int, data: memoryview) -> None:
+        """Writes whole blocks of a file, unless they are there or the file is being finished. Raises OSError."""
+        with self.open(entry) as file, naming(self.path_of(entry)):
+            free = lock_at_once(file.fileno(), fcntl.LOCK_SH)
+            if free and (self.states_of(entry, start, start + len(data)) != THERE).any():
+                self._set_flags(len(self.states) + self._numbers[entry], b"\1")
+                self.write(entry, start, data)
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file, too
+
+    def runs(self, entry: FileEntry, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Returns the bytes [start, stop) of a file in order, as (start, stop, state)."""
+        blocks, states = self.blocks[entry], self.states_of(entry, start, stop).copy()
+        first = blocks.around(start, stop)[0]
+        ends = [0, *(np.flatnonzero(np.diff(states)) + 1).tolist(), len(states)]
+        return [
+            (max(start, blocks.start(first + begin)), min(stop, blocks.start(first + end)), int(states[begin]))
+            for begin, end in pairwise(ends)
+        ]
+
+    def finish(self, entry: FileEntry, sha256: str = "") -> str:
+        """Gives a file its own name, durably, if its sha256 is right. Otherwise all its blocks must be fetched again.
+
+        `sha256` is what the caller found as it wrote the file. Returns the sha256 of the file.
+        """
+        path = self.path_of(entry)
+        with self.open(entry) as file, naming(path):
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while not lock_at_once(file.fileno()):
+                if time.monotonic() > deadline:
+                    raise OSError(errno.ETIMEDOUT, "expected the lock for a moment; another process keeps it")
+                time.sleep(0.001)
+            if not sha256 or self._was_added[self._numbers[entry]]:
+                sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
+            if sha256 != entry.sha256:
+                self.mark(entry, MISSING)
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+                return sha256
+            os.fsync(file.fileno())
+            (old, there), (new, here) = at(path), at(self._folder / entry.file)
+            os.rename(old, new, src_dir_fd=there, dst_dir_fd=here)
+        fsync_folder(self._folder)
+        return sha256
+
+
+class PartialFiller(Filler):
+    """A Filler that completes the files of `partial`, which has to be set.
+
+    With `is_shared`, other processes are expected to add to the files. Then a file is hashed when it is complete.
+    """
+
+    partial: PartialCopy
+    is_shared = False
+
+    def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
+        """See `Filler.copy`. While a file is hashed and synced, the next one is fetched."""
+        self._finished: list[Call[None]] = []
+        with ThreadPool(self._workers, f"{self._name}-finish") as self._finishing:
+            try:
+                super().copy(folder, entries)
+            except Exception:
+                self._finishing.close()  # what was fetched is not lost
+                raise
+            for call in self._finished:
+                call.result()
+
+    def _copy(self, path: Path | FileAt, entry: FileEntry) -> None:
+        with self.partial.open(entry) as file, naming(path):
+            reserve(file.fileno(), entry.nbytes)
+        is_new = (self.partial.states_of(entry, 0, entry.nbytes) == MISSING).all()
+        sha256 = self._fetch_all(path, entry) if is_new and not self.is_shared else self._fetch_missing(entry)
+        self._finished.append(self._finishing.submit(self._finish, entry, sha256))
+
+    def _finish(self, entry: FileEntry, sha256: str) -> None:
+        try:
+            if self._stop.is_set():
+                return
+            if self.partial.finish(entry, sha256) != entry.sha256:
+                self._progress(-entry.nbytes)  # damage on the way does not happen again
+                if (found := self.partial.finish(entry, self._fetch_missing(entry))) != entry.sha256:
+                    self._progress(-entry.nbytes)
+                    raise self._damaged(entry, found)
+            self.copied.append(entry)
+        except Stopped:
+            pass
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _fetch_all(self, path: Path | FileAt, entry: FileEntry) -> str:
+        """Fetches a file. Returns its sha256."""
+        done = 0
+
+        def write_and_mark(piece: memoryview) -> None:
+            nonlocal done
+            write(piece)
+            done += len(piece)
+            self.partial.mark(entry, THERE, 0, done)  # from 0: a piece may end in the middle of a block
+
+        with self.partial.open(entry) as file, synced_writes(path, file.fileno()) as write:
+            return self._pour(self._storage.read_into, entry, write_and_mark)
+
+    def _fetch_missing(self, entry: FileEntry) -> str:
+        """Fetches the missing blocks of a file. Returns "", as it does not read the others."""
+        copy, blocks = self.partial, self.partial.blocks[entry]
+        step = max(1, _REQUEST_NBYTES // blocks.size)
+        fetched = 0
+
+        def fetch(block: int, waits: bool) -> None:
+            nonlocal fetched
+            span = blocks.start(block), blocks.start(block + step)
+            if waits:
+                copy.wait(entry, *span)
+            for start, stop, state in copy.runs(entry, *span):
+                if self._ends():
+                    raise Stopped
+                if state == MISSING or (waits and state == COMING):
+                    copy.fetch(entry, start, stop, self._storage.read_into, copy.write)
+                    self._progress(stop - start)
+                    fetched += stop - start
+
+        with ThreadPool(_REQUESTS, f"{self._name}-part") as pool:
+            for waits in (False, True):
+                for _ in pool.map(partial(fetch, waits=waits), range(0, blocks.count, step)):
+                    pass
+        self._progress(entry.nbytes - fetched)
+        return ""
+
+
+def part_nbytes(folder: FolderHandle, entry: FileEntry) -> int:
+    """Returns the space that an unfinished file takes on the disk."""
+    with contextlib.suppress(FileNotFoundError):
+        name, opened = at(_part_of(folder, entry))
+        return os.stat(name, dir_fd=opened, follow_symlinks=False).st_blocks * 512
+    return 0
+
+
+def remove_parts(folder: FolderHandle) -> None:
+    """Removes everything that is unfinished. Processes that have it open can still use it."""
+    _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) or (name[:1] == "." and name.endswith(_PART_SUFFIX)))
+
+
+def _flags_nbytes(blocks: Mapping[FileEntry, FileBlocks]) -> int:
+    return HEADER_NBYTES + sum(each.count for each in blocks.values()) + len(blocks)
+
+
+def _flags_of(folder: Path | FolderHandle) -> Path | FileAt:
+    return folder / (_FLAGS_PREFIX + boot_id())
+
+
+def _part_of(folder: Path | FolderHandle, entry: FileEntry) -> Path | FileAt:
+    return folder / f".{entry.file}{_PART_SUFFIX}"
+
+
+def _open(path: Path | FileAt, flags: int = 0) -> OpenFile:
+    return open_untrusted(path, os.O_RDWR | flags, refusal=CacheError, sole_name=True)
+
+
+def _remove(folder: FolderHandle, is_meant: Callable[[str], bool]) -> None:
+    for name in filter(is_meant, os.listdir(folder.fileno())):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            os.unlink(name, dir_fd=folder.fileno())

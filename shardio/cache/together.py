@@ -1,0 +1,339 @@
+"""Copies a set to the nodes of a group: each byte is read from the source once, by one node, and passed on by all.
+
+The nodes go through the missing blocks in windows. For each window they tell each other which blocks they have. The
+bytes that some node lacks are split into equal shares, one for each node. A node reads its share from the source, or
+gets it from a node that has it; then all shares are gathered in a ring. So over each link pass about as many bytes as
+the window has, in both directions, however many nodes there are. While one window is gathered, the shares of the next
+are read, and the last is written.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.cache.meeting import Group, GroupBrokenError
+from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy
+from shardio.format.entries import FileEntry
+from shardio.sets.storage import FolderStorage, Storage
+from shardio.system.opening import FolderHandle
+from shardio.system.threads import Call, ThreadPool
+
+# Four windows are in memory: two that are gathered or written, and shares that are read or sent.
+MOST_NBYTES = 32 << 20
+_FIRST_NBYTES = 2 << 20
+# Windows grow and shrink so that reading a share takes about this long.
+_READ_SECONDS = 0.25
+# Windows whose shares are being read while another one is gathered.
+AHEAD = 2
+# How often damaged files are fetched again.
+_MOST_PASSES = 3
+# A node is left behind if it needs so many times the median time of all, and has cost so many seconds.
+_SLOW_RATIO = 4.0
+_SLOW_SECONDS = 15.0
+# What one window counts at most: a node that was stopped for a while is as fast as the others afterwards.
+_LONGEST_SECONDS = 5.0
+
+NDBytes = NDArray[np.uint8]
+
+
+Block = tuple[FileEntry, int, int]
+"""A file, and where a block of it begins and ends."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive bytes of one file: node `owner` reads them, and node `share` passes them on."""
+
+    entry: FileEntry
+    start: int
+    """Where they begin in the file."""
+    nbytes: int
+    owner: int
+    share: int
+    from_source: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each node does for one window. All nodes make the same plan."""
+
+    pieces: tuple[Piece, ...]
+    """In the order of the window, which is their bytes one after the other."""
+    share_nbytes: int
+
+    @property
+    def runs(self) -> list[tuple[FileEntry, int, int, int]]:
+        return joined(self.pieces)
+
+    @property
+    def moves(self) -> bool:
+        """Whether a node has bytes for the share of another one."""
+        return any(piece.owner != piece.share for piece in self.pieces)
+
+    def counts(self, num_nodes: int) -> NDArray[np.int64]:
+        """Returns how many bytes each node (row) has for the share of each node (column)."""
+        found = np.zeros((num_nodes, num_nodes), np.int64)
+        for piece in self.pieces:
+            found[piece.owner, piece.share] += piece.nbytes
+        return found
+
+
+def joined(pieces: Sequence[Piece]) -> list[tuple[FileEntry, int, int, int]]:
+    """Returns consecutive bytes of a file as one run: (file, start, stop, place among the bytes of all pieces)."""
+    runs: list[tuple[FileEntry, int, int, int]] = []
+    place = 0
+    for number, piece in enumerate(pieces):
+        last = pieces[number - 1]
+        follows = number and (last.entry, last.start + last.nbytes) == (piece.entry, piece.start)
+        if follows and last.from_source == piece.from_source:
+            runs[-1] = (*runs[-1][:2], piece.start + piece.nbytes, runs[-1][3])
+        else:
+            runs.append((piece.entry, piece.start, piece.start + piece.nbytes, place))
+        place += piece.nbytes
+    return runs
+
+
+def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequence[int], turn: int = 0) -> Plan:
+    """Plans a window of `blocks`. `has`, bool (nodes, blocks), says which nodes have which.
+
+    `readers` are the nodes that can read from the source. What has to be read again, in another `turn`, is read by
+    another node.
+    """
+    num_nodes = len(has)
+    wanted = np.flatnonzero(~has.all(axis=0)).tolist()
+    total = sum(blocks[number][2] - blocks[number][1] for number in wanted)
+    share_nbytes = -(-total // num_nodes)
+    pieces: list[Piece] = []
+    done = 0
+    for number in wanted:
+        entry, start, stop = blocks[number]
+        owners = np.flatnonzero(has[:, number]).tolist()
+        while start < stop:
+            share = done // share_nbytes
+            nbytes = min(stop - start, (share + 1) * share_nbytes - done)
+            if owners:
+                owner = share if share in owners else owners[number % len(owners)]
+            else:
+                owner = share if share in readers and not turn else readers[(share + turn) % len(readers)]
+            pieces.append(Piece(entry, start, nbytes, owner, share, not owners))
+            start, done = start + nbytes, done + nbytes
+    return Plan(tuple(pieces), share_nbytes)
+
+
+class SlowNodes:
+    """Finds a node that holds up the others."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._lost = np.zeros(num_nodes)
+
+    def add(self, seconds: NDArray[np.float32]) -> int | None:
+        """Takes the time that each node needed for a window. Returns the node to be left behind, or None."""
+        usual = _SLOW_RATIO * float(np.median(seconds))
+        lost = np.minimum(seconds, _LONGEST_SECONDS) - usual
+        self._lost = np.where(lost > 0, self._lost + lost, 0)
+        slowest = int(self._lost.argmax())
+        return slowest if self._lost[slowest] > _SLOW_SECONDS else None
+
+
+class LeftBehindError(Exception):
+    """This node is so slow that the others go on without it."""
+
+
+class Together:
+    """Fetches the files of `partial` with the other nodes of `group`. `run` does this.
+
+    `files` are all files of the set, in the order in which they are fetched, the same on all nodes. `finish` is called
+    in a thread with a file whose blocks are all there, and returns whether its sha256 is right. `on_progress` is called
+    in a thread with the number of bytes that were written.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        storage: Storage,
+        partial: PartialCopy,
+        folder: FolderHandle,
+        files: Sequence[FileEntry],
+        finish: Callable[[FileEntry], bool],
+        on_progress: Callable[[int], object],
+    ) -> None:
+        self._group = group
+        self._storage = storage
+        self._partial = partial
+        self._copy = FolderStorage(folder)
+        self._files = files
+        self._finish = finish
+        self._on_progress = on_progress
+        self._finishing: dict[FileEntry, Call[bool]] = {}
+        self._complete = {entry: not os.path.lexists(str(partial.path_of(entry))) for entry in files}
+        self._nbytes = _FIRST_NBYTES
+        self._windows = deque([np.zeros(0, np.uint8)] * 3)
+
+    def run(self) -> None:
+        """Returns when all nodes have all files, or when another pass would be of no use.
+
+        Raises GroupBrokenError if a node has ended, LeftBehindError if this node is too slow, and OSError if no node
+        can read from the source, or if the disk of this node is full.
+        """
+        before: NDBytes | None = None
+        with (
+            ThreadPool(AHEAD, "shardio-stage-read") as readers,
+            ThreadPool(1, "shardio-stage-write") as writers,
+            ThreadPool(2, "shardio-stage-finish") as finishers,
+        ):
+            for turn in range(_MOST_PASSES):
+                complete = self._tell(np.array([*map(self._complete.get, self._files)], np.uint8))
+                if complete.all() or (before is not None and (complete == before).all()):
+                    return
+                before = complete
+                files = [self._files[number] for number in np.flatnonzero(~complete.all(axis=0)).tolist()]
+                self._pass(files, turn, readers, writers, finishers)
+                for entry in files:
+                    self._finish_if_there(entry, finishers)
+                for entry, call in self._finishing.items():
+                    self._complete[entry] = call.result()
+                self._finishing.clear()
+
+    def _tell(self, mine: NDBytes) -> NDBytes:
+        """Returns the words of all nodes, uint8 (nodes, n)."""
+        out = np.empty(len(self._group) * len(mine), np.uint8)
+        self._group.gather(mine, out)
+        return out.reshape(len(self._group), -1)
+
+    def _pass(
+        self, files: Sequence[FileEntry], turn: int, readers: ThreadPool, writers: ThreadPool, finishers: ThreadPool
+    ) -> None:
+        slow, can_read = SlowNodes(len(self._group)), np.ones(len(self._group), bool)
+        planned: deque[tuple[Plan, Call[NDBytes]]] = deque()
+        writing: deque[Call[None]] = deque()
+        cursor, seconds = (0, 0), 0.0
+        while planned or cursor[0] < len(files):
+            due = planned.popleft() if len(planned) == AHEAD or cursor[0] == len(files) else None
+            error, owned = None, np.zeros(0, np.uint8)
+            start = time.monotonic()
+            try:
+                if due is not None:
+                    owned = due[1].result()
+            except OSError as failure:
+                error = failure
+            seconds += time.monotonic() - start
+            blocks, cursor = self._next_window(files, cursor)
+            has = np.array([self._has(block) for block in blocks], bool)
+            head = np.array([seconds, error is not None], np.float32).view(np.uint8)
+            told = self._tell(np.concatenate([head, np.packbits(has)]))
+            heads = told[:, :8].copy().view(np.float32)
+            can_read &= heads[:, 1] == 0
+            if (behind := slow.add(heads[:, 0])) is not None:
+                raise LeftBehindError if behind == self._group.rank else GroupBrokenError("a node is too slow")
+            self._resize(float(heads[:, 0].max()))
+            if due is not None and heads[:, 1].any():
+                self._mark(due[0], MISSING)  # a node could not read its share: the window is fetched again
+            elif due is not None:
+                window = self._pass_on(due[0], owned)
+                start = time.monotonic()
+                if len(writing) > 1:
+                    writing.popleft().result()
+                seconds = time.monotonic() - start
+                writing.append(writers.submit(self._write, due[0], window, finishers))
+            if error is not None and not can_read.any():
+                raise error
+            if blocks:
+                everyone = np.unpackbits(told[:, 8:], axis=1, count=len(blocks)).astype(bool)
+                plan = plan_window(blocks, everyone, np.flatnonzero(can_read).tolist() or [0], turn)
+                self._mark(plan, COMING)
+                planned.append((plan, readers.submit(self._read, plan)))
+        for call in writing:
+            call.result()
+
+    def _resize(self, seconds: float) -> None:
+        """Chooses the size of the next window by how long the slowest node needed for the last one."""
+        if seconds > 2 * _READ_SECONDS:
+            self._nbytes = max(_FIRST_NBYTES, self._nbytes // 2)
+        elif seconds < _READ_SECONDS / 2:
+            self._nbytes = min(MOST_NBYTES, 2 * self._nbytes)
+
+    def _next_window(self, files: Sequence[FileEntry], cursor: tuple[int, int]) -> tuple[list[Block], tuple[int, int]]:
+        """Returns the blocks of the next window, and the number of the file and the block after it."""
+        number, block = cursor
+        found, nbytes = list[Block](), 0
+        while number < len(files) and nbytes < self._nbytes:
+            blocks = self._partial.blocks[files[number]]
+            found.append((files[number], blocks.start(block), blocks.start(block + 1)))
+            nbytes += found[-1][2] - found[-1][1]
+            number, block = (number, block + 1) if block + 1 < blocks.count else (number + 1, 0)
+        return found, (number, block)
+
+    def _has(self, block: Block) -> bool:
+        return self._complete[block[0]] or bool(self._partial.states_of(*block)[0] == THERE)
+
+    def _mark(self, plan: Plan, state: int) -> None:
+        """Sets the state of blocks that this node lacks, so that processes that need a sample wait for it, or not."""
+        for entry, start, stop, _ in plan.runs:
+            if not self._complete[entry]:
+                for begin, end, found in self._partial.runs(entry, start, stop):
+                    if found != THERE:
+                        self._partial.mark(entry, state, begin, end)
+
+    def _read(self, plan: Plan) -> NDBytes:
+        """Returns what this node owns of a window. Runs in a thread."""
+        owned = [piece for piece in plan.pieces if piece.owner == self._group.rank]
+        out = np.empty(sum(piece.nbytes for piece in owned), np.uint8)
+        for entry, start, stop, place in joined(owned):
+            buffer = out[place : place + stop - start].data
+            if next(piece for piece in owned if (piece.entry, piece.start) == (entry, start)).from_source:
+                self._storage.read_into(entry, start, buffer)
+            elif self._complete[entry]:
+                self._copy.read_into(entry, start, buffer)
+            else:
+                self._partial.read(entry, start, buffer)
+        return out
+
+    def _pass_on(self, plan: Plan, owned: NDBytes) -> NDBytes:
+        """Returns the bytes of a window. `owned` is what this node has read of it."""
+        num_nodes, rank = len(self._group), self._group.rank
+        share = np.zeros(plan.share_nbytes, np.uint8)
+        if plan.moves:
+            counts = plan.counts(num_nodes)
+            received = np.empty(int(counts[:, rank].sum()), np.uint8)
+            self._group.exchange(owned, counts[rank].tolist(), received, counts[:, rank].tolist())
+            # By owner; the pieces of each owner are in the order of the window.
+            places, done = [0, *counts[:, rank].cumsum().tolist()], 0
+            for piece in plan.pieces:
+                if piece.share == rank:
+                    place = places[piece.owner]
+                    share[done : done + piece.nbytes] = received[place : place + piece.nbytes]
+                    places[piece.owner], done = place + piece.nbytes, done + piece.nbytes
+        else:
+            share[: len(owned)] = owned
+        nbytes = num_nodes * plan.share_nbytes
+        # One is gathered, and two may still be written. New memory for each window would cost more than to copy it.
+        self._windows.rotate()
+        if len(self._windows[0]) < nbytes:
+            self._windows[0] = np.empty(nbytes, np.uint8)
+        window = self._windows[0][:nbytes]
+        if nbytes:
+            self._group.gather(share, window)
+        return window
+
+    def _write(self, plan: Plan, window: NDBytes, finishers: ThreadPool) -> None:
+        """Writes what this node lacks of a window. Runs in a thread."""
+        for entry, start, stop, place in plan.runs:
+            if not self._complete[entry]:
+                for begin, end, state in self._partial.runs(entry, start, stop):
+                    if state != THERE:
+                        self._partial.write(entry, begin, window[place + begin - start : place + end - start].data)
+                        self._on_progress(end - begin)
+                self._finish_if_there(entry, finishers)
+
+    def _finish_if_there(self, entry: FileEntry, finishers: ThreadPool) -> None:
+        if self._complete[entry] or entry in self._finishing:
+            return
+        if (self._partial.states_of(entry, 0, entry.nbytes) == THERE).all():
+            self._finishing[entry] = finishers.submit(self._finish, entry)

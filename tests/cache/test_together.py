@@ -1,0 +1,285 @@
+"""Nodes that copy together: one read of the source, the bytes of `stage`, and whoever breaks stops no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import run_python
+from folders import contents
+from places import CHAOS
+
+from shardio.cache.meeting import rendezvous_of
+from shardio.cache.partial_copy import MISSING, THERE, PartialCopy, blocks_of
+from shardio.cache.stage import stage
+from shardio.cache.together import SlowNodes, joined, plan_window
+from shardio.errors import LaunchError
+from shardio.format.entries import FileEntry
+from shardio.format.manifest_file import load_manifest
+from shardio.system.opening import FolderHandle
+
+FILES = [FileEntry(name, 1000, "0" * 64) for name in "ab"]
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("least", [1, 300, 1 << 20])
+def test_blocks_cover_every_file_once_and_are_found_by_their_bytes(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr("shardio.cache.partial_copy._LEAST_NBYTES", least)
+    monkeypatch.setattr("shardio.cache.partial_copy._PLAIN_NBYTES", 512)
+    number = 0
+    for entry, blocks in blocks_of(load_manifest(make_set(45))).items():
+        assert blocks.first == number
+        number += blocks.count
+        starts = [blocks.start(block) for block in range(blocks.count + 1)]
+        assert (starts[0], starts[-1], starts) == (0, entry.nbytes, sorted(starts))
+        for start in range(0, entry.nbytes, 97):
+            for stop in {start + 1, min(start + 700, entry.nbytes), entry.nbytes}:
+                first, last = blocks.around(start, stop)
+                assert starts[first] <= start < starts[min(first + 1, blocks.count)] or first == blocks.count - 1
+                assert starts[last - 1] < stop <= starts[last] or stop > starts[-2]
+                inside = [k for k in range(blocks.count) if start <= starts[k] and starts[k + 1] <= stop]
+                first, last = blocks.within(start, stop)
+                assert list(range(first, last)) == inside
+
+
+def test_what_a_killed_process_was_fetching_is_missing_and_what_it_had_written_is_there(
+    make_set: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.cache.partial_copy._LEAST_NBYTES", 1)
+    out = make_set(45)
+    manifest = load_manifest(out)
+    entry = manifest.splits["train"].shards[0]
+    with FolderHandle(tmp_path) as folder:
+        copy = PartialCopy.begin(folder, manifest, manifest.files)
+        data = (out / entry.file).read_bytes()
+        stop = copy.blocks[entry].start(3)
+        copy.write(entry, 0, memoryview(data)[:stop])
+        copy.mark(entry, 2, stop, entry.nbytes)
+        other = PartialCopy.find(tmp_path, manifest)
+        assert other is not None
+        assert other.states_of(entry, 0, entry.nbytes).tolist()[:4] == [THERE] * 3 + [2]
+        again = PartialCopy.begin(folder, manifest, manifest.files)
+        assert again.states_of(entry, 0, entry.nbytes).tolist()[:4] == [THERE] * 3 + [MISSING]
+        assert [run[2] for run in again.runs(entry, 5, entry.nbytes - 5)] == [THERE, MISSING]
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_plans_give_each_missing_byte_one_reader_and_equal_shares() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        nodes, sizes = rng.randint(2, 9), [rng.randint(1, 90) for _ in range(rng.randint(1, 30))]
+        blocks, start = [], 0
+        for size in sizes:
+            blocks.append((FILES[len(blocks) % 2], start, start + size))
+            start += size
+        chance = rng.choice([0, 0.2, 0.9])
+        has = np.array([[rng.random() < chance for _ in blocks] for _ in range(nodes)])
+        readers = sorted(rng.sample(range(nodes), rng.randint(1, nodes)))
+        plan = plan_window(blocks, has, readers, rng.randint(0, 2))
+        wanted = [block for number, block in enumerate(blocks) if not has[:, number].all()]
+        total = sum(stop - start for _, start, stop in wanted)
+        assert sum(piece.nbytes for piece in plan.pieces) == total, seed
+        assert plan.share_nbytes == -(-total // nodes), seed
+        shares = [sum(p.nbytes for p in plan.pieces if p.share == node) for node in range(nodes)]
+        assert shares == [max(0, min(plan.share_nbytes, total - node * plan.share_nbytes)) for node in range(nodes)]
+        assert plan.counts(nodes).sum() == total
+        found = {byte for entry, start, stop, _ in joined(plan.pieces) for byte in range(start, stop)}
+        assert found == {byte for _, start, stop in wanted for byte in range(start, stop)}, seed
+        for piece in plan.pieces:
+            number = next(n for n, (_, start, stop) in enumerate(blocks) if start <= piece.start < stop)
+            assert piece.from_source == (not has[:, number].any()), seed
+            assert piece.owner in readers if piece.from_source else has[piece.owner, number], seed
+
+
+def test_another_turn_reads_from_another_node() -> None:
+    blocks, has = [(FILES[0], 0, 90)], np.zeros((3, 1), bool)
+    owners = [[piece.owner for piece in plan_window(blocks, has, [0, 1, 2], turn).pieces] for turn in (0, 1)]
+    assert owners == [[0, 1, 2], [1, 2, 0]]
+
+
+def test_only_a_node_that_stays_slow_is_left_behind() -> None:
+    slow, usual = SlowNodes(4), np.full(4, 0.2, np.float32)
+    assert [slow.add(np.array([0.1, 60, 0.1, 0.1], np.float32)), slow.add(usual)] == [None, None]
+    found = [slow.add(np.array([0.1, 0.1, 3, 0.1], np.float32)) for _ in range(10)]
+    assert found[:5] == [None] * 5
+    assert 2 in found
+    assert not any(slow.add(np.full(4, 9, np.float32)) for _ in range(10))
+
+
+# --- where nodes meet -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "found"),
+    [
+        ("node:29", {"MASTER_ADDR": "other", "MASTER_PORT": "1"}, ("node", 29)),
+        ("[::1]:29", {}, ("::1", 29)),
+        (None, {"MASTER_ADDR": "head", "MASTER_PORT": "500", "SLURM_JOB_NODELIST": "a"}, ("head", 500)),
+        (
+            None,
+            {"SLURM_STEP_NODELIST": "gpu[007-012,20],x1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "2"},
+            ("gpu007", 15095),
+        ),
+        (None, {"SLURM_JOB_NODELIST": "a-1,b[1-2]", "SLURM_JOB_ID": "0"}, ("a-1", 15000)),
+        (None, {"SLURM_JOB_NODELIST": "rack[3-4]-ib", "SLURM_JOB_ID": "1"}, ("rack3-ib", 15031)),
+    ],
+)
+def test_the_rendezvous_is_what_the_option_the_environment_or_slurm_says(
+    text: str | None, environ: dict[str, str], found: tuple[str, int]
+) -> None:
+    assert rendezvous_of(text, environ) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "environ"), [(None, {}), ("node", {}), ("node:0", {}), ("node:99999", {}), (":5", {})]
+)
+def test_a_rendezvous_that_is_none_is_refused(text: str | None, environ: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match=r"HOST:PORT.*--rendezvous"):
+        rendezvous_of(text, environ)
+
+
+# --- copying ---------------------------------------------------------------------------------------------------------
+
+NODE = """
+import json, os, sys
+from shardio.cache import meeting, partial_copy, together
+from shardio.cache import stage as staging
+from shardio.cache.meeting import Meeting, rendezvous_of
+from shardio.sets.storage import FolderStorage
+partial_copy._LEAST_NBYTES, partial_copy._PLAIN_NBYTES = 1, 512
+together._FIRST_NBYTES, together.MOST_NBYTES = 1000, 3000
+meeting.SILENT_SECONDS, meeting.MEET_SECONDS, meeting.REGROUP_SECONDS = 10.0, 20.0, 2.0
+read = [0]
+class Counting(FolderStorage):
+    def read_into(self, entry, offset, buffer):
+        super().read_into(entry, offset, buffer)
+        read[0] += len(buffer)
+staging.open_storage = Counting
+src, cache = sys.argv[1:3]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+report = staging.stage(src, cache, together=Meeting.at(rendezvous_of(None), rank, size), on_message=print)
+print(json.dumps([read[0], report.num_copied]))
+"""
+
+
+def start_nodes(code: str, *words: Any, size: int, each: Callable[[int], list[Any]]) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    environ["GLOO_SOCKET_IFNAME"] = "lo"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, (*words, *each(rank)))],
+            env={**environ, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def copy_together(src: Path, caches: list[Path]) -> list[list[int]]:
+    """Returns the bytes that each node has read from the source, and the files that it has copied."""
+    nodes = start_nodes(NODE, src, size=len(caches), each=lambda rank: [caches[rank]])
+    results = [(*node.communicate(timeout=100), node.returncode) for node in nodes]
+    assert all(result[2] == 0 for result in results), results
+    return [json.loads(result[0].splitlines()[-1]) for result in results]
+
+
+def test_nodes_read_the_source_once_and_have_the_copy_that_stage_makes(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    src = make_set(95)
+    manifest = load_manifest(src)
+    caches = [tmp_path / f"node-{number}" for number in range(3)]
+    stage(src, caches[0])  # one has everything, one a part, and one nothing
+    part = Path(stage(src, caches[1]).path)
+    kept = sum(path.stat().st_size for path in part.glob("train-0000[0-5].npy"))
+    for name in ("manifest.json", "train-index.npy", *(f"train-0000{number}.npy" for number in range(6, 10))):
+        (part / name).unlink()
+    read = copy_together(src, caches[1:])
+    # Not even what only one of them had.
+    assert sum(nbytes for nbytes, _ in read) == manifest.nbytes - kept - (part / "rejects.jsonl").stat().st_size
+    for cache in caches:
+        assert contents(cache / manifest.digest) == contents(src)
+    (part / "manifest.json").unlink()
+    (part / "train-00003.npy").unlink()
+    assert copy_together(src, caches) == [[0, 0], [0, 1], [0, 0]]
+    assert contents(part) == contents(src)
+
+
+def test_ranks_that_want_different_sets_all_get_an_error(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    sets = [make_set(20), make_set(30)]
+    nodes = start_nodes(NODE, size=2, each=lambda rank: [sets[rank], tmp_path / f"node-{rank}"])
+    for node in nodes:
+        error = node.communicate(timeout=60)[1]
+        assert node.returncode == 1
+        assert re.search(r"LaunchError: expected one set on all ranks, rank 1 has .*", error)
+
+
+LOADER = """
+import json, sys
+import torch.distributed as distributed
+from shardio import ShardLoader
+from shardio.cache import meeting, partial_copy
+partial_copy._LEAST_NBYTES = 1
+distributed.init_process_group("gloo")
+src, cache, pictures = sys.argv[1:4]
+with ShardLoader(src, 8, device="cpu", cache=cache, together=True, return_indices=True, epoch_batches=40) as loader:
+    with ShardLoader(src, 8, device="cpu", return_indices=True, epoch_batches=40) as plain:
+        for (one, _, indices), (other, _, expected) in zip(loader, plain, strict=True):
+            assert indices.equal(expected) and one.equal(other)
+    while loader.stats()["staging"]["state"] != "complete":
+        pass
+distributed.barrier()
+"""
+
+
+def test_training_on_all_ranks_goes_on_while_the_nodes_copy_together(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    src = make_set(95)
+    # Two nodes of two ranks each.
+    nodes = start_nodes(LOADER, src, size=4, each=lambda rank: [tmp_path / f"node-{rank // 2}", tmp_path])
+    for node in nodes:
+        error = node.communicate(timeout=100)[1]
+        assert node.returncode == 0, error
+    for number in range(2):
+        assert contents(tmp_path / f"node-{number}" / load_manifest(src).digest) == contents(src)
+
+
+def test_a_loader_that_copies_together_needs_a_cache_and_torch_distributed(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    from shardio import ShardLoader
+
+    with pytest.raises(ValueError, match="cache="):
+        ShardLoader(make_set(20), 4, device="cpu", together=True)
+    with pytest.raises(LaunchError, match="init_process_group"):
+        ShardLoader(make_set(20), 4, device="cpu", together=True, cache=tmp_path / "cache")
+
+
+def test_a_node_that_breaks_stops_no_other_and_the_next_run_completes_the_copies(tmp_path: Path) -> None:
+    words = ("--rounds", "10", "--nodes", "3", "--seed", "1", "--folder", tmp_path)
+    result = run_python(CHAOS / "break_nodes.py", *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("\n10 rounds, 0 violations\n")
+    assert not list(tmp_path.iterdir())
