@@ -239,7 +239,8 @@ class CachedSplit:
             check_split(self._storage.name, self._manifest, split)
             self._split = self._manifest.splits[split]
             if meeting is not None:
-                meeting.agree({"set": self._storage.name, "split": split, "digest": self._manifest.digest})
+                wanted = {"set": self._storage.name, "split": split, "digest": self._manifest.digest}
+                meeting.agree(wanted, needs_all=True)
         except BaseException:
             self.close()
             raise

@@ -7,6 +7,8 @@ since the beginning. The first node that answers decides who is in it.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import queue
@@ -35,7 +37,11 @@ _CONNECT_SECONDS = 3.0
 _POLL_SECONDS = 0.01
 
 
-class GroupBrokenError(Exception):
+# How many members are asked to form the next group, before a node goes on alone.
+_MOST_HOSTS = 3
+
+
+class GroupBrokenError(RuntimeError):
     """A node of the group has ended, or is silent."""
 
 
@@ -87,6 +93,9 @@ class Meeting:
     @classmethod
     def at(cls, rendezvous: tuple[str, int], rank: int, world_size: int) -> Meeting:
         """Meets at a host and port, where rank 0 listens. Raises LaunchError if rank 0 does not answer."""
+        import torch.distributed as distributed
+
+        torch: Any = distributed
         host, port = rendezvous
         # torchrun listens at MASTER_PORT by itself.
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -97,13 +106,17 @@ class Meeting:
                 f"{host}:{port}: expected rank 0 to answer within {MEET_SECONDS:.0f} seconds, found: {_line(error)}. "
                 "Start all ranks in one step, or choose another address by --rendezvous"
             ) from None
+        # A store that torchrun keeps has what the ranks said before a restart.
+        store = torch.PrefixStore(f"shardio{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/", store)
         return cls(store, rank, world_size, host)
 
-    def agree(self, what: Mapping[str, str]) -> None:
-        """Raises LaunchError, at all ranks, unless all ranks want the same, or if a rank does not come in time."""
+    def agree(self, what: Mapping[str, str], *, needs_all: bool) -> None:
+        """Raises LaunchError, at all ranks, if ranks want different things, or if rank 0 does not answer in time; with
+        `needs_all`, also if any other rank does not come in time."""
 
         def decide(found: dict[int, Any]) -> str:
-            if missing := [rank for rank in self._ranks if rank not in found]:
+            missing = [rank for rank in self._ranks if rank not in found]
+            if missing and needs_all:
                 return (
                     f"expected {len(self._ranks)} ranks within {MEET_SECONDS:.0f} seconds, ranks {missing} are missing"
                 )
@@ -113,7 +126,11 @@ class Meeting:
                         return f"expected one {name} on all ranks, rank {rank} has {value} and rank 0 has {what[name]}"
             return ""
 
-        if problem := self._decide(self._store, "agree", self._ranks, 0, dict(what), decide, MEET_SECONDS):
+        try:
+            problem = self._decide(self._store, "agree", self._ranks, 0, dict(what), decide, MEET_SECONDS)
+        except (RuntimeError, OSError) as error:
+            problem = f"expected rank 0 to answer within {MEET_SECONDS:.0f} seconds, found: {_line(error)}"
+        if problem:
             raise LaunchError(
                 f"{problem}: all ranks must copy the same set together, and make their loaders in the same order"
             )
@@ -121,7 +138,7 @@ class Meeting:
     def form(self, fills: bool) -> Group | None:
         """Returns the group of the ranks with `fills`, one on each node; None if this rank is alone or not in it.
 
-        Goes on without ranks that do not come in time.
+        Goes on without ranks that do not come in time. Only rank 0 waits if it does not fill.
         """
         mine = None
         if fills:
@@ -132,17 +149,24 @@ class Meeting:
             return [found[rank] for rank in self._ranks if found.get(rank) is not None]
 
         try:
+            if not fills and self.rank:
+                self._store.set(f"form/{self.rank}", json.dumps(None))
+                return None
             found = self._decide(self._store, "form", self._ranks, 0, mine, decide, MEET_SECONDS)
         except (RuntimeError, OSError):
             return None
-        return self._group([Member(**each) for each in found]) if fills else None
+        members = [Member(**each) for each in found]
+        return self._group(members, members[0]) if fills and members else None
 
-    def regroup(self, members: Sequence[Member]) -> Group | None:
-        """Returns a new group of those `members` that come in time; None if there is none, or this rank is alone."""
+    def regroup(self, members: Sequence[Member], *, again: bool = True) -> Group | None:
+        """Returns a new group of those `members` that come in time; None if there is none, or this rank is alone.
+
+        With `again`, it tries once more if one of them ends meanwhile.
+        """
         ranks = [member.rank for member in members]
         self._generation += 1
         name = f"regroup{self._generation}"
-        for host in members:
+        for host in members[:_MOST_HOSTS]:
             try:
                 store = self._own
                 if host.rank != self.rank:
@@ -150,26 +174,26 @@ class Meeting:
                 found = self._decide(store, name, ranks, host.rank, True, sorted, REGROUP_SECONDS)
             except (RuntimeError, OSError):
                 continue  # it has ended, too
-            return self._group([member for member in members if member.rank in found])
+            return self._group([member for member in members if member.rank in found], host, again=again)
         return None
 
-    def _group(self, members: Sequence[Member]) -> Group | None:
+    def _group(self, members: Sequence[Member], host: Member, *, again: bool = True) -> Group | None:
+        """Returns the group of these members, who meet at the store of `host`."""
         ranks = [member.rank for member in members]
         if self.rank not in ranks or len(ranks) == 1:
             return None
         import torch.distributed as distributed
 
         torch: Any = distributed
-        first = members[0]
         try:
             store = self._own
-            if first.rank != self.rank:
-                store = _store(first.host, first.port, SILENT_SECONDS)
+            if host.rank != self.rank:
+                store = _store(host.host, host.port, SILENT_SECONDS)
             store = torch.PrefixStore(f"gloo{self._generation}/", store)
             limit = timedelta(seconds=SILENT_SECONDS)
             gloo = torch.ProcessGroupGloo(store, ranks.index(self.rank), len(ranks), limit)
         except (RuntimeError, OSError):
-            return self.regroup(members) if self._generation < 2 * len(members) else None
+            return self.regroup(members, again=False) if again else None
         return Group(gloo, ranks.index(self.rank), tuple(members), self.stop)
 
     def _decide(
@@ -282,14 +306,14 @@ def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
 
 
 def _own_address(host: str) -> str:
-    """Returns the address of this machine on the way to `host`. Nothing is sent."""
-    for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-        with socket.socket(family, kind) as probe:
-            try:
+    """Returns an address by which the ranks that reach `host` reach this machine. Nothing is sent."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
                 probe.connect(address)
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
+                found = str(probe.getsockname()[0])
+                # A machine may know its own name as a loopback address; the others know it by that name.
+                return host if ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
     return socket.gethostname()
 
 

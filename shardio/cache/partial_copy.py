@@ -351,10 +351,14 @@ class PartialFiller(Filler):
                     self._progress(stop - start)
                     fetched += stop - start
 
-        with ThreadPool(_REQUESTS, f"{self._name}-part") as pool:
-            for waits in (False, True):
-                for _ in pool.map(partial(fetch, waits=waits), range(0, blocks.count, step)):
-                    pass
+        try:
+            with ThreadPool(_REQUESTS, f"{self._name}-part") as pool:
+                for waits in (False, True):
+                    for _ in pool.map(partial(fetch, waits=waits), range(0, blocks.count, step)):
+                        pass
+        except BaseException:
+            self._progress(-fetched)  # it may be begun again, and then counts what is there
+            raise
         self._progress(entry.nbytes - fetched)
         return ""
 

@@ -1,7 +1,7 @@
 """`stage`: a verified copy of a set in a cache, made once however many processes ask for it at the same time.
 
 One process has the right to fill the copy; the others wait for it, or read from the source meanwhile. If the first is
-killed, the next one continues with the files that are finished.
+killed, the next one continues with what was written. Nodes that meet copy together.
 
 A file that another complete copy has is linked (a hard link), not copied: files of a set never change, and a damaged
 file is replaced by another file. So a change to one copy never affects another, and removing the last name frees
@@ -99,7 +99,7 @@ def stage(
         lease, manifest = take_lease(storage, Cache(cache), digest)
     with contextlib.closing(storage), lease:
         if together is not None:
-            together.agree({"set": storage.name, "digest": manifest.digest})
+            together.agree({"set": storage.name, "digest": manifest.digest}, needs_all=False)
         stager = Stager(
             *(storage, manifest, lease),
             workers=workers,
@@ -184,6 +184,8 @@ class Stager:
         self._filler.is_shared = on_fill is not None
         self._on_wait = on_wait
         self._meeting = meeting
+        if meeting is not None:
+            meeting.stop = self._stop
         self._on_message = on_message
         self._on_fill = on_fill
         self._sound: SoundFiles = {}
@@ -322,7 +324,6 @@ class Stager:
 
         meeting, self._meeting = self._meeting, None
         assert meeting is not None
-        meeting.stop = self._stop
         group = meeting.form(fills=True)
         while group is not None and not self._stop.is_set():
             together = Together(group, self._storage, partial, folder, self.files, finish, self._filler.count)

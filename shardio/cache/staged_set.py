@@ -186,7 +186,11 @@ class StagedTable(MappedTable):
 
         def add(entry: FileEntry, begin: int, buffer: memoryview) -> None:
             with contextlib.suppress(OSError, CacheError):  # finished, or the disk is full: the sample is here anyway
-                partial.add(entry, begin, buffer)
+                try:
+                    partial.add(entry, begin, buffer)
+                except (OSError, CacheError):
+                    partial.mark(entry, MISSING, begin, begin + len(buffer))  # or others would wait for it
+                    raise
 
         data = np.frombuffer(partial.fetch(entry, start, stop, read_into, add), np.uint8)
         out[:] = data[offset + first - start :][: len(out)]

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.opening import FolderHandle
 from shardio.system.threads import Call, ThreadPool
 
-# Four windows are in memory: two that are gathered or written, and shares that are read or sent.
+# Up to six windows are in memory: one that is gathered and two that are written, and what this node has read for three,
+# which is a share of each, or all of it if no other node has anything.
 MOST_NBYTES = 32 << 20
 _FIRST_NBYTES = 2 << 20
 # Windows grow and shrink so that reading a share takes about this long.
@@ -69,7 +71,7 @@ class Plan:
     share_nbytes: int
 
     @property
-    def runs(self) -> list[tuple[FileEntry, int, int, int]]:
+    def runs(self) -> list[Run]:
         return joined(self.pieces)
 
     @property
@@ -85,17 +87,28 @@ class Plan:
         return found
 
 
-def joined(pieces: Sequence[Piece]) -> list[tuple[FileEntry, int, int, int]]:
-    """Returns consecutive bytes of a file as one run: (file, start, stop, place among the bytes of all pieces)."""
-    runs: list[tuple[FileEntry, int, int, int]] = []
+class Run(NamedTuple):
+    """Consecutive bytes of one file."""
+
+    entry: FileEntry
+    start: int
+    stop: int
+    place: int
+    """Where they begin among the bytes of all pieces."""
+    from_source: bool
+
+
+def joined(pieces: Sequence[Piece]) -> list[Run]:
+    """Returns the pieces as runs that are as long as possible."""
+    runs: list[Run] = []
     place = 0
-    for number, piece in enumerate(pieces):
-        last = pieces[number - 1]
-        follows = number and (last.entry, last.start + last.nbytes) == (piece.entry, piece.start)
-        if follows and last.from_source == piece.from_source:
-            runs[-1] = (*runs[-1][:2], piece.start + piece.nbytes, runs[-1][3])
+    for piece in pieces:
+        stop = piece.start + piece.nbytes
+        last = runs[-1] if runs else None
+        if last and (last.entry, last.stop, last.from_source) == (piece.entry, piece.start, piece.from_source):
+            runs[-1] = last._replace(stop=stop)
         else:
-            runs.append((piece.entry, piece.start, piece.start + piece.nbytes, place))
+            runs.append(Run(piece.entry, piece.start, stop, place, piece.from_source))
         place += piece.nbytes
     return runs
 
@@ -194,7 +207,13 @@ class Together:
                     return
                 before = complete
                 files = [self._files[number] for number in np.flatnonzero(~complete.all(axis=0)).tolist()]
-                self._pass(files, turn, readers, writers, finishers)
+                planned: deque[tuple[Plan, Call[NDBytes]]] = deque()
+                try:
+                    self._pass(files, turn, planned, readers, writers, finishers)
+                except BaseException:
+                    for plan, _ in planned:  # nobody fetches them any more
+                        self._mark(plan, MISSING)
+                    raise
                 for entry in files:
                     self._finish_if_there(entry, finishers)
                 for entry, call in self._finishing.items():
@@ -208,14 +227,20 @@ class Together:
         return out.reshape(len(self._group), -1)
 
     def _pass(
-        self, files: Sequence[FileEntry], turn: int, readers: ThreadPool, writers: ThreadPool, finishers: ThreadPool
+        self,
+        files: Sequence[FileEntry],
+        turn: int,
+        planned: deque[tuple[Plan, Call[NDBytes]]],
+        readers: ThreadPool,
+        writers: ThreadPool,
+        finishers: ThreadPool,
     ) -> None:
+        """Goes through the blocks of `files` once. `planned` has the windows that are planned and not passed on yet."""
         slow, can_read = SlowNodes(len(self._group)), np.ones(len(self._group), bool)
-        planned: deque[tuple[Plan, Call[NDBytes]]] = deque()
         writing: deque[Call[None]] = deque()
         cursor, seconds = (0, 0), 0.0
         while planned or cursor[0] < len(files):
-            due = planned.popleft() if len(planned) == AHEAD or cursor[0] == len(files) else None
+            due = planned[0] if len(planned) == AHEAD or cursor[0] == len(files) else None
             error, owned = None, np.zeros(0, np.uint8)
             start = time.monotonic()
             try:
@@ -242,6 +267,8 @@ class Together:
                     writing.popleft().result()
                 seconds = time.monotonic() - start
                 writing.append(writers.submit(self._write, due[0], window, finishers))
+            if due is not None:
+                planned.popleft()
             if error is not None and not can_read.any():
                 raise error
             if blocks:
@@ -275,7 +302,7 @@ class Together:
 
     def _mark(self, plan: Plan, state: int) -> None:
         """Sets the state of blocks that this node lacks, so that processes that need a sample wait for it, or not."""
-        for entry, start, stop, _ in plan.runs:
+        for entry, start, stop, *_ in plan.runs:
             if not self._complete[entry]:
                 for begin, end, found in self._partial.runs(entry, start, stop):
                     if found != THERE:
@@ -285,14 +312,15 @@ class Together:
         """Returns what this node owns of a window. Runs in a thread."""
         owned = [piece for piece in plan.pieces if piece.owner == self._group.rank]
         out = np.empty(sum(piece.nbytes for piece in owned), np.uint8)
-        for entry, start, stop, place in joined(owned):
+        for entry, start, stop, place, from_source in joined(owned):
             buffer = out[place : place + stop - start].data
-            if next(piece for piece in owned if (piece.entry, piece.start) == (entry, start)).from_source:
+            if from_source:
                 self._storage.read_into(entry, start, buffer)
-            elif self._complete[entry]:
-                self._copy.read_into(entry, start, buffer)
-            else:
+                continue
+            try:
                 self._partial.read(entry, start, buffer)
+            except FileNotFoundError:  # it is complete, perhaps since a moment
+                self._copy.read_into(entry, start, buffer)
         return out
 
     def _pass_on(self, plan: Plan, owned: NDBytes) -> NDBytes:
@@ -324,7 +352,7 @@ class Together:
 
     def _write(self, plan: Plan, window: NDBytes, finishers: ThreadPool) -> None:
         """Writes what this node lacks of a window. Runs in a thread."""
-        for entry, start, stop, place in plan.runs:
+        for entry, start, stop, place, _ in plan.runs:
             if not self._complete[entry]:
                 for begin, end, state in self._partial.runs(entry, start, stop):
                     if state != THERE:

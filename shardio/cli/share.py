@@ -162,7 +162,7 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
     """Copy the set at SRC, a folder or URL, into the folder CACHE, verify the copy, and print its path.
 
     If several processes of a node stage a set at once, one process copies it and the others wait. After an interruption
-    or a kill, another process continues with the finished files. Unused copies are evicted to make room, least recently
+    or a kill, another process continues where it ended. Unused copies are evicted to make room, least recently
     used first. The copy may be evicted once the command has ended, unless a job holds it.
 
     With --together, started by srun, mpiexec or torchrun with one process on each node, the nodes read SRC once and
@@ -179,6 +179,8 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
         say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
     meeting = None
+    if rendezvous is not None and not together:
+        raise click.UsageError("--rendezvous says where nodes meet: give --together, too")
     if together:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns, too, of what is told below
         from shardio.cache.meeting import Meeting, rendezvous_of

@@ -242,6 +242,25 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
         wait_for(loader)
 
 
+def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
+    src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(partial_copy.PartialCopy, "add", full)
+    with loaded(src, cache) as loader:
+        while len(gate.held) < 4:  # what the copying threads are held up at
+            time.sleep(0.01)
+        copy = partial_copy.PartialCopy.find(cache / loader.shards.digest, load_manifest(src))
+        assert copy is not None
+        coming = int((copy.states == partial_copy.COMING).sum())
+        read_epoch(loader)
+        left = int((copy.states == partial_copy.COMING).sum())
+        gate.opened.set()
+    assert left <= coming
+
+
 def test_a_source_that_is_gone_does_not_matter_when_a_complete_copy_is_pinned(src: Path, cache: Path) -> None:
     digest = staging.stage(src, cache).digest
     shutil.rmtree(src)

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import run_python
+from command import run_python, shardio
 from folders import contents
 from places import CHAOS
 
+from shardio.cache.folder import Cache
 from shardio.cache.meeting import rendezvous_of
 from shardio.cache.partial_copy import MISSING, THERE, PartialCopy, blocks_of
 from shardio.cache.stage import stage
@@ -99,7 +100,7 @@ def test_plans_give_each_missing_byte_one_reader_and_equal_shares() -> None:
         shares = [sum(p.nbytes for p in plan.pieces if p.share == node) for node in range(nodes)]
         assert shares == [max(0, min(plan.share_nbytes, total - node * plan.share_nbytes)) for node in range(nodes)]
         assert plan.counts(nodes).sum() == total
-        found = {byte for entry, start, stop, _ in joined(plan.pieces) for byte in range(start, stop)}
+        found = {byte for entry, start, stop, *_ in joined(plan.pieces) for byte in range(start, stop)}
         assert found == {byte for _, start, stop in wanted for byte in range(start, stop)}, seed
         for piece in plan.pieces:
             number = next(n for n, (_, start, stop) in enumerate(blocks) if start <= piece.start < stop)
@@ -226,6 +227,40 @@ def test_nodes_read_the_source_once_and_have_the_copy_that_stage_makes(
     assert contents(part) == contents(src)
 
 
+def test_blocks_of_a_file_that_others_lack_are_passed_on_after_the_file_is_finished(
+    make_set: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.cache.partial_copy._LEAST_NBYTES", 1)
+    monkeypatch.setattr("shardio.cache.partial_copy._PLAIN_NBYTES", 512)
+    src, caches = make_set(95), [tmp_path / f"node-{number}" for number in range(3)]
+    manifest = load_manifest(src)
+    there = 0
+    for number, cache in enumerate(caches):
+        with Cache(cache).lease(manifest.digest) as lease, lease.open_folder() as folder:
+            copy = PartialCopy.begin(folder, manifest, manifest.files)
+            for entry in manifest.splits["train"].shards:
+                # All but the beginning of each shard, on another node for each.
+                start = copy.blocks[entry].start(2)
+                if int(entry.file[-6]) % 3 == number:
+                    copy.write(entry, start, memoryview((src / entry.file).read_bytes())[start:])
+                    there += entry.nbytes - start
+    assert sum(nbytes for nbytes, _ in copy_together(src, caches)) == manifest.nbytes - there
+    for cache in caches:
+        assert contents(cache / manifest.digest) == contents(src)
+
+
+def test_the_nodes_that_come_copy_without_the_one_that_does_not(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    src = make_set(45)
+    code = NODE.replace("= 10.0, 20.0, 2.0", "= 10.0, 8.0, 2.0")
+    assert code != NODE
+    *nodes, absent = start_nodes(code, src, size=3, each=lambda rank: [tmp_path / f"node-{rank}"])
+    absent.kill()
+    absent.communicate()
+    read = [json.loads(node.communicate(timeout=100)[0].splitlines()[-1])[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    assert sum(read) == load_manifest(src).nbytes
+
+
 def test_ranks_that_want_different_sets_all_get_an_error(make_set: Callable[..., Path], tmp_path: Path) -> None:
     sets = [make_set(20), make_set(30)]
     nodes = start_nodes(NODE, size=2, each=lambda rank: [sets[rank], tmp_path / f"node-{rank}"])
@@ -275,6 +310,11 @@ def test_a_loader_that_copies_together_needs_a_cache_and_torch_distributed(
         ShardLoader(make_set(20), 4, device="cpu", together=True)
     with pytest.raises(LaunchError, match="init_process_group"):
         ShardLoader(make_set(20), 4, device="cpu", together=True, cache=tmp_path / "cache")
+
+
+def test_a_rendezvous_alone_is_a_mistake(tmp_path: Path) -> None:
+    result = shardio("stage", "out", tmp_path, "--rendezvous", "node:29400")
+    assert (result.returncode, "--together" in result.stderr) == (2, True)
 
 
 def test_a_node_that_breaks_stops_no_other_and_the_next_run_completes_the_copies(tmp_path: Path) -> None:
