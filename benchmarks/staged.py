@@ -93,14 +93,14 @@ def main() -> None:
             for name, rate in zip(names, found, strict=True):
                 rates[name].append(rate)
     shutil.rmtree(CACHE)
-    print(f"{'':<32}{'images/s':>10}{'MB/s':>8}{'to the source alone':>22}")
+    print(f"{'':<32}{'images/s':>10}{'MB/s':>9}{'to the source alone':>24}")
     for name in names:
         alone = rates[names[1] if "2nd" in name else names[0]]
         ratios = [rate / one for rate, one in zip(rates[name], alone, strict=True)]
         rate = median(rates[name])
         print(
-            f"{name:<32}{rate:>10,.0f}{rate * 256 * 256 * 3 / 1e6:>8,.0f}"
-            f"{f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})':>22}"
+            f"{name:<32}{rate:>10,.0f}{rate * 256 * 256 * 3 / 1e6:>9,.0f}"
+            f"{f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})':>24}"
         )
 
 

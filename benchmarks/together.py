@@ -1,6 +1,7 @@
-"""`stage --together` on nodes with limited links, and one `stage` on each node, from a source that is limited in all.
+"""`stage --together` on nodes with limited links, and one `stage` on each node, from a source that is limited in all;
+and the first epoch of loaders that copy together.
 
-    sudo python benchmarks/together.py [--nodes 8] [--source 40] [--link 125] [--rounds 5]
+    sudo python benchmarks/together.py [--nodes 8] [--source 40] [--link 125] [--rounds 5] [--epochs 0]
     python benchmarks/together.py --predict
 
 Each node is a network namespace with a link of its own (`tc`), joined by a bridge; the source is a web server in
@@ -125,28 +126,49 @@ def sent() -> tuple[int, float]:
         time.sleep(0.2)
 
 
-def copy(nodes: int, together: bool, name: str) -> tuple[float, float, int, float, float]:
+def train(url: str, cache: str) -> None:
+    """Reads an epoch of a loader of this rank, while the nodes copy together. Prints the seconds that it takes."""
+    import torch.distributed as distributed
+
+    from shardio.loading.loader import ShardLoader
+
+    distributed.init_process_group("gloo")
+    with ShardLoader(url, 64, device="cpu", cache=cache, together=True) as loader:
+        start = time.monotonic()
+        for _ in loader:
+            pass
+        print(time.monotonic() - start, flush=True)
+        distributed.barrier()  # a loader that closes takes no further part
+
+
+def copy(nodes: int, how: str, name: str) -> tuple[float, float, int, float, float]:
     """Returns the seconds until all nodes have the copy, from their start and from the first request of a piece, the
-    bytes sent, the most memory of a node in MB, and the mean processor time of a node in seconds."""
+    bytes sent, the most memory of a node in MB, and the mean processor time of a node in seconds. Of an epoch, the
+    second figure is how long the slowest loader takes for it."""
     shutil.rmtree(CACHES, ignore_errors=True)
     CACHES.mkdir(parents=True)
     (before, _), start = sent(), time.monotonic()
     processes = []
     for rank in range(nodes):
-        words = ["ip", "netns", "exec", f"shardio-n{rank}", sys.executable, "-m", "shardio", "stage"]
+        words = ["ip", "netns", "exec", f"shardio-n{rank}", sys.executable]
+        words += [__file__, "--train"] if how == "epoch" else ["-m", "shardio", "stage"]
         words += [f"http://{SOURCE}:{PORT}/{name}", str(CACHES / str(rank))]
-        words += ["--together", "--rendezvous", "10.77.0.1:29400"] if together else []
+        words += ["--together"] if how == "together" else []
         environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(nodes), "GLOO_SOCKET_IFNAME": "eth0"}
-        processes.append(subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL))
-    memory, cpu = 0.0, 0.0
+        environ |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29400", "OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True))
+    memory, cpu, epoch = 0.0, 0.0, 0.0
     for process in processes:
+        assert process.stdout is not None
+        said = process.stdout.read()
+        epoch = max(epoch, float(said) if how == "epoch" and said else 0.0)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise SystemExit(f"a node ended with {process.returncode}")
         memory, cpu = max(memory, usage.ru_maxrss / 1e3), cpu + (usage.ru_utime + usage.ru_stime) / nodes
     end, (after, begun) = time.monotonic(), sent()
-    return end - start, end - begun, after - before, memory, cpu
+    return end - start, epoch or end - begun, after - before, memory, cpu
 
 
 def predict(nodes: int, nbytes: float, source: float, link: float, latency: float) -> tuple[float, float]:
@@ -175,9 +197,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=5_400, help="of 196,608 bytes; default %(default)s")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--alone", type=int, default=1, help="rounds of one `stage` on each node; default %(default)s")
+    parser.add_argument("--epochs", type=int, default=0, help="rounds of an epoch together; default %(default)s")
     parser.add_argument("--predict", action="store_true")
+    parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.train:
+        train(*options.train)
+        return
     if options.serve:
         os.chdir(options.serve)
         with socketserver.ThreadingTCPServer(("", PORT), Server) as server:
@@ -200,20 +227,18 @@ def main() -> None:
         words = ["ip", "netns", "exec", "shardio-src", sys.executable, __file__, "--serve", str(path.parent)]
         server = subprocess.Popen(words)
         try:
-            found = {
-                "together": [copy(options.nodes, True, path.name) for _ in range(options.rounds)],
-                "alone": [copy(options.nodes, False, path.name) for _ in range(options.alone)],
-            }
+            rounds = {"together": options.rounds, "alone": options.alone, "epoch": options.epochs}
+            found = {how: [copy(options.nodes, how, path.name) for _ in range(rounds[how])] for how in rounds}
         finally:
             server.kill()
             server.wait()
     shutil.rmtree(CACHES)
     print(f"{options.nodes} nodes, {nbytes / 1e9:.2f} GB, source {options.source:g} MB/s, links {options.link:g} MB/s")
     print(f"{'':<10}{'seconds':>9}{'copying':>9}{'to set / source rate':>30}{'sent / set':>12}{'MB':>6}{'CPU s':>7}")
-    for name, rounds in found.items():
-        if rounds:
-            ratios = [copying / least for _, copying, *_ in rounds]
-            seconds, copying, nbytes_sent, memory, cpu = (median(column) for column in zip(*rounds, strict=True))
+    for name, results in found.items():
+        if results:
+            ratios = [copying / least for _, copying, *_ in results]
+            seconds, copying, nbytes_sent, memory, cpu = (median(column) for column in zip(*results, strict=True))
             spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             columns = (
                 f"{seconds:>9.1f}{copying:>9.1f}{spread:>30}{nbytes_sent / nbytes:>12.4f}{memory:>6.0f}{cpu:>7.1f}"

@@ -5,9 +5,8 @@ one byte for each block of the set: whether it is missing, being fetched, or the
 with the right to fill the copy, and by processes that need a sample. So nothing is fetched twice, and a killed copy
 resumes. A file gets its own name when its sha256 is right.
 
-A crash of the machine may lose written blocks, so BOOT names the boot of the machine. The blocks are followed by one
-byte for each file, 1 if a process without the right to fill has written to it. Such a process holds a shared lock on
-the file meanwhile. Before a file is finished it is locked exclusively, and hashed again if others have written to it.
+A crash of the machine may lose written blocks, so BOOT names the boot of the machine. A process without the right to
+fill the copy holds a shared lock on a file while it writes to it. A file is locked exclusively while it is hashed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from shardio.sets.fill import Filler, Read, Stopped
 from shardio.system.files import fsync_folder, lock_at_once, reserve, write_all
 from shardio.system.machine import boot_id
 from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_untrusted
-from shardio.system.pour import pour, synced_writes
+from shardio.system.pour import pour
 from shardio.system.threads import Call, ThreadPool
 
 # A block is at least as long as a cheap request, and so short that a few of them are a small part of the memory.
@@ -52,9 +51,9 @@ _COMING_SECONDS = 2.0
 _POLL_SECONDS = 0.002
 # A process that adds a block to a file locks the file for a moment.
 _LOCK_SECONDS = 60.0
-# Requests under way at a time for a file whose blocks are fetched here and there: few, as samples are waited for.
-_REQUESTS = 4
-_REQUEST_NBYTES = 512 << 10
+# The requests under way at a time for a file, and their bytes: short ones if samples are waited for.
+_REQUESTS = 1, 8 << 20
+_SHARED_REQUESTS = 4, 512 << 10
 
 _FLAGS_PREFIX = ".blocks-"
 _PART_SUFFIX = ".part"
@@ -121,12 +120,9 @@ class PartialCopy:
     def __init__(self, folder: Path | FolderHandle, blocks: Mapping[FileEntry, FileBlocks], flags: OpenFile) -> None:
         self.blocks = blocks
         self._folder = folder
-        num_blocks = sum(each.count for each in blocks.values())
-        mapping = RowMapping([num_blocks + len(blocks)], 1)
+        mapping = RowMapping([sum(each.count for each in blocks.values())], 1)
         mapping.place(0, flags)
-        self.states: NDArray[np.uint8] = mapping.rows[:num_blocks, 0]
-        self._was_added: NDArray[np.uint8] = mapping.rows[num_blocks:, 0]
-        self._numbers = {entry: number for number, entry in enumerate(blocks)}
+        self.states: NDArray[np.uint8] = mapping.rows[:, 0]
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
@@ -236,7 +232,6 @@ class PartialCopy:
         with self.open(entry) as file, naming(self.path_of(entry)):
             free = lock_at_once(file.fileno(), fcntl.LOCK_SH)
             if free and (self.states_of(entry, start, start + len(data)) != THERE).any():
-                self._set_flags(len(self.states) + self._numbers[entry], b"\1")
                 self.write(entry, start, data)
             fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file, too
 
@@ -250,10 +245,10 @@ class PartialCopy:
             for begin, end in pairwise(ends)
         ]
 
-    def finish(self, entry: FileEntry, sha256: str = "") -> str:
+    def finish(self, entry: FileEntry) -> str:
         """Gives a file its own name, durably, if its sha256 is right. Otherwise all its blocks must be fetched again.
 
-        `sha256` is what the caller found as it wrote the file. Returns the sha256 of the file.
+        Returns the sha256 of the file.
         """
         path = self.path_of(entry)
         with self.open(entry) as file, naming(path):
@@ -262,8 +257,7 @@ class PartialCopy:
                 if time.monotonic() > deadline:
                     raise OSError(errno.ETIMEDOUT, "expected the lock for a moment; another process keeps it")
                 time.sleep(0.001)
-            if not sha256 or self._was_added[self._numbers[entry]]:
-                sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
+            sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
             if sha256 != entry.sha256:
                 self.mark(entry, MISSING)
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)
@@ -278,7 +272,7 @@ class PartialCopy:
 class PartialFiller(Filler):
     """A Filler that completes the files of `partial`, which has to be set.
 
-    With `is_shared`, other processes are expected to add to the files. Then a file is hashed when it is complete.
+    With `is_shared`, other processes are expected to add to the files, and to wait for blocks.
     """
 
     partial: PartialCopy
@@ -299,17 +293,17 @@ class PartialFiller(Filler):
     def _copy(self, path: Path | FileAt, entry: FileEntry) -> None:
         with self.partial.open(entry) as file, naming(path):
             reserve(file.fileno(), entry.nbytes)
-        is_new = (self.partial.states_of(entry, 0, entry.nbytes) == MISSING).all()
-        sha256 = self._fetch_all(path, entry) if is_new and not self.is_shared else self._fetch_missing(entry)
-        self._finished.append(self._finishing.submit(self._finish, entry, sha256))
+        self._fetch_missing(entry)
+        self._finished.append(self._finishing.submit(self._finish, entry))
 
-    def _finish(self, entry: FileEntry, sha256: str) -> None:
+    def _finish(self, entry: FileEntry) -> None:
         try:
             if self._stop.is_set():
                 return
-            if self.partial.finish(entry, sha256) != entry.sha256:
+            if self.partial.finish(entry) != entry.sha256:
                 self._progress(-entry.nbytes)  # damage on the way does not happen again
-                if (found := self.partial.finish(entry, self._fetch_missing(entry))) != entry.sha256:
+                self._fetch_missing(entry)
+                if (found := self.partial.finish(entry)) != entry.sha256:
                     self._progress(-entry.nbytes)
                     raise self._damaged(entry, found)
             self.copied.append(entry)
@@ -319,23 +313,11 @@ class PartialFiller(Filler):
             self._failed.set()
             raise
 
-    def _fetch_all(self, path: Path | FileAt, entry: FileEntry) -> str:
-        """Fetches a file. Returns its sha256."""
-        done = 0
-
-        def write_and_mark(piece: memoryview) -> None:
-            nonlocal done
-            write(piece)
-            done += len(piece)
-            self.partial.mark(entry, THERE, 0, done)  # from 0: a piece may end in the middle of a block
-
-        with self.partial.open(entry) as file, synced_writes(path, file.fileno()) as write:
-            return self._pour(self._storage.read_into, entry, write_and_mark)
-
-    def _fetch_missing(self, entry: FileEntry) -> str:
-        """Fetches the missing blocks of a file. Returns "", as it does not read the others."""
+    def _fetch_missing(self, entry: FileEntry) -> None:
+        """Fetches the missing blocks of a file."""
         copy, blocks = self.partial, self.partial.blocks[entry]
-        step = max(1, _REQUEST_NBYTES // blocks.size)
+        requests, nbytes = _SHARED_REQUESTS if self.is_shared else _REQUESTS
+        step = max(1, nbytes // blocks.size)
         fetched = 0
 
         def fetch(block: int, waits: bool) -> None:
@@ -352,7 +334,7 @@ class PartialFiller(Filler):
                     fetched += stop - start
 
         try:
-            with ThreadPool(_REQUESTS, f"{self._name}-part") as pool:
+            with ThreadPool(requests, f"{self._name}-part") as pool:
                 for waits in (False, True):
                     for _ in pool.map(partial(fetch, waits=waits), range(0, blocks.count, step)):
                         pass
@@ -360,7 +342,6 @@ class PartialFiller(Filler):
             self._progress(-fetched)  # it may be begun again, and then counts what is there
             raise
         self._progress(entry.nbytes - fetched)
-        return ""
 
 
 def part_nbytes(folder: FolderHandle, entry: FileEntry) -> int:
@@ -377,7 +358,7 @@ def remove_parts(folder: FolderHandle) -> None:
 
 
 def _flags_nbytes(blocks: Mapping[FileEntry, FileBlocks]) -> int:
-    return HEADER_NBYTES + sum(each.count for each in blocks.values()) + len(blocks)
+    return HEADER_NBYTES + sum(each.count for each in blocks.values())
 
 
 def _flags_of(folder: Path | FolderHandle) -> Path | FileAt:

@@ -332,8 +332,10 @@ class Stager:
                 break
             except GroupBrokenError as error:
                 group.leave()
+                if self._stop.is_set():
+                    break
                 before = group.members
-                group = None if self._stop.is_set() else meeting.regroup(before)
+                group = meeting.regroup(before)
                 ranks = {member.rank for member in group.members} if group else {meeting.rank}
                 gone = ", ".join(f"{member.name} (rank {member.rank})" for member in before if member.rank not in ranks)
                 self._on_message(

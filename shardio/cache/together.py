@@ -26,14 +26,15 @@ from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.opening import FolderHandle
 from shardio.system.threads import Call, ThreadPool
 
-# Up to six windows are in memory: one that is gathered and two that are written, and what this node has read for three,
-# which is a share of each, or all of it if no other node has anything.
+# Up to eight windows are in memory: one that is gathered, gloo's copy of it, and two that are written; and what this
+# node has read for four, which is a share of each, or all of it if no other node has anything.
 MOST_NBYTES = 32 << 20
+_MOST_SHARE_NBYTES = 4 << 20
 _FIRST_NBYTES = 2 << 20
 # Windows grow and shrink so that reading a share takes about this long.
 _READ_SECONDS = 0.25
 # Windows whose shares are being read while another one is gathered.
-AHEAD = 2
+AHEAD = 3
 # How often damaged files are fetched again.
 _MOST_PASSES = 3
 # A node is left behind if it needs so many times the median time of all, and has cost so many seconds.
@@ -284,7 +285,7 @@ class Together:
         if seconds > 2 * _READ_SECONDS:
             self._nbytes = max(_FIRST_NBYTES, self._nbytes // 2)
         elif seconds < _READ_SECONDS / 2:
-            self._nbytes = min(MOST_NBYTES, 2 * self._nbytes)
+            self._nbytes = min(2 * self._nbytes, MOST_NBYTES, len(self._group) * _MOST_SHARE_NBYTES)
 
     def _next_window(self, files: Sequence[FileEntry], cursor: tuple[int, int]) -> tuple[list[Block], tuple[int, int]]:
         """Returns the blocks of the next window, and the number of the file and the block after it."""
@@ -298,7 +299,8 @@ class Together:
         return found, (number, block)
 
     def _has(self, block: Block) -> bool:
-        return self._complete[block[0]] or bool(self._partial.states_of(*block)[0] == THERE)
+        """Returns whether the node has a block, or a process that needs a sample of it is fetching it."""
+        return self._complete[block[0]] or bool(self._partial.states_of(*block)[0] != MISSING)
 
     def _mark(self, plan: Plan, state: int) -> None:
         """Sets the state of blocks that this node lacks, so that processes that need a sample wait for it, or not."""
@@ -314,6 +316,9 @@ class Together:
         out = np.empty(sum(piece.nbytes for piece in owned), np.uint8)
         for entry, start, stop, place, from_source in joined(owned):
             buffer = out[place : place + stop - start].data
+            if not from_source and not self._complete[entry]:
+                self._partial.wait(entry, start, stop)
+                from_source = bool((self._partial.states_of(entry, start, stop) != THERE).any())
             if from_source:
                 self._storage.read_into(entry, start, buffer)
                 continue

@@ -183,6 +183,7 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
         raise click.UsageError("--rendezvous says where nodes meet: give --together, too")
     if together:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns, too, of what is told below
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # gloo's copies in memory would keep all cores waiting
         from shardio.cache.meeting import Meeting, rendezvous_of
         from shardio.loading.world import find_world
 

@@ -47,7 +47,6 @@ from shardio.sets.fill import Filler
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
-from shardio.system.pour import synced_writes
 
 
 @pytest.fixture
@@ -103,6 +102,13 @@ def stager_of(out: Path, cache: Path, storage: FolderStorage | None = None, **op
     storage = storage or FolderStorage(out)
     with Cache(cache).lease(manifest.digest) as lease, contextlib.closing(storage):
         yield Stager(storage, manifest, lease, **options)
+
+
+def request_little(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Makes requests to the source, and blocks, as short as this."""
+    monkeypatch.setattr(partial_copy, "_REQUESTS", (1, nbytes))
+    monkeypatch.setattr(partial_copy, "_LEAST_NBYTES", min(nbytes, partial_copy._LEAST_NBYTES))
+    monkeypatch.setattr(partial_copy, "_PLAIN_NBYTES", min(nbytes, partial_copy._PLAIN_NBYTES))
 
 
 # --- a cache of several users ----------------------------------------------------------------------------------------
@@ -204,7 +210,7 @@ def test_pieces_of_any_size_give_the_same_bytes(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch, piece: int, num_samples: int
 ) -> None:
     out = make_set(num_samples)
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", piece)
+    request_little(monkeypatch, piece)
     counts: list[tuple[int, int]] = []
     report = stage(out, cache, on_progress=lambda nbytes, total: counts.append((nbytes, total)))
     assert contents(Path(report.path)) == contents(out)
@@ -212,24 +218,21 @@ def test_pieces_of_any_size_give_the_same_bytes(
     assert {total for _, total in counts} == {report.nbytes}
 
 
-def test_files_are_synced_on_the_way_and_an_error_of_that_names_the_file(
+def test_a_file_that_cannot_be_synced_is_named_and_not_published(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[str] = []
+    real = os.fsync
 
-    def fdatasync(descriptor: int) -> None:
-        synced.append(threading.current_thread().name)
-        if len(synced) > 1:
+    def fsync(descriptor: int) -> None:
+        if "train-00002" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
 
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
-    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 1000)
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
-    with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*npy'"):
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*train-00002\.npy"):
         stage(out, cache, workers=1)
-    assert all(re.match(r"shardio-stage_\d-sync", name) for name in synced)
-    assert not list(cache.rglob("*.tmp"))
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
+    assert not list(cache.rglob("manifest.json")) + list(cache.rglob("train-00002.npy"))
+    monkeypatch.undo()
     assert verify(stage(out, cache).path).ok
 
 
@@ -242,9 +245,9 @@ def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
         order.append(self.path.name)
         commit(self, replace=replace)
 
-    def named(self: partial_copy.PartialCopy, entry: FileEntry, sha256: str = "") -> str:
+    def named(self: partial_copy.PartialCopy, entry: FileEntry) -> str:
         order.append(entry.file)
-        return finish(self, entry, sha256)
+        return finish(self, entry)
 
     monkeypatch.setattr(AtomicFile, "commit", committed)
     monkeypatch.setattr(partial_copy.PartialCopy, "finish", named)
@@ -331,7 +334,7 @@ def test_a_source_that_was_cut_is_refused_and_no_set_is_none(out: Path, cache: P
 
 
 def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 10)
+    request_little(monkeypatch, 10)
     failed = threading.Event()
 
     class Failing(FolderStorage):
@@ -503,7 +506,7 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more(
         real(descriptor, nbytes)
 
     monkeypatch.setattr(partial_copy, "reserve", reserve)
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
+    request_little(monkeypatch, 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert report.evicted == (evictable,)
     assert len(calls) == report.num_copied + 1
@@ -516,19 +519,15 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
 ) -> None:
     counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
 
-    @contextlib.contextmanager
-    def failing(path: Path, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
-        with synced_writes(path, descriptor) as real:
+    real = partial_copy.PartialCopy.write
 
-            def write(piece: memoryview) -> None:
-                if len(counts) >= 6 and failures:
-                    raise failures.pop()
-                real(piece)
+    def failing(self: partial_copy.PartialCopy, entry: FileEntry, offset: int, data: memoryview) -> None:
+        if len(counts) >= 6 and failures:
+            raise failures.pop()
+        real(self, entry, offset, data)
 
-            yield write
-
-    monkeypatch.setattr(partial_copy, "synced_writes", failing)
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
+    monkeypatch.setattr(partial_copy.PartialCopy, "write", failing)
+    request_little(monkeypatch, 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert min(counts) < 0
     assert (report.num_copied, sum(counts)) == (7, report.nbytes)
@@ -584,7 +583,7 @@ def test_when_the_one_that_copies_is_killed_another_goes_on_with_its_files(
 ) -> None:
     code = """
 import sys, threading
-import shardio.system.pour
+from shardio.cache import partial_copy
 from shardio.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Stuck(FolderStorage):
@@ -594,7 +593,7 @@ class Stuck(FolderStorage):
             threading.Event().wait()
         super().read_into(entry, offset, buffer)
 staging.open_storage = Stuck
-shardio.system.pour.PIECE_NBYTES = 4096
+partial_copy._REQUESTS, partial_copy._LEAST_NBYTES = (1, 1), 1
 staging.stage(sys.argv[1], sys.argv[2], workers=1)
 """
     command = [sys.executable, "-c", code, str(out), str(cache)]

@@ -37,6 +37,7 @@ import attack
 import numpy as np
 from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
 
+from shardio.cache import partial_copy
 from shardio.cache import stage as staging
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.cache.partial_copy import PartialCopy
@@ -44,11 +45,10 @@ from shardio.cache.stage import stage
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.storage import FolderStorage
-from shardio.system import pour
 from shardio.system.files import AtomicFile
 
 PATCHED_STAGING: Any = staging
-PATCHED_POUR: Any = pour
+PATCHED_PARTIAL: Any = partial_copy
 
 NUM_SETS = 3
 SAMPLE_SHAPE = (16, 16, 3)
@@ -213,7 +213,7 @@ class Race(Rounds[Counts]):
     def _prepare(self, process: int) -> None:
         never_sync()
         PATCHED_STAGING.open_storage = SlowFolder
-        PATCHED_POUR.PIECE_NBYTES = PIECE_NBYTES
+        PATCHED_PARTIAL._REQUESTS, PATCHED_PARTIAL._LEAST_NBYTES = (1, PIECE_NBYTES), 1
         PATCHED_STAGING._POLL_SECONDS = 0.01
         commit, finish = AtomicFile.commit, PartialCopy.finish
 
@@ -221,8 +221,8 @@ class Race(Rounds[Counts]):
             commit(self, replace=replace)
             board.add(process, "completed")
 
-        def copied(self: PartialCopy, entry: FileEntry, sha256: str = "") -> str:
-            found = finish(self, entry, sha256)
+        def copied(self: PartialCopy, entry: FileEntry) -> str:
+            found = finish(self, entry)
             board.add(process, "copied")
             return found
 
