@@ -16,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = {path.stem for path in (ROOT / "shardio" / "kernels").glob("_*.c")}
 # Files of the package that are no modules.
-DATA = {"shardio/py.typed", *(f"shardio/viewing/report.{kind}" for kind in ("html", "css", "js"))}
+DATA = {
+    "shardio/py.typed",
+    *(f"shardio/viewing/{name}" for name in ("report.html", "report.css", "report.js", "card.md")),
+}
 # What a user of a wheel does not need, and what no file that is published may hold.
 FOREIGN = re.compile(r"(^|/)(tests|benchmarks|tools|docs|build)/|__pycache__|\.py[co]$|\.c$")
 # Of a clone, that an sdist does without.

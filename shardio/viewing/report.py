@@ -25,6 +25,7 @@ from shardio.format.manifest import Manifest
 from shardio.reading.sample import class_text
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import flattened
+from shardio.sets.levels import Levels
 from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, labels_for_page, make_overview
 from shardio.viewing.pictures import Thumbnail, keys_of, make_gallery, read_pictures
 from shardio.viewing.repeats import RepeatedSample
@@ -93,7 +94,7 @@ def make_report(
             num_empty=sum(not any(one.counts) for one in overview.classes),
             num_with_pictures=len(gallery),
             rows=list(_rows(overview.manifest, listed, gallery)),
-            normalize=normalize_lines(overview),
+            normalize=normalize_lines(overview.levels),
             cards=dict(_cards(splits, repeated)),
             max_groups=_MAX_GROUPS,
             max_of_group=_MAX_OF_GROUP,
@@ -109,12 +110,12 @@ def make_report(
     return page.encode(), overview
 
 
-def normalize_lines(overview: SetOverview) -> str:
-    """Returns the lines of Python that normalize images of the set, to paste into a script; "" without pixels."""
-    if overview.levels is None:
+def normalize_lines(levels: Levels | None) -> str:
+    """Returns the lines of Python that normalize images of these levels, to paste into a script; "" without levels."""
+    if levels is None:
         return ""
-    mean, std = (", ".join(f"{n:.4f}" for n in numbers) for numbers in (overview.levels.mean, overview.levels.std))
-    comma = "," if len(overview.levels.mean) == 1 else ""
+    mean, std = (", ".join(f"{n:.4f}" for n in numbers) for numbers in (levels.mean, levels.std))
+    comma = "," if len(levels.mean) == 1 else ""
     return f"from shardio.augment import Normalize\nNormalize(mean=({mean}{comma}), std=({std}{comma}))"
 
 
