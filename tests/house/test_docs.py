@@ -77,7 +77,7 @@ def test_the_guide_says_how_its_set_was_made() -> None:
     assert f"    {MAKES_OUT}\n" in (GUIDE / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", *(page for page in PAGES if page.startswith("docs/guide/"))])
+@pytest.mark.parametrize("page", ["README.md", "llms.txt", *(page for page in PAGES if page.startswith("docs/guide/"))])
 def test_every_code_block_of_the_readme_and_the_guide_runs(page: str, collections: Path, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for collection in collections.iterdir():
@@ -104,6 +104,10 @@ def test_every_code_block_of_the_readme_and_the_guide_runs(page: str, collection
 def run_in(folder: Path, command: list[str]) -> None:
     result = run_forked(*command, cwd=folder)
     assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
+
+
+def test_the_page_for_assistants_is_short() -> None:
+    assert len((ROOT / "llms.txt").read_text(encoding="utf-8").splitlines()) <= 60
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:
@@ -215,7 +219,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "llms.txt"])
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for name, heading in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]+))?\)", text):
@@ -279,7 +283,9 @@ def wrong_in(call: ast.Call) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if re.match(r"README|docs/(?!integrations)", page)])
+@pytest.mark.parametrize(
+    "page", ["llms.txt", *(page for page in PAGES if re.match(r"README|docs/(?!integrations)", page))]
+)
 def test_names_in_prose_exist(page: str) -> None:
     prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     quoted = {" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)}
