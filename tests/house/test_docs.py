@@ -117,15 +117,20 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
         assert f"\n{command}\n" in script
 
 
-def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+@pytest.mark.parametrize(("page", "least"), [("README.md", 6), ("docs/guide/questions.md", 5)])
+def test_the_figures_of_a_page_are_those_of_the_results(page: str, least: int) -> None:
     sections = re.split(r"^## ", RESULTS, flags=re.MULTILINE)
-    rows = re.findall(r"^\| (.*) \| `(python benchmarks/[^`]+)` \|$", README, re.MULTILINE)
-    assert len(rows) >= 6
+    text = (ROOT / page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*) \| `(python benchmarks/[^`]+)` \|$", text, re.MULTILINE)
+    assert len(rows) >= least
     for row, command in rows:
         (section,) = (section for section in sections if f"`{command}`" in section.partition("\n")[0])
         for figure in re.findall(r"\d[\d,]*\.?\d*", row):
             if len(figure) > 1:
                 assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d])", section), f"{command}: {figure}"
+
+
+def test_the_rates_in_the_text_of_the_readme_are_those_of_the_results() -> None:
     for figure in re.findall(r"(\S+) JPEGs a\s+second|reads (\S+) samples a second", README):
         assert f"| {''.join(figure)} |" in RESULTS
 

@@ -136,7 +136,7 @@ def check_resumed(
 def test_every_block_of_the_page_belongs_to_a_test() -> None:
     counts = {title: len(blocks) for title, blocks in BLOCKS.items()}
     expected = {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "Hugging Face Trainer": 2}
-    expected |= {"timm's train.py": 1, "torchvision's references": 1, "SPDL": 1}
+    expected |= {"Trainers that count steps": 1, "timm's train.py": 1, "torchvision's references": 1, "SPDL": 1}
     assert counts == {**expected, "JAX and NumPy": 1}  # tests/recipes/test_jax.py
 
 
@@ -175,6 +175,20 @@ def test_under_torchrun_a_mixture_goes_on_exactly_on_another_number_of_ranks(rea
     parts = [Part("out/", 3), Part("out/", 1, split="val")]
     with ShardLoader(parts, 96, epoch_batches=10, device="cpu") as loader:
         expected = [labels.tolist() for _ in range(EPOCHS) for _, labels, _ in loader]
+    assert [*together[0][:saved], *together[1]] == expected
+
+
+def test_a_trainer_that_counts_steps_goes_on_exactly_on_another_number_of_ranks(reader: Path, starts: Starts) -> None:
+    (block,) = BLOCKS["Trainers that count steps"]
+    assert run_forked(starts, RECORDER + block + LAST, ranks=2, STOP_AFTER="19").returncode != 0
+    kept = [trained_on(rank) for rank in range(2)]
+    succeed(run_by_torchrun(starts, RECORDER + block + LAST, 4))
+    rest = [trained_on(rank) for rank in range(4)]
+    together = [[sum(parts, []) for parts in zip(*ranks, strict=True)] for ranks in (kept, rest)]  # noqa: RUF017
+    saved = 30 - len(together[1])
+    assert saved == 16, "the resumed run did not begin at the last checkpoint"
+    with ShardLoader("out/", 64, epoch_batches=10, device="cpu", rank=0, world_size=1) as loader:
+        expected = [labels.tolist() for _ in range(3) for _, labels in loader]
     assert [*together[0][:saved], *together[1]] == expected
 
 
