@@ -136,9 +136,10 @@ def card(out: Path, target: Path, name: str | None, license: str, source_url: st
     for file in () if replace else (README_NAME, CROISSANT_NAME):
         if os.path.lexists(target / file):
             raise ValueError(f"{target / file}: expected no such file: choose another folder, or --replace it")
+    splits = open_splits(out)
     reasons = Counter(reject.reason for reject in read_rejects(out / REJECTS_NAME))
     publication = Publication(name or os.path.basename(os.path.abspath(out)), license, source_url)
-    files = make_card(open_splits(out), read_untrusted(out / MANIFEST_NAME), publication, dict(reasons.most_common(20)))
+    files = make_card(splits, read_untrusted(out / MANIFEST_NAME), publication, dict(reasons.most_common(20)))
     make_folder(target)
     for file, data in files.items():
         write_atomic(target / file, data, replace=replace)

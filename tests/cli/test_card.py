@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,14 @@ def test_what_is_not_stated_is_asked_for(converted: Path, tmp_path: Path) -> Non
 def test_a_source_is_the_address_of_a_page(url: str, converted: Path, tmp_path: Path) -> None:
     result = shardio("card", converted, "-o", tmp_path / "card", "--source-url", url)
     assert_one_clear_error(result, 2, "--source-url")
+    assert not (tmp_path / "card").exists()
+
+
+def test_nothing_is_written_of_a_folder_without_a_set_or_with_a_damaged_one(converted: Path, tmp_path: Path) -> None:
+    assert_one_clear_error(shardio("card", tmp_path, "-o", tmp_path / "card"), 1, "holds no shard set")
+    copy = shutil.copytree(converted, tmp_path / "copy")
+    (copy / "val-00000.npy").unlink()
+    assert_one_clear_error(shardio("card", copy, "-o", tmp_path / "card"), 1, "val-00000.npy")
     assert not (tmp_path / "card").exists()
 
 
