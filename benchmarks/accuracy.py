@@ -3,7 +3,7 @@
 JPEGs     Pillow decodes the files, crops a random box of each, resizes it, and mirrors it or not: RandomResizedCrop and
           RandomHorizontalFlip by their definition, without any of shardio. Decoding gives the same pixels every time
           and is done once.
-crop      `shardio convert` of the same files to 256 x 256, and shardio.augment on the batches of a ShardLoader.
+crop      `shardio convert` of the same files to --stored pixels, and shardio.augment on the batches of a ShardLoader.
 squash    The same with --fit squash, which keeps what lies beyond the square in the centre.
 
 With --randaugment, RandAugment(2, 9) follows the crop and the flip: torchvision's for JPEGs, so that this needs an
@@ -11,8 +11,8 @@ environment with torchvision, and shardio.augment's for shards.
 
 Everything else is the same: the network, and for each seed its first weights; optimizer, schedule, steps, batch size.
 Each network is evaluated on the pictures of its own way, and on the JPEGs, which tells whether training on shards also
-serves pictures that never were in any. The ways take turns; p is that of the permutation test of their means, over all
-ways to divide the accuracies in two, if there is no difference.
+serves pictures that never were in any. The ways take turns. Differences are paired by seed, with the 95% interval of
+Student's t. They count as equal if the interval lies within 1.5 points; otherwise it says how many seeds would do.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import combinations, islice
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from augment_peer import import_torchvision
-from classic import RATIO, SCALE, as_tensor, augmented, centred, normalised
+from classic import RATIO, as_tensor, augmented, centred, normalised
 from common import BUILD, describe_machine
 from PIL import Image
 from torch import nn
@@ -50,13 +50,16 @@ from shardio.augment import (
     Transform,
 )
 from shardio.conversion.convert import convert
-from shardio.conversion.images.fit import FitMode
 from shardio.format.layout import MANIFEST_NAME
 from shardio.loading.loader import ShardLoader
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 EVALUATED_AT_ONCE = 250
+EQUAL = 1.5
+"""The largest difference, in points, that counts as none."""
+# Student's t of 2.5%, by degrees of freedom from 1 on.
+T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
 
 
 class Way(NamedTuple):
@@ -83,7 +86,12 @@ def randaugment() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def way_of_jpegs(
-    tree: Path, size: int, batch_size: int, pool: ThreadPoolExecutor, policy: Callable[[torch.Tensor], torch.Tensor]
+    tree: Path,
+    size: int,
+    scale: tuple[float, float],
+    batch_size: int,
+    pool: ThreadPoolExecutor,
+    policy: Callable[[torch.Tensor], torch.Tensor],
 ) -> Way:
     """`policy` changes one picture, uint8 (3, size, size), and draws from torch's generator."""
     files, labels = files_of(tree / "train")
@@ -94,7 +102,7 @@ def way_of_jpegs(
 
         def make(number: int) -> torch.Tensor:
             rng = np.random.default_rng([seed, epoch, number])
-            return as_tensor(augmented(images[number], size, rng))
+            return as_tensor(augmented(images[number], size, rng, scale))
 
         made = pool.map(make, order.tolist())  # as fast as the threads can: an epoch of small pictures needs no bound
         for first in range(0, len(order) - batch_size + 1, batch_size):
@@ -122,8 +130,10 @@ def decode(file: Path) -> Image.Image:
         return image.convert("RGB")
 
 
-def way_of_shards(path: Path, size: int, batch_size: int, policy: Sequence[Transform]) -> Way:
-    augment = Compose([RandomResizedCrop(size, SCALE, RATIO), HorizontalFlip(), *policy, Normalize("imagenet")])
+def way_of_shards(
+    path: Path, size: int, scale: tuple[float, float], batch_size: int, policy: Sequence[Transform]
+) -> Way:
+    augment = Compose([RandomResizedCrop(size, scale, RATIO), HorizontalFlip(), *policy, Normalize("imagenet")])
     resize = Compose([Resize(short_side(size)), CenterCrop(size), Normalize("imagenet")])
     open_loader = partial(ShardLoader, path, device="cpu", rank=0, world_size=1)
 
@@ -177,16 +187,6 @@ def accuracy(network: nn.Module, batches: Iterable[Batch]) -> float:
     return 100 * right.float().mean().item()
 
 
-def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the share of all ways to divide these values in two whose means are at least as far apart as these."""
-    values = np.array([*a, *b])
-    chosen = np.array(list(combinations(range(len(values)), len(a))))
-    means = values[chosen].mean(axis=1)
-    others = (values.sum() - len(a) * means) / len(b)
-    gaps = np.abs(means - others)
-    return float((gaps >= abs(np.mean(a) - np.mean(b)) - 1e-9).mean())
-
-
 def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else math.nan
 
@@ -200,11 +200,15 @@ def print_table(title: str, found: dict[str, list[float]], reference: str) -> No
             f"seeds: {' '.join(f'{value:.2f}' for value in values)}"
         )
     for name, values in found.items():
-        if name != reference:
-            error = math.hypot(spread(values), spread(found[reference])) / math.sqrt(len(values))
+        if name != reference and len(values) > 1:
+            gaps = [value - other for value, other in zip(values, found[reference], strict=True)]
+            mean, error = statistics.mean(gaps), spread(gaps) / math.sqrt(len(gaps))
+            margin = T[min(len(gaps) - 1, len(T)) - 1] * error
+            equal = abs(mean) + margin <= EQUAL
+            needed = math.ceil((1.96 * spread(gaps) / EQUAL) ** 2)
             print(
-                f"{name} - {reference}: {statistics.mean(values) - statistics.mean(found[reference]):+.2f}, "
-                f"standard error {error:.2f}, p = {permutation_p(values, found[reference]):.2f}"
+                f"{name} - {reference}: {mean:+.2f}, 95% interval {mean - margin:+.2f} to {mean + margin:+.2f}, "
+                + ("equal" if equal else "different" if abs(mean) > margin else f"open: {needed} seeds needed")
             )
 
 
@@ -220,7 +224,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8, help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="(%(default)s)")
     parser.add_argument("--size", type=int, default=48, help="side of the pictures to train on (%(default)s)")
-    parser.add_argument("--stored", type=int, default=256, help="size of the samples (%(default)s)")
+    parser.add_argument("--stored", type=int, nargs="+", default=[256], help="sizes of the samples (256)")
+    parser.add_argument("--fits", nargs="+", default=["crop", "squash"], help="(crop squash)")
+    parser.add_argument("--scale", type=float, default=0.08, help="smallest share of a picture to crop (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch, and of Pillow (%(default)s)")
     parser.add_argument("--randaugment", action="store_true", help="augment further; needs torchvision")
@@ -235,18 +241,17 @@ def main() -> None:
         sizes = [f"--images={options.images}", f"--classes={options.classes}", f"--val={options.val}"]
         draw = Path(__file__).resolve().parents[1] / "tools" / "draw_images.py"
         subprocess.run([sys.executable, str(draw), str(tree), *sizes], check=True, stdout=subprocess.DEVNULL)
-    ways = {}
-    fits: tuple[FitMode, ...] = ("crop", "squash")
-    for fit in fits:
-        path = options.out / f"{tree.name}-{options.stored}-{fit}"
+    ways, scale = {}, (options.scale, 1.0)
+    for stored, fit in product(options.stored, options.fits):
+        path = options.out / f"{tree.name}-{stored}-{fit}"
         if not (path / MANIFEST_NAME).exists():
-            convert(tree, path, size=options.stored, fit=fit)
-        ways[f"shards, {fit}"] = way_of_shards(
-            path, options.size, options.batch_size, [RandAugment(2, 9)] * options.randaugment
-        )
+            convert(tree, path, size=stored, fit=fit)
+        name = f"shards, {fit}" + f", {stored}" * (len(options.stored) > 1)
+        policy = [RandAugment(2, 9)] * options.randaugment
+        ways[name] = way_of_shards(path, options.size, scale, options.batch_size, policy)
     with ThreadPoolExecutor(options.threads) as pool:
-        policy = randaugment() if options.randaugment else torch.Tensor.contiguous
-        ways = {"JPEGs": way_of_jpegs(tree, options.size, options.batch_size, pool, policy), **ways}
+        change = randaugment() if options.randaugment else torch.Tensor.contiguous
+        ways = {"JPEGs": way_of_jpegs(tree, options.size, scale, options.batch_size, pool, change), **ways}
         run(ways, tree, options)
 
 
@@ -256,7 +261,7 @@ def run(ways: dict[str, Way], tree: Path, options: argparse.Namespace) -> None:
     steps = options.epochs * (counts[0] // options.batch_size)
     print(
         f"{counts[0]} images to train on, {counts[1]} to evaluate on, {num_classes} classes; {options.size} x "
-        f"{options.size} pixels, {steps} steps of {options.batch_size}"
+        f"{options.size} pixels, crops of {options.scale:.2f} to 1 of a picture, {steps} steps of {options.batch_size}"
     )
     own: dict[str, list[float]] = {name: [] for name in ways}
     jpegs: dict[str, list[float]] = {name: [] for name in ways}

@@ -14,10 +14,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
 
 
-def random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int, int, int, int]:
+def random_box(
+    rng: np.random.Generator, width: int, height: int, scale: tuple[float, float] = SCALE
+) -> tuple[int, int, int, int]:
     """Returns left, top, width and height, as RandomResizedCrop.get_params does."""
     for _ in range(10):
-        area = width * height * rng.uniform(*SCALE)
+        area = width * height * rng.uniform(*scale)
         ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
@@ -26,9 +28,11 @@ def random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int, 
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def augmented(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
+def augmented(
+    image: Image.Image, size: int, rng: np.random.Generator, scale: tuple[float, float] = SCALE
+) -> Image.Image:
     """Does RandomResizedCrop and RandomHorizontalFlip."""
-    left, top, width, height = random_box(rng, *image.size)
+    left, top, width, height = random_box(rng, *image.size, scale)
     part = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
     return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else part
 

@@ -34,6 +34,7 @@ SILENT_SECONDS = 30.0
 # Nodes notice the end of another one within this time of each other.
 REGROUP_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0
+_ATTEMPTS = 4
 _POLL_SECONDS = 0.01
 
 
@@ -99,20 +100,23 @@ class Meeting:
         host, port = rendezvous
         # torchrun listens at MASTER_PORT by itself.
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        try:
-            store = _store(host, port, MEET_SECONDS, hosts=hosts)
-        except (RuntimeError, OSError) as error:
-            raise LaunchError(
-                f"{host}:{port}: expected rank 0 to answer within {MEET_SECONDS:.0f} seconds, found: {_line(error)}. "
-                "Start all ranks in one step, or choose another address by --rendezvous"
-            ) from None
+        for attempt in reversed(range(_ATTEMPTS)):  # one whose connection is cut may wait until its time is over
+            try:
+                store = _store(host, port, MEET_SECONDS / _ATTEMPTS, hosts=hosts)
+                break
+            except (RuntimeError, OSError) as error:
+                if hosts or not attempt:
+                    raise LaunchError(
+                        f"{host}:{port}: expected rank 0 to answer within {MEET_SECONDS:.0f} seconds, found: "
+                        f"{_line(error)}. Start all ranks in one step, or choose another address by --rendezvous"
+                    ) from None
         # A store that torchrun keeps has what the ranks said before a restart.
         store = torch.PrefixStore(f"shardio{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/", store)
         return cls(store, rank, world_size, host)
 
     def agree(self, what: Mapping[str, str], *, needs_all: bool) -> None:
-        """Raises LaunchError, at all ranks, if ranks want different things, or if rank 0 does not answer in time; with
-        `needs_all`, also if any other rank does not come in time."""
+        """Raises LaunchError, at all ranks, if ranks want different things; with `needs_all`, also if a rank does not
+        come in time, or ends. Otherwise raises GroupBrokenError if rank 0 has ended."""
 
         def decide(found: dict[int, Any]) -> str:
             missing = [rank for rank in self._ranks if rank not in found]
@@ -129,7 +133,9 @@ class Meeting:
         try:
             problem = self._decide(self._store, "agree", self._ranks, 0, dict(what), decide, MEET_SECONDS)
         except (RuntimeError, OSError) as error:
-            problem = f"expected rank 0 to answer within {MEET_SECONDS:.0f} seconds, found: {_line(error)}"
+            problem = f"rank 0 does not answer: {_line(error)}"
+            if not needs_all:
+                raise GroupBrokenError(problem) from None
         if problem:
             raise LaunchError(
                 f"{problem}: all ranks must copy the same set together, and make their loaders in the same order"
@@ -138,7 +144,8 @@ class Meeting:
     def form(self, fills: bool) -> Group | None:
         """Returns the group of the ranks with `fills`, one on each node; None if this rank is alone or not in it.
 
-        Goes on without ranks that do not come in time. Only rank 0 waits if it does not fill.
+        Goes on without ranks that do not come in time. Only rank 0 waits if it does not fill. Raises GroupBrokenError
+        if rank 0 has ended.
         """
         mine = None
         if fills:
@@ -153,8 +160,8 @@ class Meeting:
                 self._store.set(f"form/{self.rank}", json.dumps(None))
                 return None
             found = self._decide(self._store, "form", self._ranks, 0, mine, decide, MEET_SECONDS)
-        except (RuntimeError, OSError):
-            return None
+        except (RuntimeError, OSError) as error:
+            raise GroupBrokenError(f"rank 0 does not answer: {_line(error)}") from None
         members = [Member(**each) for each in found]
         return self._group(members, members[0]) if fills and members else None
 

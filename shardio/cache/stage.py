@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from shardio.cache.folder import Cache, CachedCopy
 from shardio.cache.leases import CopyPaths, Lease
+from shardio.cache.meeting import GroupBrokenError, Meeting
 from shardio.cache.partial_copy import THERE, PartialCopy, PartialFiller, part_nbytes, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
@@ -35,9 +36,6 @@ from shardio.sets.storage import Storage, open_storage
 from shardio.system.files import fsync_folder, remove_temporaries
 from shardio.system.opening import FileAt, FolderHandle, at
 from shardio.system.threads import Flag
-
-if TYPE_CHECKING:
-    from shardio.cache.meeting import Meeting
 
 R = TypeVar("R")
 
@@ -99,7 +97,11 @@ def stage(
         lease, manifest = take_lease(storage, Cache(cache), digest)
     with contextlib.closing(storage), lease:
         if together is not None:
-            together.agree({"set": storage.name, "digest": manifest.digest}, needs_all=False)
+            try:
+                together.agree({"set": storage.name, "digest": manifest.digest}, needs_all=False)
+            except GroupBrokenError as error:
+                on_message(f"{error}: this node goes on alone")
+                together = None
         stager = Stager(
             *(storage, manifest, lease),
             workers=workers,
@@ -208,7 +210,8 @@ class Stager:
     def _decline(self) -> None:
         meeting, self._meeting = self._meeting, None
         if meeting is not None and not self._stop.is_set():
-            meeting.form(fills=False)
+            with contextlib.suppress(GroupBrokenError):
+                meeting.form(fills=False)
 
     def _run(self) -> bool:
         self._cache.sweep()
@@ -312,7 +315,6 @@ class Stager:
 
     def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
         """Copies what the node lacks with the other nodes, as far as they get together."""
-        from shardio.cache.meeting import GroupBrokenError
         from shardio.cache.together import LeftBehindError, Together
 
         def finish(entry: FileEntry) -> bool:
@@ -324,7 +326,11 @@ class Stager:
 
         meeting, self._meeting = self._meeting, None
         assert meeting is not None
-        group = meeting.form(fills=True)
+        try:
+            group = meeting.form(fills=True)
+        except GroupBrokenError as error:
+            self._on_message(f"{error}: this node goes on alone")
+            return
         while group is not None and not self._stop.is_set():
             together = Together(group, self._storage, partial, folder, self.files, finish, self._filler.count)
             try:

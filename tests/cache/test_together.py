@@ -20,7 +20,7 @@ from folders import contents
 from places import CHAOS
 
 from shardio.cache.folder import Cache
-from shardio.cache.meeting import rendezvous_of
+from shardio.cache.meeting import Meeting, rendezvous_of
 from shardio.cache.partial_copy import MISSING, THERE, PartialCopy, blocks_of
 from shardio.cache.stage import stage
 from shardio.cache.together import SlowNodes, joined, plan_window
@@ -268,6 +268,24 @@ def test_ranks_that_want_different_sets_all_get_an_error(make_set: Callable[...,
         error = node.communicate(timeout=60)[1]
         assert node.returncode == 1
         assert re.search(r"LaunchError: expected one set on all ranks, rank 1 has .*", error)
+
+
+class Gone:
+    """A store whose process has ended."""
+
+    def set(self, *_: str) -> None:
+        raise RuntimeError("Broken pipe\nframe #0")
+
+
+def test_a_node_goes_on_alone_if_rank_0_ends_before_they_have_agreed_and_a_loader_gets_an_error(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    src, said, meeting = make_set(20), list[str](), Meeting(Gone(), 1, 2, "127.0.0.1")
+    report = stage(src, tmp_path / "cache", together=meeting, on_message=said.append)
+    assert contents(Path(report.path)) == contents(src)
+    assert said == ["rank 0 does not answer: Broken pipe: this node goes on alone"]
+    with pytest.raises(LaunchError, match="rank 0 does not answer: Broken pipe"):
+        meeting.agree({}, needs_all=True)
 
 
 LOADER = """

@@ -199,6 +199,10 @@ class Breaking(Rounds[Counts]):
         for rank, (told, code) in enumerate(results):
             hurt = fault == "all sources" or (rank == victim and fault in ("killed", "stopped", "full disk", "source"))
             hurt = hurt or (fault == "damaged source" and code == FAILED and rank == victim)
+            # Rank 0 ended before the others met it.
+            hurt = hurt or (
+                fault in ("killed", "stopped") and not victim and "Start all ranks in one step" in str(told)
+            )
             where = f"{fault} at node {victim} after {after:.2f} s"
             what = f"{where}: node {rank} ended with {code}: {''.join(map(str, told))}"
             if code == -signal.SIGALRM:
