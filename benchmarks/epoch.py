@@ -1,0 +1,130 @@
+"""A whole epoch of a set that is larger than the memory, from the disk, with and without the standard transform.
+
+    python benchmarks/epoch.py [--samples 250000] [--size 256] [--rounds 5]
+
+The set is written first, by `ShardWriter`, and removed at the end. Before each epoch it leaves the page cache. Beside
+each epoch stand plain O_DIRECT reads of random samples, the limit of the disk, and torch's DataLoader over
+numpy.memmap, both for a part of an epoch. "disk" is what came from the disk, in bytes that were delivered: the
+transform does not need all, and the kernel reads some in vain. "waited" is the share of the time for which the loop
+waited for a batch; memory is the most that a process had, with what it has mapped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cold import plain_direct
+from common import bytes_from_disk, describe_machine, generated_set, leave_the_page_cache
+
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop
+from shardio.format.layout import sample_nbytes
+from shardio.format.manifest_file import load_manifest
+from shardio.loading.loader import ShardLoader
+from shardio.reading.shardset import open_shards
+
+BATCH_SIZE = 256
+WAYS = ("plain O_DIRECT", "ShardLoader", "with the transform", "DataLoader, numpy.memmap")
+
+
+class Memmaps(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """The shards of a set as numpy.memmap, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        shards = open_shards(path)
+        self._labels = shards.labels
+        self._files = [np.load(file, mmap_mode="r") for file in sorted(path.glob("train-0*.npy"))]
+        self._starts = np.cumsum([0, *map(len, self._files)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        row = np.array(self._files[number][index - self._starts[number]])
+        return torch.from_numpy(row), int(self._labels[index])
+
+
+def measure(way: str, path: Path, seed: int, part: int, crop: int) -> None:
+    """Prints what is measured of one way, as JSON."""
+    waited, before, start = 0.0, bytes_from_disk(), time.perf_counter()
+    if way == WAYS[0]:
+        count = plain_direct(path, part, seed) // sample_nbytes(open_shards(path).sample_shape)
+    elif way == WAYS[3]:
+        torch.manual_seed(seed)
+        loader = torch.utils.data.DataLoader(Memmaps(path), BATCH_SIZE, shuffle=True, num_workers=2)
+        count = sum(len(labels) for _, labels in islice(loader, part // BATCH_SIZE))
+    else:
+        transform = Compose([RandomResizedCrop(crop), HorizontalFlip(), Normalize("imagenet")])
+        options: dict[str, Any] = {"transform": transform} if way == WAYS[2] else {}
+        with ShardLoader(path, BATCH_SIZE, seed=seed, device="cpu", tail="short", **options) as ours:
+            count = sum(len(labels) for _, labels in ours)
+            waited = ours.stats()["waited"]
+    seconds = time.perf_counter() - start
+    nbytes = count * sample_nbytes(open_shards(path).sample_shape)
+    memory = [resource.getrusage(who).ru_maxrss / 1e3 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    found = {"images/s": count / seconds, "GB/s": nbytes / seconds / 1e9, "seconds": seconds, "count": count}
+    disk = (bytes_from_disk() - before) / nbytes
+    print(json.dumps(found | {"waited": waited, "disk": disk, "MB": max(memory)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=250_000)
+    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--crop", type=int, help="of the transform; default: 7/8 of the size")
+    parser.add_argument("--part", type=int, default=25_600, help="samples that the other ways read (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    crop = options.crop or options.size * 7 // 8
+    if options.measure:
+        way, path, seed = options.measure
+        measure(way, Path(path), int(seed), options.part, crop)
+        return
+    print(describe_machine())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    start = time.perf_counter()
+    path = generated_set(options.samples, options.size)
+    nbytes = load_manifest(path).nbytes
+    print(
+        f"{options.samples:,} samples of {options.size} x {options.size} x 3, {nbytes / 1e9:.1f} GB, on a machine with "
+        f"{memory / 1e9:.1f} GB of memory; written in {time.perf_counter() - start:.0f} s"
+    )
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    try:
+        for number in range(options.rounds):
+            for way in WAYS:
+                leave_the_page_cache(path)
+                words = [sys.executable, __file__, "--measure", way, path, number, "--part", options.part]
+                words += ["--crop", crop]
+                result = subprocess.run([*map(str, words)], check=True, stdout=subprocess.PIPE)
+                found[way].append(json.loads(result.stdout))
+    finally:
+        shutil.rmtree(path)
+    columns = ("images/s", "GB/s", "seconds", "waited", "disk", "MB")
+    print(f"{'':<28}{'samples':>9}" + "".join(f"{name:>10}" for name in columns) + f"{'of O_DIRECT':>22}")
+    for way, results in found.items():
+        ratios = [one["GB/s"] / plain["GB/s"] for one, plain in zip(results, found[WAYS[0]], strict=True)]
+        middle = {name: statistics.median(one[name] for one in results) for name in columns}
+        text = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(
+            f"{way:<28}{results[0]['count']:>9,}{middle['images/s']:>10,.0f}{middle['GB/s']:>10.2f}"
+            f"{middle['seconds']:>10.1f}{middle['waited']:>10.2f}{middle['disk']:>10.2f}{middle['MB']:>10,.0f}{text:>22}"
+        )
+
+
+if __name__ == "__main__":
+    main()
