@@ -306,8 +306,9 @@ def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
     found = list(chain.from_iterable(copies))
     counts = Counter((status.st_dev, status.st_ino) for status in found)
     each = {(status.st_dev, status.st_ino): status for status in found}
-    alone = (status.st_size for inode, status in each.items() if counts[inode] >= status.st_nlink)
-    return sum(status.st_size for status in each.values()), sum(alone)
+    # An unfinished file has its full size, and takes less.
+    sizes = {inode: min(status.st_size, status.st_blocks * 512) for inode, status in each.items()}
+    return sum(sizes.values()), sum(sizes[inode] for inode in each if counts[inode] >= each[inode].st_nlink)
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:

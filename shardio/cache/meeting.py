@@ -11,7 +11,6 @@ import contextlib
 import ipaddress
 import json
 import os
-import queue
 import re
 import socket
 import time
@@ -19,13 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import LaunchError
 from shardio.system.threads import Call, DaemonThread, Flag
+
+T = TypeVar("T")
 
 # Processes of a step start within this time of each other.
 MEET_SECONDS = 120.0
@@ -198,7 +199,8 @@ class Meeting:
                 store = _store(host.host, host.port, SILENT_SECONDS)
             store = torch.PrefixStore(f"gloo{self._generation}/", store)
             limit = timedelta(seconds=SILENT_SECONDS)
-            gloo = torch.ProcessGroupGloo(store, ranks.index(self.rank), len(ranks), limit)
+            make = partial(torch.ProcessGroupGloo, store, ranks.index(self.rank), len(ranks), limit)
+            gloo = _within(2 * SILENT_SECONDS, make, self.stop)
         except (RuntimeError, OSError):
             return self.regroup(members, again=False) if again else None
         return Group(gloo, ranks.index(self.rank), tuple(members), self.stop)
@@ -217,21 +219,25 @@ class Meeting:
 
         Raises RuntimeError if the store or the decider does not answer.
         """
-        store.set(f"{name}/{self.rank}", json.dumps(mine))
-        deadline = time.monotonic() + seconds
-        if self.rank == decider:
-            found: dict[int, Any] = {}
-            while len(found) < len(ranks) and time.monotonic() < deadline:
-                for rank in ranks:
-                    if rank not in found and store.check([f"{name}/{rank}"]):
-                        found[rank] = json.loads(store.get(f"{name}/{rank}"))
+
+        def ask() -> Any:
+            store.set(f"{name}/{self.rank}", json.dumps(mine))
+            deadline = time.monotonic() + seconds
+            if self.rank == decider:
+                found: dict[int, Any] = {}
+                while len(found) < len(ranks) and time.monotonic() < deadline:
+                    for rank in ranks:
+                        if rank not in found and store.check([f"{name}/{rank}"]):
+                            found[rank] = json.loads(store.get(f"{name}/{rank}"))
+                    self._pause()
+                store.set(name, json.dumps(decide(found)))
+            while not store.check([name]):
+                if time.monotonic() > deadline + REGROUP_SECONDS:
+                    raise RuntimeError(f"rank {decider} does not answer")
                 self._pause()
-            store.set(name, json.dumps(decide(found)))
-        while not store.check([name]):
-            if time.monotonic() > deadline + REGROUP_SECONDS:
-                raise RuntimeError(f"rank {decider} does not answer")
-            self._pause()
-        return json.loads(store.get(name))
+            return json.loads(store.get(name))
+
+        return _within(seconds + 2 * REGROUP_SECONDS, ask, self.stop)
 
     def _pause(self) -> None:
         if self.stop.is_set():
@@ -302,13 +308,21 @@ def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
 
     torch: Any = distributed
     limit = timedelta(seconds=seconds)
-    call = Call(partial(torch.TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit))
-    # In a thread: if the process of the store is stopped, the call never returns.
+    make = partial(torch.TCPStore, host, port, is_master=hosts, wait_for_workers=False, timeout=limit)
+    return _within(seconds + _CONNECT_SECONDS, make)
+
+
+def _within(seconds: float, do: Callable[[], T], stop: Flag | None = None) -> T:
+    """Returns what `do` returns. Raises RuntimeError if it does not return in time, or once `stop` is set.
+
+    It is called in a thread: calls that wait for a store whose process is stopped never return.
+    """
+    call, deadline = Call(do), time.monotonic() + seconds
     DaemonThread(call.run, "shardio-meet").begin()
-    try:
-        call.wait(seconds + _CONNECT_SECONDS)
-    except queue.Empty:
-        raise RuntimeError(f"{host}:{port} does not answer") from None
+    while not call.is_over:
+        if time.monotonic() > deadline or (stop is not None and stop.is_set()):
+            raise RuntimeError(f"no answer within {seconds:.0f} seconds")
+        time.sleep(_POLL_SECONDS)
     return call.result()
 
 

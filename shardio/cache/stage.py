@@ -329,7 +329,8 @@ class Stager:
         try:
             group = meeting.form(fills=True)
         except GroupBrokenError as error:
-            self._on_message(f"{error}: this node goes on alone")
+            if not self._stop.is_set():
+                self._on_message(f"{error}: this node goes on alone")
             return
         while group is not None and not self._stop.is_set():
             together = Together(group, self._storage, partial, folder, self.files, finish, self._filler.count)

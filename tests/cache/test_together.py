@@ -6,9 +6,11 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from folders import contents
 from places import CHAOS
 
 from shardio.cache.folder import Cache
-from shardio.cache.meeting import Meeting, rendezvous_of
+from shardio.cache.meeting import GroupBrokenError, Meeting, rendezvous_of
 from shardio.cache.partial_copy import MISSING, THERE, PartialCopy, blocks_of
 from shardio.cache.stage import stage
 from shardio.cache.together import SlowNodes, joined, plan_window
@@ -286,6 +288,29 @@ def test_a_node_goes_on_alone_if_rank_0_ends_before_they_have_agreed_and_a_loade
     assert said == ["rank 0 does not answer: Broken pipe: this node goes on alone"]
     with pytest.raises(LaunchError, match="rank 0 does not answer: Broken pipe"):
         meeting.agree({}, needs_all=True)
+
+
+def test_a_store_whose_process_is_stopped_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        met = Meeting.at(("127.0.0.1", int(host.stdout.readline())), 1, 2)
+        host.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr("shardio.cache.meeting.MEET_SECONDS", 0.5)
+        monkeypatch.setattr("shardio.cache.meeting.REGROUP_SECONDS", 0.1)
+        with pytest.raises(GroupBrokenError, match="no answer"):
+            met.agree({}, needs_all=False)
+        host.kill()
+    for thread in threading.enumerate():  # what was waiting gets an error now
+        if thread.name == "shardio-meet":
+            thread.join(30)
 
 
 LOADER = """

@@ -192,7 +192,7 @@ class Breaking(Rounds[Counts]):
     def round(self) -> None:
         counts, rng = self.counts, self._random
         fault, victim = FAULTS[(counts.rounds - 1) % len(FAULTS)], rng.randrange(self._nodes)
-        after = rng.random() * 1.5
+        after = rng.random() * rng.choice((0.1, 1.5))  # as they meet, or later
         counts.faults[fault] += 1
         results = self._run(fault, victim, after)
         counts.read_nbytes.append(int(self._board.sum()))
