@@ -46,6 +46,15 @@ def test_the_lowest_versions_are_those_that_the_package_allows() -> None:
         assert not any(numbers[len(lowest) :]), name
 
 
+def test_workflows_pin_each_action_to_a_commit_and_name_its_version() -> None:
+    workflows = [text_of(str(path)) for path in sorted((ROOT / ".github" / "workflows").iterdir())]
+    used = re.findall(r"uses: (.*)$", "\n".join(workflows), re.MULTILINE)
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+    pins = dict(line.split("@") for line in used)
+    assert sorted(set(used)) == sorted(f"{action}@{pin}" for action, pin in pins.items())
+
+
 @pytest.mark.parametrize(
     ("names", "fault"),
     [
