@@ -130,6 +130,12 @@ def test_the_figures_of_a_page_are_those_of_the_results(page: str, least: int) -
                 assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d])", section), f"{command}: {figure}"
 
 
+def test_the_results_begin_with_a_link_to_each_section() -> None:
+    contents = RESULTS.partition("\n## ")[0]
+    titles = [re.split(": `", heading)[0] for heading in re.findall(r"^## (.*)$", RESULTS, re.MULTILINE)]
+    assert re.findall(r"\[([^\]]+)\]\(#", contents) == titles
+
+
 def test_the_rates_in_the_text_of_the_readme_are_those_of_the_results() -> None:
     for figure in re.findall(r"(\S+) JPEGs a\s+second|reads (\S+) samples a second", README):
         assert f"| {''.join(figure)} |" in RESULTS
