@@ -32,8 +32,8 @@ Results go to build/peers/results.json, from which the tables and the plots are 
 whole tree of processes: `private` is what one of them has written and no other shares. The processor's time counts all
 of the tree, too.
 
-The environments are made with pip under build/peers, and share one torch for the CPU. A library that cannot be had is
-a row which says why.
+The environments are made with pip under build/peers. All but torchcodec's share one torch for the CPU. A library that
+cannot be had is a row which says why.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ RESULTS = BUILD / "results.json"
 PICTURES = ROOT / "docs" / "images"
 RUN = Path(__file__).with_name("peers") / "run.py"
 
-# What pip is told for each environment. Each sees torch and torchvision of the environment "torch". torchvision's wheel
-# is one for CUDA: its operators cannot be loaded beside a torch for the CPU, its transforms can.
+# What pip is told for each environment. Those outside OWN_TORCH see torch and torchvision of the environment "torch":
+# torchvision's wheel is one for CUDA, whose operators cannot be loaded beside a torch for the CPU. Its transforms can.
 ENVIRONMENTS: dict[str, Sequence[list[str]]] = {
     "torch": (["torch", "numpy", "pillow"], ["--no-deps", "torchvision==0.28.0"]),
     "tensordict": (["tensordict==0.15.3"],),
@@ -75,11 +75,15 @@ ENVIRONMENTS: dict[str, Sequence[list[str]]] = {
         ["--no-deps", "dlio_benchmark==2.0.0"],
         ["mpi4py==4.1.2", "mpich==5.0.2", "h5py", "hydra-core", "pandas", "psutil"],
     ),
+    # Its wheel for Linux needs a torch for CUDA, 5.5 GB in all. It decodes images on the CPU, without FFmpeg.
+    "torchcodec": (["torch==2.14.1", "torchvision==0.29.1", "torchcodec==0.17.0", "numpy", "pillow"],),
     # Needs FFmpeg's libraries.
     "spdl": (["spdl==0.8.0"],),
     # Builds: needs pkg-config, and OpenCV's and TurboJPEG's headers.
     "ffcv": (["numba", "opencv-python-headless", "tqdm"], ["--no-deps", "ffcv==1.0.2"]),
 }
+
+OWN_TORCH = ("torch", "torchcodec")
 
 
 class Part(NamedTuple):
@@ -136,7 +140,12 @@ PARTS = {
     ),
     "decoders": Part(
         "Decoding in each epoch",
-        {"images_with_torchvision": "torch", "images_with_shardio": "", "images_with_spdl": "spdl"},
+        {
+            "images_with_torchvision": "torch",
+            "images_with_torchcodec": "torchcodec",
+            "images_with_shardio": "",
+            "images_with_spdl": "spdl",
+        },
         {"ImageFolder + DataLoader, threads": "torch's DataLoader has processes alone"},
         "images_with_torchvision",
         "PSNR",
@@ -193,14 +202,14 @@ def environment(name: str) -> Path:
     folder = BUILD / name
     python, done = folder / "bin" / "python", folder / ".installed"
     if not done.exists():
-        common = None if name == "torch" else environment("torch")
+        common = None if name in OWN_TORCH else environment("torch")
         call([sys.executable, "-m", "venv", folder], 300)
         packages = next(folder.glob("lib/python*/site-packages"))
         if common is not None:
             common_packages = next(common.parents[1].glob("lib/python*/site-packages"))
             (packages / "torch.pth").write_text(f"{common_packages}\n")
         # The others see this torch and are content with it. What else is pinned they may want in another version.
-        pins = [] if common else ["-c", ROOT / "constraints.txt"]
+        pins = ["-c", ROOT / "constraints.txt"] if name == "torch" else []
         for words in ENVIRONMENTS[name]:
             call([python, "-m", "pip", "install", "--quiet", *pins, *words], 1200)
         done.touch()

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
 
 PACKAGES = ("torchvision", "torch", "pillow")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -23,15 +24,23 @@ def prepare(images: Path, out: Path) -> None:
     (out / "images").symlink_to(images.resolve())
 
 
-def evaluated(out: Path, count: int) -> np.ndarray:
-    """Returns the first pictures of an evaluation, float32 (count, 3, 224, 224) from 0 to 1."""
-    pictures = ImageFolder(out / "images", transforms.Compose([*PICTURE, transforms.ToTensor()]))
+def first_pictures(
+    out: Path, count: int, chain: list[Callable[..., Any]], decode: Callable[[str], Any] = default_loader
+) -> np.ndarray:
+    pictures = ImageFolder(out / "images", transforms.Compose(chain), loader=decode)
     return torch.stack([pictures[number][0] for number in range(count)]).numpy()
 
 
-def opened(chain: list[Callable[..., Any]], batched: bool = True) -> Callable[[Path, int, int, int], Any]:
+def evaluated(out: Path, count: int) -> np.ndarray:
+    """Returns the first pictures of an evaluation, float32 (count, 3, 224, 224) from 0 to 1."""
+    return first_pictures(out, count, [*PICTURE, transforms.ToTensor()])
+
+
+def opened(
+    chain: list[Callable[..., Any]], batched: bool = True, decode: Callable[[str], Any] = default_loader
+) -> Callable[[Path, int, int, int], Any]:
     def way(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
-        pictures: Any = ImageFolder(out / "images", transforms.Compose(chain))
+        pictures: Any = ImageFolder(out / "images", transforms.Compose(chain), loader=decode)
         order = RandomSampler(pictures, num_samples=repeats * len(pictures))
         size = batch_size if batched else None
         batches = DataLoader(pictures, size, sampler=order, num_workers=workers, persistent_workers=True)

@@ -153,7 +153,7 @@ def import_what_torch_lacks() -> None:
 
 
 def import_peer(name: str) -> Any:
-    if name.endswith(("_litdata", "_streaming", "_torchvision", "tutorial_with_threads")):
+    if name.endswith(("_litdata", "_streaming", "_torchvision", "_torchcodec", "tutorial_with_threads")):
         import_what_torch_lacks()
     return importlib.import_module(name)
 

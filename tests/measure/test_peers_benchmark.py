@@ -109,6 +109,31 @@ def test_each_library_of_a_part_has_its_module_and_its_environment() -> None:
             assert environment in ("", *peers.ENVIRONMENTS)
 
 
+def test_an_environment_shares_torch_unless_its_library_needs_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = imported("peers")
+    installed: list[list[str]] = []
+
+    def call(command: list[object], timeout: float) -> str:
+        words = list(map(str, command))
+        if words[1:3] == ["-m", "venv"]:
+            (Path(words[3]) / "lib" / "python3" / "site-packages").mkdir(parents=True)
+        else:
+            installed.append(words[5:])
+        return ""
+
+    monkeypatch.setattr(peers, "BUILD", tmp_path)
+    monkeypatch.setattr(peers, "call", call)
+    peers.environment("torchcodec")
+    assert [path.name for path in tmp_path.iterdir()] == ["torchcodec"]
+    assert installed == [*peers.ENVIRONMENTS["torchcodec"]]
+    peers.environment("spdl")
+    assert installed[1][:2] == ["-c", str(peers.ROOT / "constraints.txt")]
+    shared = tmp_path / "spdl" / "lib" / "python3" / "site-packages" / "torch.pth"
+    assert shared.read_text() == f"{tmp_path / 'torch' / 'lib' / 'python3' / 'site-packages'}\n"
+
+
 def test_lost_and_repeated_samples_are_counted() -> None:
     run = imported("run")
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 1, 4)
