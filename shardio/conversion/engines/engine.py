@@ -101,7 +101,7 @@ class _OwnProcesses(ProcessPoolExecutor):
     """Spawned worker processes, which inherit no locks or threads. If the `with` block fails, they are killed."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(count, multiprocessing.get_context("spawn"), _end_with_parent)
+        super().__init__(count, multiprocessing.get_context("spawn"), end_with_parent)
 
     def submit(self, *call: Any, **options: Any) -> Future[Any]:
         # Ctrl-C is for this process alone: submitting starts workers, which inherit the blocked signal.
@@ -118,7 +118,7 @@ class _OwnProcesses(ProcessPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Initializes a worker process, so it exits when its parent process ends, even if the parent is killed."""
     # The parent would wait while the interpreter takes torch apart.
     atexit.register(os._exit, 0)
