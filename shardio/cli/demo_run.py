@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from itertools import pairwise
+from datetime import timedelta
+from hashlib import sha256
+from itertools import count, pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from click import echo
 from torch import nn
 
+from shardio.augment.chain import Compose
+from shardio.augment.transforms import HorizontalFlip, Normalize, RandomResizedCrop
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 
@@ -96,3 +104,57 @@ def _evaluate(model: nn.Module, out: Path, device: torch.device) -> float:
             right += int((model(_shrunk(images)).argmax(1) == labels).sum())
             total += len(labels)
     return right / total
+
+
+def train_rank(
+    out: Path, folder: Path, rank: int, world_size: int, batch_size: int, last: int, save_every: int, pipe: Connection
+) -> None:
+    """Trains on the CPU as one rank, from the state in `folder`, and waits in step `last`.
+
+    Sends the number of each step and the hashes of this rank's samples, before it learns from them.
+    """
+    torch.set_num_threads(1)
+    # As torchrun sets them.
+    world = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world_size}
+    os.environ.update({name: str(value) for name, value in world.items()})
+    store = dist.FileStore(str(folder / f"ranks-{world_size}"), world_size)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    shards = open_shards(out)
+    torch.manual_seed(0)
+    model = _small_net(shards.sample_shape[2], len(shards.classes))
+    transform = Compose([RandomResizedCrop(_TRAIN_PIXELS), HorizontalFlip(), Normalize(0.5, 0.25)])
+    state_file = folder / "state.pt"
+    step = 0
+    with ShardLoader(out, batch_size, transform=transform, device="cpu") as loader:
+        if state_file.exists():
+            state = torch.load(state_file, weights_only=True)
+            step = state["step"]
+            model.load_state_dict(state["model"])
+            loader.load_state_dict(state["loader"])
+        for epoch in count(loader.state_dict()["epoch"]):
+            loader.set_epoch(epoch)
+            for images, labels in loader:
+                step += 1
+                samples = zip(images.numpy(), labels.numpy(), strict=True)
+                pipe.send((step, [sha256(image.tobytes() + label.tobytes()).digest() for image, label in samples]))
+                if step == last:
+                    signal.pause()
+                nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+                _descend(model, world_size)
+                if rank == 0 and step % save_every == 0:
+                    state = {"step": step, "model": model.state_dict(), "loader": loader.state_dict()}
+                    torch.save(state, state_file.with_suffix(".tmp"))
+                    state_file.with_suffix(".tmp").replace(state_file)
+
+
+@torch.no_grad()
+def _descend(model: nn.Module, world_size: int) -> None:
+    """Makes one step of SGD by the mean of the ranks' gradients.
+
+    DistributedDataParallel and the optimizers import torch's compiler, which takes longer than this training.
+    """
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.sub_(parameter.grad, alpha=0.05 / world_size)
+        parameter.grad = None
