@@ -30,7 +30,10 @@ def run_demo(out: Path, steps: int) -> None:
     """Reads some epochs of the set in `out`, trains on it for `steps` steps, and prints speed and accuracy."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _read(out, device)
-    _train(out, device, steps)
+    if open_shards(out).classes:
+        _train(out, device, steps)
+    else:
+        echo("\nthe set has no classes: nothing is trained")
 
 
 def _read(out: Path, device: torch.device) -> None:
@@ -39,7 +42,7 @@ def _read(out: Path, device: torch.device) -> None:
         for epoch in range(_EPOCHS):
             start = time.perf_counter()
             count = nbytes = 0
-            for images, _labels in loader:
+            for images, *_ in loader:
                 count += len(images)
                 nbytes += images.nbytes
             if device.type == "cuda":
