@@ -187,6 +187,11 @@ def accuracy(network: nn.Module, batches: Iterable[Batch]) -> float:
     return 100 * right.float().mean().item()
 
 
+def interval(gaps: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean, and how far its 95% interval reaches to each side."""
+    return statistics.mean(gaps), T[min(len(gaps) - 1, len(T)) - 1] * spread(gaps) / math.sqrt(len(gaps))
+
+
 def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else math.nan
 
@@ -202,8 +207,7 @@ def print_table(title: str, found: dict[str, list[float]], reference: str) -> No
     for name, values in found.items():
         if name != reference and len(values) > 1:
             gaps = [value - other for value, other in zip(values, found[reference], strict=True)]
-            mean, error = statistics.mean(gaps), spread(gaps) / math.sqrt(len(gaps))
-            margin = T[min(len(gaps) - 1, len(T)) - 1] * error
+            mean, margin = interval(gaps)
             equal = abs(mean) + margin <= EQUAL
             needed = math.ceil((1.96 * spread(gaps) / EQUAL) ** 2)
             print(

@@ -39,6 +39,7 @@ def test_the_lowest_versions_are_those_that_the_package_allows() -> None:
     pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", text_of("constraints-lowest.txt"), re.MULTILINE))
     least = dict(re.findall(r'"([\w-]+)>=([\d.]+)["; ]', text_of("pyproject.toml")))
     needed = {"torch", "numpy", "pillow", "simplejpeg", "tqdm", "click", "jinja2", "zlib-ng", "pytest", "pytest-xdist"}
+    needed |= {"jsonschema"}
     assert needed | {"pyarrow", "scipy", "distributed", "fsspec", "aiohttp"} == set(pins)
     for name, version in pins.items():
         numbers, lowest = (tuple(map(int, text.split("."))) for text in (version, least[name]))

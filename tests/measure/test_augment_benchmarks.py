@@ -136,7 +136,7 @@ def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path:
     ended = run_python(BENCHMARKS / "accuracy.py", image_tree, *small, **NO_GPU)
     assert ended.returncode == 0, ended.stderr
     out = ended.stdout
-    assert "12 images to train on, 6 to evaluate on, 3 classes; 16 x 16 pixels, 3 steps of 4" in out
+    assert "12 images to train on, 6 to evaluate on, 3 classes; 16 x 16 pixels, crops of 0.08 to 1" in out
     tables = out.split("\n\n")[1:]
     assert [table.splitlines()[0].partition(",")[0] for table in tables] == [
         "evaluated on the pictures of each way",
@@ -151,22 +151,19 @@ def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path:
 def test_what_is_evaluated_is_the_same_from_files_and_shards(
     image_tree: Path, tmp_path: Path, module: Callable[[str], ModuleType]
 ) -> None:
-    accuracy = module("accuracy")
+    accuracy, scale = module("accuracy"), (0.08, 1.0)
     convert(image_tree, tmp_path / "out", size=96, fit="squash")
     with ThreadPoolExecutor(1) as pool:
-        ((images, labels),) = accuracy.way_of_jpegs(image_tree, 16, 4, pool, torch.Tensor.contiguous).val
-    (shards,) = accuracy.way_of_shards(tmp_path / "out", 16, 4, []).val
+        ((images, labels),) = accuracy.way_of_jpegs(image_tree, 16, scale, 4, pool, torch.Tensor.contiguous).val
+    (shards,) = accuracy.way_of_shards(tmp_path / "out", 16, scale, 4, []).val
     order = np.argsort(open_shards(tmp_path / "out", "val").index["key"])
     assert torch.equal(shards[1][order], labels)
     # The values have a standard deviation of about 1, and were resampled once more.
     assert (shards[0][order] - images).abs().mean() < 0.05
 
 
-def test_the_permutation_test_counts_divisions(module: Callable[[str], ModuleType]) -> None:
-    accuracy = module("accuracy")
-    assert accuracy.permutation_p([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == 2 / 20
-    assert accuracy.permutation_p([1.0, 1.0], [1.0, 1.0]) == 1.0
-    assert accuracy.permutation_p([1.0, 4.0], [2.0, 3.0]) == 1.0
+def test_intervals_are_those_of_students_t(module: Callable[[str], ModuleType]) -> None:
+    assert module("accuracy").interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 4.30 / 3**0.5))
 
 
 def test_operations_are_compared_where_the_other_libraries_are(image_tree: Path, tmp_path: Path) -> None:
