@@ -631,6 +631,8 @@ def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
         assert not stager.run()
         copied = [entry.file for entry in stager.copied]
         assert copied == ["train-index.npy", "train-00000.npy", "train-00001.npy"][: len(copied)]
+        (found,) = Cache(cache).copies()
+        assert found.nbytes < load_manifest(out).nbytes  # its unfinished files take less than their size
         assert not stager.run()
     assert stage(out, cache).num_copied == 7 - len(copied)
 

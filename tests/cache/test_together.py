@@ -263,6 +263,34 @@ def test_the_nodes_that_come_copy_without_the_one_that_does_not(make_set: Callab
     assert sum(read) == load_manifest(src).nbytes
 
 
+FETCHING = """
+import threading
+run = together.Together.run
+def fetching(self):
+    entry = next(entry for entry in self._files if entry.file == "train-00001.npy")
+    start, stop = (self._partial.blocks[entry].start(block) for block in (1, 2))
+    self._partial.mark(entry, partial_copy.COMING, start, stop)
+    block = memoryview(open(f"{src}/{entry.file}", "rb").read()[start:stop])
+    threading.Timer(0.5, self._partial.write, (entry, start, block)).start()
+    run(self)
+if rank == 0:
+    together.Together.run = fetching
+report ="""
+
+
+def test_a_block_that_a_node_is_fetching_for_a_batch_is_waited_for_and_not_read_again(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    src = make_set(45)
+    code = NODE.replace("report =", FETCHING)
+    nodes = start_nodes(code, src, size=2, each=lambda rank: [tmp_path / f"node-{rank}"])
+    read = [json.loads(node.communicate(timeout=100)[0].splitlines()[-1])[0] for node in nodes]
+    manifest = load_manifest(src)
+    assert sum(read) < manifest.nbytes
+    for rank in range(2):
+        assert contents(tmp_path / f"node-{rank}" / manifest.digest) == contents(src)
+
+
 def test_ranks_that_want_different_sets_all_get_an_error(make_set: Callable[..., Path], tmp_path: Path) -> None:
     sets = [make_set(20), make_set(30)]
     nodes = start_nodes(NODE, size=2, each=lambda rank: [sets[rank], tmp_path / f"node-{rank}"])
