@@ -6,11 +6,14 @@ Each accelerator is a process of MPI that takes 400 images of 224 x 224 x 3 and 
 would train a ResNet-50 (DLIO's workload resnet50_h100). Its utilisation is the share of the time in which it need not
 wait; MLPerf asks for 0.90. An epoch has 1,281,024 images at most, as in the workload. They are those of a set of
 `--samples`, read as often as that takes, since few machines have memory for 193 GB. `--step-seconds 0.112` stands for
-an accelerator that is twice as fast: DLIO has no workload for a B200.
+an accelerator that is twice as fast: DLIO has no such workload for a B200.
+
+`--workload retinanet_b200` has the numbers of MLPerf Storage's workload of that name: 24 samples of 323 kB, here 328 x
+328 x 3, in each 0.04755 s; it asks for 0.85. There a sample is a JPEG of its own file, which DLIO does not decode.
 
 With `--cold` no sample is in the page cache when a run begins, and each is read once an epoch: `--samples` must be as
 many as all accelerators take in `--steps`. With `--memory GB`, none is there either, and all processes and what they
-keep in the page cache are in a cgroup of so much, for which it takes root.
+keep in the page cache are in a cgroup of so much, for which it takes root. MLPerf asks for a set of five times that.
 
 `--loader dlio` gives the same accelerators a reader of DLIO's own instead, `indexed_binary` under torch's DataLoader
 with a worker process for each, from files of as many bytes that DLIO has written. It writes its table of all samples
@@ -35,13 +38,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from common import cgroup, describe_machine, generated_set, leave_the_page_cache
 from peers import BUILD, ROOT, Unavailable, environment
 
-SIDE, BATCH_SIZE = 224, 400
-# 1,024 files of 1,251 images in the workload; here as many images in as many files as the set has shards.
-EPOCH = 1024 * 1251
+
+class Workload(NamedTuple):
+    side: int
+    batch_size: int
+    step_seconds: float
+    samples: int
+
+
+# 1,024 files of 1,251 images in the first; here as many images in as many files as the set has shards.
+WORKLOADS = {
+    "resnet50_h100": Workload(224, 400, 0.224, 1024 * 1251),
+    "retinanet_b200": Workload(328, 24, 0.04755, 1_170_301),
+}
 FOLDER = BUILD / "dlio"
 STAND_INS = {
     "tensorflow.py": "",
@@ -90,12 +104,12 @@ def installed() -> Path:
     return programs
 
 
-def data(loader: str, samples: int) -> tuple[Path, int]:
+def data(loader: str, workload: Workload, samples: int) -> tuple[Path, int]:
     """Returns the folder that DLIO is given, and the number of its files."""
     folder = FOLDER / "data" / loader
     (folder / "valid").mkdir(parents=True, exist_ok=True)
     if loader != "dlio":
-        made = generated_set(samples, SIDE, 512 << 20)
+        made = generated_set(samples, workload.side, 512 << 20)
         (folder / "train").unlink(missing_ok=True)
         (folder / "train").symlink_to(made)
         return folder, len(list(made.glob("train-0*.npy")))
@@ -104,7 +118,10 @@ def data(loader: str, samples: int) -> tuple[Path, int]:
         shutil.rmtree(folder, ignore_errors=True)
         words = ["++workload.workflow.generate_data=True", "++workload.workflow.train=False"]
         subprocess.run(
-            command(1, folder, files, 1000, loader, 1, *words), env=variables(), check=True, capture_output=True
+            command(1, folder, files, 1000, loader, workload, 1, *words),
+            env=variables(),
+            check=True,
+            capture_output=True,
         )
         (folder / "made").touch()
     return folder, files
@@ -117,7 +134,14 @@ def variables() -> dict[str, str]:
 
 
 def command(
-    accelerators: int, folder: Path, files: int, samples_per_file: int, loader: str, epochs: int, *more: str
+    accelerators: int,
+    folder: Path,
+    files: int,
+    samples_per_file: int,
+    loader: str,
+    workload: Workload,
+    epochs: int,
+    *more: str,
 ) -> list[str]:
     programs = installed()
     words = {
@@ -125,10 +149,11 @@ def command(
         "reader.data_loader": "pytorch",
         "reader.read_threads": 1,
         "reader.prefetch_size": 2,
+        "reader.batch_size": workload.batch_size,
         "dataset.data_folder": folder,
         "dataset.num_files_train": files,
         "dataset.num_samples_per_file": samples_per_file,
-        "dataset.record_length": SIDE * SIDE * 3,
+        "dataset.record_length": workload.side * workload.side * 3,
         "dataset.record_length_stdev": 0,
         "train.epochs": epochs,
         "output.folder": FOLDER / "out",
@@ -154,22 +179,22 @@ def utilisations(output: str) -> list[float]:
 
 def run(accelerators: int, options: argparse.Namespace) -> tuple[list[float], float]:
     """Returns the utilisation in each epoch, and the share of the processor's time that was used."""
-    loader = options.loader
-    folder, files = data(loader, options.samples)
-    count = min(EPOCH, accelerators * BATCH_SIZE * options.steps)
+    loader, workload = options.loader, WORKLOADS[options.workload]
+    folder, files = data(loader, workload, options.samples)
+    count = min(workload.samples, accelerators * workload.batch_size * options.steps)
     if options.cold and count > options.samples:
         raise Unavailable(f"{accelerators} accelerators take {count:,} samples: give --samples {count}")
     if options.cold or options.memory:  # what is in the page cache already is not charged to a cgroup
         leave_the_page_cache(folder / "train")
     per_file = 1000 if loader == "dlio" else count // files
-    words = [f"++workload.train.computation_time={options.step_seconds}"]
+    words = [f"++workload.train.computation_time={options.step_seconds or workload.step_seconds}"]
     if loader == "dlio":
-        steps = min(options.steps, options.samples // (accelerators * BATCH_SIZE))
+        steps = min(options.steps, options.samples // (accelerators * workload.batch_size))
         words.append(f"++workload.train.total_training_steps={steps}")
     with limited(options.memory) as into:
         before, start = os.times(), time.perf_counter()
         ended = subprocess.run(
-            command(accelerators, folder, files, per_file, loader, options.epochs, *words),
+            command(accelerators, folder, files, per_file, loader, workload, options.epochs, *words),
             env=variables(),
             capture_output=True,
             text=True,
@@ -196,11 +221,13 @@ def limited(memory: float | None) -> Iterator[Path | None]:
 def lines(options: argparse.Namespace) -> Iterator[str]:
     yield "| accelerators | images/s needed | utilisation, first epoch | the others | cores busy |"
     yield "|---|---|---|---|---|"
+    workload = WORKLOADS[options.workload]
+    rate = workload.batch_size / (options.step_seconds or workload.step_seconds)
     for accelerators in options.accelerators:
         found, busy = run(accelerators, options)
         later = found[1:] or found
         yield (
-            f"| {accelerators} | {accelerators * BATCH_SIZE / options.step_seconds:,.0f} | {found[0]:.3f} "
+            f"| {accelerators} | {accelerators * rate:,.0f} | {found[0]:.3f} "
             f"| {statistics.median(later):.3f} ({min(later):.3f} to {max(later):.3f}) | {busy:.0%} |"
         )
 
@@ -213,10 +240,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accelerators", type=numbers, default=[1, 8, 16, 20], metavar="N,N,...")
     parser.add_argument("--loader", choices=["shardio", "dlio", "idle"], default="shardio")
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="resnet50_h100")
     parser.add_argument("--samples", type=int, default=16_000, help="of the set: 2.4 GB")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=160, help="of an epoch at most")
-    parser.add_argument("--step-seconds", type=float, default=0.224)
+    parser.add_argument("--step-seconds", type=float, help="of an accelerator; the workload's if not given")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--memory", type=float, metavar="GB")
     options = parser.parse_args()

@@ -74,7 +74,9 @@ def measure(way: str, path: Path, seed: int, part: int, crop: int) -> None:
             waited = ours.stats()["waited"]
     seconds = time.perf_counter() - start
     nbytes = count * sample_nbytes(open_shards(path).sample_shape)
-    memory = [resource.getrusage(who).ru_maxrss / 1e3 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    # RUSAGE_SELF would begin with what the process had that started this one.
+    own = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    memory = [int(own.split()[1]) / 1e3, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3]
     found = {"images/s": count / seconds, "GB/s": nbytes / seconds / 1e9, "seconds": seconds, "count": count}
     disk = (bytes_from_disk() - before) / nbytes
     print(json.dumps(found | {"waited": waited, "disk": disk, "MB": max(memory)}))
@@ -115,14 +117,16 @@ def main() -> None:
     finally:
         shutil.rmtree(path)
     columns = ("images/s", "GB/s", "seconds", "waited", "disk", "MB")
-    print(f"{'':<28}{'samples':>9}" + "".join(f"{name:>10}" for name in columns) + f"{'of O_DIRECT':>22}")
+    print(f"{'':<28}{'samples':>9}" + "".join(f"{name:>10}" for name in columns) + f"{'of O_DIRECT':>22}   images/s")
     for way, results in found.items():
         ratios = [one["GB/s"] / plain["GB/s"] for one, plain in zip(results, found[WAYS[0]], strict=True)]
         middle = {name: statistics.median(one[name] for one in results) for name in columns}
         text = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        rates = sorted(one["images/s"] for one in results)
         print(
             f"{way:<28}{results[0]['count']:>9,}{middle['images/s']:>10,.0f}{middle['GB/s']:>10.2f}"
             f"{middle['seconds']:>10.1f}{middle['waited']:>10.2f}{middle['disk']:>10.2f}{middle['MB']:>10,.0f}{text:>22}"
+            f"   {rates[0]:,.0f} to {rates[-1]:,.0f}"
         )
 
 
