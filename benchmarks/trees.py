@@ -82,8 +82,8 @@ def main() -> None:
     src, out = str(folder / "src"), str(folder / "out")
     shardio = [sys.executable, "-m", "shardio"]
     commands = {
-        "convert": [*shardio, "convert", src, out, "--size", str(SIZE), "--workers", "1"],
-        "plan": [*shardio, "plan", src, "--seconds", "0.01"],
+        "convert": [*shardio, "convert", src, out, "--size", str(SIZE), "--workers", "1", "--labels", "folders"],
+        "plan": [*shardio, "plan", src, "--seconds", "0.01", "--labels", "folders"],
         "info": [*shardio, "info", out],
         "open": [sys.executable, "-c", OPEN, out],
     }
