@@ -9,7 +9,7 @@ escapes everything that is not plain text. The functions for the text of message
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Literal
+from typing import Literal, get_args
 
 # The longest line of a message. Longer lines repeat another program's value, or a list of thousands of names.
 LONGEST_LINE = 1000
@@ -45,6 +45,12 @@ def show(value: object) -> str:
     except RecursionError:
         text = f"a deep {type(value).__name__}"
     return text[:160] + "..." if len(text) > 160 else text
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raises ValueError unless `value` is one of the values of `choices`, a Literal."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; found {value!r}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

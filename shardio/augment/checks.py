@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
 
@@ -87,12 +87,6 @@ def around(
     if centre + value > most:  # type: ignore[operator]
         raise ValueError(f"{name} must be a number from 0 to {most - centre:g}, or (min, max); found {value!r}")
     return max(centre - value, least), centre + value  # type: ignore[operator]
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Raises ValueError unless `value` is one of the values of `choices`, a Literal."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; found {value!r}")
 
 
 def check_fill(name: str, fill: float | Sequence[float] | None) -> None:

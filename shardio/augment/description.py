@@ -14,7 +14,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 import numpy as np
 import torch
 
-from shardio.augment.checks import check_choice
+from shardio.errors import check_choice
 
 KIND = "transform"
 """The dictionary key of the class name."""

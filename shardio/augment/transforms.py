@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes, outside_places, random_resized_boxes
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, Probability, as_pair, check_choice, check_whole, fill_of, positive_range
+from shardio.augment.checks import Fill, Probability, as_pair, check_whole, fill_of, positive_range
 from shardio.augment.description import LATER
 from shardio.augment.resample import Interpolation, to_device
+from shardio.errors import check_choice
 
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.changes.draft import ArrayDraft, Draft, SplitDraft, concatenated
 from shardio.changes.parents import Parent, open_parent
-from shardio.errors import ConvertError
+from shardio.errors import ConvertError, check_choice
 from shardio.format.layout import (
     HEADER_NBYTES,
     MAX_CLASSES,
@@ -47,9 +47,8 @@ class MergeOptions:
     """Whether samples of two sets, of any splits, may have the same pixels."""
 
     def __post_init__(self) -> None:
-        for name, known in (("same_keys", get_args(SameKeys)), ("same_images", get_args(SameImages))):
-            if (found := getattr(self, name)) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; found {found!r}")
+        check_choice("same_keys", self.same_keys, SameKeys)
+        check_choice("same_images", self.same_images, SameImages)
 
 
 def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOptions) -> Draft:

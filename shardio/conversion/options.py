@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
@@ -27,7 +27,7 @@ from shardio.conversion.sources.names import split_name
 from shardio.conversion.sources.table import Contents, Table, Tables, read_table
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
-from shardio.errors import SourceError, show
+from shardio.errors import SourceError, check_choice, show
 from shardio.format.layout import RowType, SampleShape, pixels_row
 from shardio.format.parse import first_repeated
 from shardio.sets.names import check_apart, check_local, check_usable, looks_like_a_set
@@ -215,10 +215,8 @@ class ConvertOptions:
         # However a caller writes them, equal options compare and are described as equal.
         for name, value in {"size": size, "background": self.decode.background, "also": also}.items():
             object.__setattr__(self, name, value)
-        if self.order not in get_args(StoredOrder):
-            raise ValueError(f"order must be one of {', '.join(get_args(StoredOrder))}; found {self.order!r}")
-        if self.quality not in get_args(Quality):
-            raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
+        check_choice("order", self.order, StoredOrder)
+        check_choice("quality", self.quality, Quality)
         if (self.fit, self.quality) == ("adm", "fast"):
             raise ValueError("fit 'adm' gives the pixels of its source: it needs quality 'exact'; found 'fast'")
         if type(self.shard_nbytes) is not int or self.shard_nbytes <= 0:

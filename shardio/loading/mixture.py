@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.augment.checks import check_choice
 from shardio.cache.cached_split import open_source
 from shardio.cache.meeting import Meeting
+from shardio.errors import check_choice
 from shardio.format.layout import LABEL_ROW
 from shardio.order.mixture import Component, MixedOrder, Number, Stretch, lowest_terms
 from shardio.order.orders import Shuffle, make_order

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from shardio.augment.chain import Transform
-from shardio.augment.checks import check_choice
+from shardio.errors import check_choice
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape
 from shardio.loading.world import World

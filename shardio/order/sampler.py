@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import check_choice
 from shardio.order.orders import Order
 from shardio.order.permutation import divide
 
@@ -54,8 +55,7 @@ class Sampler:
             raise ValueError(f"batch_size must be at least 1; found {self.batch_size}")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must be from 0 to world_size - 1; found {self.rank} of {self.world_size}")
-        if self.tail not in get_args(Tail):
-            raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}; found {self.tail!r}")
+        check_choice("tail", self.tail, Tail)
         if not 0 <= self.start <= self.num_samples:
             raise ValueError(f"`start` must be from 0 to {self.num_samples}; found {self.start}")
         if self.repeats < 1 or (self.repeats > 1 and self.tail != "drop"):

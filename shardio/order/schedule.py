@@ -6,7 +6,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from shardio.errors import check_choice
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -26,8 +28,7 @@ class Schedule(Generic[T]):
     by: By = "batch"
 
     def __post_init__(self) -> None:
-        if self.by not in get_args(By):
-            raise ValueError(f"by must be one of {', '.join(get_args(By))}; found {self.by!r}")
+        check_choice("by", self.by, By)
         starts = list(self.values)
         if not all(type(start) is int and start >= 0 for start in starts) or 0 not in starts:
             raise ValueError(

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import check_choice
 from shardio.reading.file_reader import FileReader
 from shardio.reading.reader import MappedReader, Reader
 from shardio.reading.shardset import ShardSet, open_shards
@@ -114,8 +115,7 @@ def make_reader(
 
     Raises ValueError if `io` is unknown, or if O_DIRECT does not work on the set's filesystem and `io` asks for it.
     """
-    if io not in get_args(Io):
-        raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
+    check_choice("io", io, Io)
     if io == "auto":
         facts = look_at(shards, num_samples, tables, reserved_nbytes)
         choice = choose(facts)

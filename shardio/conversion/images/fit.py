@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.images.headers import check_pixels
-from shardio.errors import DecodeError
+from shardio.errors import DecodeError, check_choice
 from shardio.format.layout import MAX_SIDE
 from shardio.kernels import resample as kernel
 
@@ -52,10 +52,8 @@ class Fit:
             or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
         ):
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
-        if self.mode not in get_args(FitMode):
-            raise ValueError(f"fit must be one of {', '.join(get_args(FitMode))}; found {self.mode!r}")
-        if self.resample not in get_args(Resample):
-            raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}; found {self.resample!r}")
+        check_choice("fit", self.mode, FitMode)
+        check_choice("resample", self.resample, Resample)
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
             found = f"{self.size}, {self.resample}"
             raise ValueError(

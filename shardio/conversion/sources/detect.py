@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
@@ -26,7 +26,7 @@ from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header,
 from shardio.conversion.sources.tiny_imagenet import is_tiny_imagenet, scan_tiny_imagenet
 from shardio.conversion.sources.tree import Labels, holds_only_arrays, scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
-from shardio.errors import SourceError
+from shardio.errors import SourceError, check_choice
 from shardio.format.layout import LABELS_NAME
 
 SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
@@ -67,12 +67,10 @@ def scan(
     Raises SourceError if SRC cannot be converted, or matches two kinds. Raises ValueError for an unknown `kind`,
     `labels` or `empty_classes`.
     """
-    if kind not in get_args(SourceKind):
-        raise ValueError(f"source must be one of {', '.join(get_args(SourceKind))}; found {kind!r}")
-    if empty_classes not in get_args(EmptyClasses):
-        raise ValueError(f"empty_classes must be one of {', '.join(get_args(EmptyClasses))}; found {empty_classes!r}")
-    if labels not in (None, *get_args(Labels)):
-        raise ValueError(f"labels must be one of {', '.join(get_args(Labels))}, or None; found {labels!r}")
+    check_choice("source", kind, SourceKind)
+    check_choice("empty_classes", empty_classes, EmptyClasses)
+    if labels is not None:
+        check_choice("labels", labels, Labels)
     is_table = isinstance(src, Table)
     table, src = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
     found = "list" if is_table else find_kind(src) if kind == "auto" else kind
