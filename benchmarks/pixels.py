@@ -178,8 +178,7 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
 
     few = replace(boxes, **{field: values[:8] for field, values in vars(boxes).items()})
     for name, how in ways.items():
-        options = {"interpolation": how.interpolation, "statistics": how.statistics, "dtype": how.dtype}
-        by_torch = partial(resample, boxes=few, flips=flips[:8], size=how.size, native=False, **options)
+        by_torch = partial(resample, boxes=few, flips=flips[:8], how=how, native=False)
         some = {"torch": way(by_torch, images[:8])}
         if kernel.AVAILABLE:
             out = np.zeros((count, size, size, 3), how.kernel_dtype)

@@ -57,6 +57,14 @@ def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Pat
         assert any(name in line for line in lines)
 
 
+def test_each_operation_is_measured_in_c_and_in_torch() -> None:
+    ended = run_python(BENCHMARKS / "pixels.py", "--batch-size", 8, "--size", 32, "--rounds", 1, **NO_GPU)
+    assert ended.returncode == 0, ended.stderr
+    assert {"the same, bicubic", "perspective, pillow's bicubic"} < {
+        line.partition("  ")[0] for line in ended.stdout.splitlines()
+    }
+
+
 def test_a_library_that_does_not_work_is_left_out_with_its_reason(
     module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks of sharing and of checking run; and what they show of memory holds for a small set, too."""
+"""Benchmarks of sharing, of checking and of large sets run; and what they show of memory holds for a small set, too."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def test_processes_share_the_pages_of_a_set_and_have_little_of_their_own(make_se
 def test_the_cost_of_a_check_is_told_as_a_ratio(make_set: Callable[..., Path]) -> None:
     text = run("check.py", make_set(60, (64, 64, 3), 20), "--batch-size", "8", "--batches", "9", "--rounds", "2")
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["off", "sample", "off", "sample"]
+
+
+def test_the_costs_of_a_large_set_are_measured_in_processes_of_their_own() -> None:
+    lines = run("scale.py", "--most", "10000", "--rounds", "1").splitlines()
+    assert [word.replace(",", "") for word in lines[-1].split()[:2]] == ["10000", "32"]
