@@ -252,6 +252,9 @@ def _estimated(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
         yield f"  refused, of {report.num_measured:,} that were tried: {counts_text(report.refused)}"
         yield f"  bad     {_verdict_on_bad(report)}"
     yield f"  source  {'of unknown size' if report.source_nbytes is None else bytes_text(report.source_nbytes)}"
+    if report.short_sides:
+        low, middle, high = report.short_sides
+        yield f"  sides   the shorter ones: {middle} pixels in the median, {low} to {high} for most"
     yield f"  set     {bytes_text(report.nbytes)} in {counted(report.num_shards, 'shard')}"
     if report.spool_nbytes:
         what = f"{noun}s out of {report.source}"

@@ -86,6 +86,9 @@ class Estimate:
     """Sources that were read, decoded and resized to measure the rate, evenly spaced."""
     refused: Mapping[str, int]
     """Measured sources that would be refused, per reason."""
+    short_sides: tuple[int, ...]
+    """Shorter sides of the other measured images, in pixels: 10% are at most the first number, 50% the second and 90%
+    the third. Empty without images."""
     max_bad: int | float
     """The refused sources that the conversion would accept, as a count or a share."""
     workers: int
@@ -151,7 +154,7 @@ def estimate(
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
     task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
-    rate, measured, refused = _measure(task, listed, workers, seconds)
+    rate, reasons, short_sides = _measure(task, listed, workers, seconds)
     return Estimate(
         source=collection.kind,
         num_sources=len(listed),
@@ -164,8 +167,9 @@ def estimate(
         nbytes=plan.nbytes,
         spool_nbytes=collection.origin.copies_nbytes(),
         free_nbytes=None if out is None else _free_nbytes(out),
-        num_measured=measured,
-        refused=refused,
+        num_measured=len(reasons),
+        refused={reason: count for reason, count in Counter(reasons).most_common() if reason},
+        short_sides=tuple(np.quantile(short_sides, [0.1, 0.5, 0.9], method="lower").tolist()) if short_sides else (),
         max_bad=max_bad,
         workers=workers,
         images_per_second=rate,
@@ -192,8 +196,8 @@ def _free_nbytes(out: Path) -> int:
 
 def _measure(
     task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
-) -> tuple[float, int, Mapping[str, int]]:
-    """Returns (images per second of all workers, sources tried, refused sources per reason).
+) -> tuple[float, list[str], list[int]]:
+    """Returns (images per second of all workers, why each source that was tried is refused or "", shorter sides).
 
     `task` stands for all tasks; its own sources are not used.
     """
@@ -203,23 +207,23 @@ def _measure(
         order, task = order[: len(found)], replace(task, origin=_ReadAhead(found, masks=task.origin.masks))
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
-    def outcome(source: Source) -> str:
+    def outcome(source: Source) -> tuple[str, int]:
         if task.options.sample_shape is None:
             found = read_item(task, source)
-            return found.reason if isinstance(found, Reject) else ""
+            return found.reason if isinstance(found, Reject) else "", 0
         pixels = np.empty(task.options.sample_shape, np.uint8)
         result = prepare(task, (source, pixels)).result
         if isinstance(result, Reject):
-            return result.reason
+            return result.reason, 0
         with KeptWarnings():
             for spec in task.arrays:
                 make_value(task, spec, source, pixels, result.source_size)
-        return ""
+        return "", min(result.source_size)
 
-    def work(first: int) -> Counter[str]:
-        outcomes: Counter[str] = Counter()
+    def work(first: int) -> list[tuple[str, int]]:
+        outcomes = []
         for number in order[first::threads]:
-            outcomes[outcome(sources[number])] += 1
+            outcomes.append(outcome(sources[number]))
             if time.monotonic() > deadline:
                 break
         return outcomes
@@ -228,10 +232,10 @@ def _measure(
         outcome(sources[0])  # what is done once, at the first image, does not count
         start = time.monotonic()
         deadline = start + seconds
-        outcomes = sum(pool.map(work, range(threads)), Counter[str]())
+        outcomes = list(itertools.chain.from_iterable(pool.map(work, range(threads))))
         elapsed = time.monotonic() - start
-    refused = {reason: count for reason, count in outcomes.most_common() if reason}
-    return outcomes.total() / elapsed * workers / threads, outcomes.total(), refused
+    reasons, sides = [reason for reason, _ in outcomes], [side for _, side in outcomes if side]
+    return len(outcomes) / elapsed * workers / threads, reasons, sides
 
 
 @dataclass(frozen=True)

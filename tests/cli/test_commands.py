@@ -171,6 +171,7 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
         f"{image_tree}: tree, 19 images of 3 classes",
         "13 images, 4 (n02) to 5 (n01) of a class",
         "ignored hidden 1",
+        "sides   the shorter ones: ",
         "in 2 shards",
         f" at {tmp_path / 'out'}: enough",
         "as measured on 19, without writing",
@@ -180,6 +181,7 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
     assert facts["splits"]["train"]["largest"] == ["n01", 5]
     assert facts["fits"] is True
     assert facts["num_sources"] == 19
+    assert facts["short_sides"] == sorted(facts["short_sides"])
     assert json.loads(shardio("plan", image_tree, "--seconds", "0.1", "--json").stdout)["free_nbytes"] is None
     assert not (tmp_path / "out").exists()
 

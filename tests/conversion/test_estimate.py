@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from storages import draw_imagenet, write_archives, write_kaggle, write_webdataset
 
 from shardio.conversion.convert import convert
@@ -36,6 +37,18 @@ def test_counts_and_sizes_are_those_of_the_set_that_a_conversion_makes(tmp_path:
     assert found.source_nbytes == sum(path.stat().st_size for path in tree.rglob("*.JPEG"))
     assert found.source == "tree"
     assert not found.refused
+
+
+def test_the_shorter_sides_of_the_measured_images_are_told(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+    for i in range(11):
+        size = (20 + i, 40) if i % 2 else (40, 20 + i)
+        Image.new("RGB", size).save(tmp_path / "tree" / ("cat" if i < 5 else "dog") / f"{i}.png")
+    (tmp_path / "tree" / "dog" / "bad.png").write_bytes(b"no picture")
+    assert estimate(tmp_path / "tree", seconds=60, **OPTIONS).short_sides == (21, 25, 29)
+    np.save(tmp_path / "vectors.npy", np.zeros((3, 4), np.float32))
+    assert estimate(tmp_path / "vectors.npy", seconds=0.01).short_sides == ()
 
 
 def test_columns_and_quality_count(imagenet: Path, tmp_path: Path) -> None:
