@@ -195,7 +195,7 @@ def test_every_reason_of_a_refusal_is_explained_and_no_other() -> None:
 def test_the_sizes_that_are_stated_are_those_of_samples_and_rows() -> None:
     text = (GUIDE / "sizing.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| ([\d,]+) bytes \| ([\d.]+) GB \|", text, re.MULTILINE)
-    assert [int(side) for side, _, _ in rows] == [128, 160, 192, 224, 256]
+    assert [int(side) for side, _, _ in rows] == [128, 160, 192, 224, 256, 336]
     for side, nbytes, total in rows:
         sample = int(side) ** 2 * 3
         assert (nbytes, total) == (f"{sample:,}", f"{(1_281_167 + 50_000) * (sample + 56) / 1e9:.1f}")
