@@ -7,7 +7,8 @@ crop      `shardio convert` of the same files to --stored pixels, and shardio.au
 squash    The same with --fit squash, which keeps what lies beyond the square in the centre.
 
 With --randaugment, RandAugment(2, 9) follows the crop and the flip: torchvision's for JPEGs, so that this needs an
-environment with torchvision, and shardio.augment's for shards.
+environment with torchvision, and shardio.augment's for shards. With --narrow, pictures are cut first, to PNG files:
+the width and the height in turn, so that crop and squash store different pixels of pictures that were squares.
 
 Everything else is the same: the network, and for each seed its first weights; optimizer, schedule, steps, batch size.
 Each network is evaluated on the pictures of its own way, and on the JPEGs, which tells whether training on shards also
@@ -116,6 +117,18 @@ def way_of_jpegs(
     held_out, truth = files_of(tree / "val")
     pixels = normalised(torch.stack(list(pool.map(resize, held_out))))
     return Way(train, list(zip(pixels.split(EVALUATED_AT_ONCE), truth.split(EVALUATED_AT_ONCE), strict=True)))
+
+
+def narrowed(tree: Path, out: Path, side: int) -> Path:
+    """Returns a copy of a tree in which every other picture is `side` pixels wide, and the others are as high."""
+    for number, file in enumerate(sorted(tree.glob("*/*/*"))):
+        image = decode(file)
+        width, height = (side, image.height) if number % 2 else (image.width, side)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        cut = (out / file.relative_to(tree)).with_suffix(".png")
+        cut.parent.mkdir(parents=True, exist_ok=True)
+        image.crop((left, top, left + width, top + height)).save(cut)
+    return out
 
 
 def files_of(folder: Path) -> tuple[list[Path], torch.Tensor]:
@@ -230,6 +243,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=48, help="side of the pictures to train on (%(default)s)")
     parser.add_argument("--stored", type=int, nargs="+", default=[256], help="sizes of the samples (256)")
     parser.add_argument("--fits", nargs="+", default=["crop", "squash"], help="(crop squash)")
+    parser.add_argument("--narrow", type=int, metavar="PIXELS", help="cut one side of each picture to this")
     parser.add_argument("--scale", type=float, default=0.08, help="smallest share of a picture to crop (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch, and of Pillow (%(default)s)")
@@ -245,6 +259,8 @@ def main() -> None:
         sizes = [f"--images={options.images}", f"--classes={options.classes}", f"--val={options.val}"]
         draw = Path(__file__).resolve().parents[1] / "tools" / "draw_images.py"
         subprocess.run([sys.executable, str(draw), str(tree), *sizes], check=True, stdout=subprocess.DEVNULL)
+    if options.narrow is not None:
+        tree = narrowed(tree, options.out / f"{tree.name}-{options.narrow}", options.narrow)
     ways, scale = {}, (options.scale, 1.0)
     for stored, fit in product(options.stored, options.fits):
         path = options.out / f"{tree.name}-{stored}-{fit}"

@@ -140,7 +140,7 @@ def test_what_is_measured_on_a_gpu_is_computed_right(
 
 def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path: Path) -> None:
     small = ["--seeds", 2, "--epochs", 1, "--batch-size", 4, "--size", 16, "--stored", 24]
-    small += ["--threads", 1, "--out", tmp_path / "out"]
+    small += ["--narrow", 20, "--threads", 1, "--out", tmp_path / "out"]
     ended = run_python(BENCHMARKS / "accuracy.py", image_tree, *small, **NO_GPU)
     assert ended.returncode == 0, ended.stderr
     out = ended.stdout
