@@ -39,7 +39,12 @@ def read_chain(text: str, num_classes: int) -> Transform:
     from shardio.system.opening import read_untrusted
 
     if not text.endswith(".json") and not os.path.exists(text):
-        return recipe(text, num_classes=num_classes)
+        try:
+            return recipe(text, num_classes=num_classes)
+        except ValueError as error:
+            if num_classes:
+                raise
+            raise ValueError(f"{text}, for a set without classes: {error}") from None
     try:
         made = from_dict(json.loads(read_untrusted(Path(text))))
     except (ValueError, TypeError, RecursionError) as error:

@@ -79,7 +79,10 @@ def test_samples_without_pixels_are_written_and_replayed_and_not_shown(latents: 
     assert "no picture to show. `shardio extract` writes arrays" in str(result.exception)
 
 
-@pytest.mark.parametrize("words", [["find", "--class", "1"], ["view", "--per-class", "1"]])
+@pytest.mark.parametrize(
+    "words",
+    [["find", "--class", "1"], ["view", "--per-class", "1"], ["bench", "--transform", "torchvision-v2"]],
+)
 def test_classes_of_a_split_without_labels_are_refused(unlabelled: Path, words: list[str]) -> None:
     result = call(words[0], unlabelled, *words[1:])
     assert isinstance(result.exception, ValueError)

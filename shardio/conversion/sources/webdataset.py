@@ -170,6 +170,7 @@ def _walk(folder: Path, tar: str, ignored: list[str]) -> Generator[_Sample, None
     """Yields the samples of a tar. Adds the kinds of other members to `ignored`."""
     # The images of each sample, and its labels from .cls and .json: they need not be neighbours.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
+    tar_bytes = os.fsencode(tar)
     with open_archive(folder / tar) as archive:
         for member in visible_members(archive, ignored):
             name = os.fsdecode(member.name)
@@ -182,7 +183,7 @@ def _walk(folder: Path, tar: str, ignored: list[str]) -> Generator[_Sample, None
                 continue
             images, from_cls, from_json = found.setdefault(above + slash + stem, ([], [], []))
             if is_image:
-                images.append((name, Extent(os.fsencode(tar), member.offset, member.nbytes)))
+                images.append((name, Extent(tar_bytes, member.offset, member.nbytes)))
             elif suffix == "cls":
                 from_cls.append(_read_text(archive.read_at(member.offset, member.nbytes)))
             else:
