@@ -356,6 +356,8 @@ def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origi
             if part.compared:
                 more["made"] = json.loads((out / ".prepared").read_text())
             rows[name] = {"versions": known["versions"], "note": note, "rounds": [], **more, **origin}
+    if options.only and not places:
+        raise SystemExit(f"no way that can be measured has {' or '.join(options.only)} in its name")
     for turn in range(options.rounds):
         for name, (library, out, way, workers) in places.items():
             try:
