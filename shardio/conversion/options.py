@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
@@ -23,12 +23,12 @@ from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
 from shardio.conversion.sources.listed import describe
 from shardio.conversion.sources.masks import with_masks
-from shardio.conversion.sources.names import split_name
+from shardio.conversion.sources.names import check_split_words, split_name
 from shardio.conversion.sources.table import Contents, Table, Tables, read_table
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, check_choice, show
-from shardio.format.layout import RowType, SampleShape, pixels_row
+from shardio.format.layout import RowType, SampleShape, check_split_name, pixels_row
 from shardio.format.parse import first_repeated
 from shardio.sets.names import check_apart, check_local, check_usable, looks_like_a_set
 from shardio.system.machine import usable_cores
@@ -41,6 +41,8 @@ Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 
 DEFAULT_MAX_BAD = 0.01
 """The share of a conversion's images that may be refused, by default."""
+
+T = TypeVar("T")
 
 # The options that also matter to samples without pixels.
 _OF_ARRAYS = ("shard_nbytes", "order", "seed")
@@ -154,13 +156,14 @@ class SourceOptions:
         if self.boxes is None:
             return {}
         places = self.boxes if isinstance(self.boxes, Mapping) else {"": self.boxes}
-        return {split_name(split): Path(os.path.abspath(place)) for split, place in places.items()}
+        return {split: Path(os.path.abspath(place)) for split, place in _by_split("boxes", places).items()}
 
     @property
     def tables(self) -> Mapping[str, Table]:
         """The tables by split, or one by ""."""
         given = {} if self.table is None else self.table if isinstance(self.table, Mapping) else {"": self.table}
-        return {split_name(split): one if isinstance(one, Table) else Table(one) for split, one in given.items()}
+        named = _by_split("tables", given).items()
+        return {split: one if isinstance(one, Table) else Table(one) for split, one in named}
 
     def read(self, src: str | os.PathLike[str], labels: Labels | None, empty_classes: EmptyClasses) -> Collection:
         """Returns the images in SRC, as its tables describe them."""
@@ -282,6 +285,17 @@ class ConvertOptions:
         if not self.also:
             del described["also"]
         return described
+
+
+def _by_split(what: str, given: Mapping[str, T]) -> dict[str, T]:
+    """Returns the values by the names of their splits, where "" stays.
+
+    Raises ValueError for a word that cannot name a split, and SourceError for two words for one split.
+    """
+    for word in filter(None, given):
+        check_split_name(word)
+    check_split_words(what, given, "Give one of them another name")
+    return {split_name(word): value for word, value in given.items()}
 
 
 def _sides(size: Size) -> tuple[int, int]:

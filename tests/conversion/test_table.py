@@ -353,6 +353,26 @@ def test_tables_of_splits_have_the_same_columns_of_labels_in_the_same_order(tmp_
             SourceOptions(table=tables).read(tmp_path / "src", None, "refuse")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("val", "validation"), "'val' and 'validation'"),
+        (("train", "Train"), "'train' and 'Train'"),
+        (("../train", "val"), r"'\.\./train'"),
+        (("a/b", "val"), "'a/b'"),
+    ],
+)
+@pytest.mark.parametrize("argument", ["table", "boxes"])
+def test_files_of_splits_need_distinct_valid_names(
+    words: tuple[str, str], message: str, argument: str, tmp_path: Path
+) -> None:
+    put(tmp_path, "src/1.jpg", "0.csv", "1.csv")
+    given: dict[str, Any] = {argument: {word: tmp_path / f"{number}.csv" for number, word in enumerate(words)}}
+    options = SourceOptions(**given)
+    with pytest.raises((SourceError, ValueError), match=message):
+        options.check(tmp_path / "src", tmp_path / "out")
+
+
 def test_a_table_of_each_split_may_leave_out_the_folder_of_the_split(tmp_path: Path) -> None:
     put(tmp_path / "src", "train/1.jpg", "train/2.jpg", "val/1.jpg", "test/1.jpg")
     for split, text in (("train", "path,label\n1.jpg,x\n2.jpg,y\n"), ("val", "path,label\nval/1.jpg,y\n")):
