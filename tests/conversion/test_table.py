@@ -104,6 +104,13 @@ def test_a_column_tells_the_split(folder: Path) -> None:
     ]
 
 
+def test_the_split_0_is_the_same_in_json_lines_as_in_a_csv(folder: Path) -> None:
+    found = listed(folder, "path,label,split\na/1.jpg,x,0\na/2.jpg,x,1\n", "list.csv")
+    text = """{"path": "a/1.jpg", "label": "x", "split": 0}\n{"path": "a/2.jpg", "label": "x", "split": 1}\n"""
+    assert listed(folder, text, "list.jsonl").splits == found.splits
+    assert list(found.splits) == ["0", "1"]
+
+
 @pytest.mark.parametrize("name", [b"\xff\xfe.jpg", "été.jpg".encode(), b"a;b.jpg", b"a\\b.jpg", b"#1.jpg", b"~.jpg"])
 def test_odd_names_are_kept_byte_for_byte(name: bytes, tmp_path: Path) -> None:
     put(tmp_path, name)

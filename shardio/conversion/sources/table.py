@@ -106,7 +106,8 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
     content = Contents(faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note)
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
-        word = "" if split is None else str(_present(cells[split]) or DEFAULT_SPLIT).strip()
+        given = "" if split is None else _present(cells[split])
+        word = DEFAULT_SPLIT if given is None else str(given)
         where, name = cells[path], split_name(word)
         known, there = first.setdefault(name, (word, line))
         text = "" if where is None else os.fsdecode(where) if isinstance(where, bytes) else str(where)
