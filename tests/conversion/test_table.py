@@ -268,6 +268,11 @@ WRONG_LABELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "line 2: expected 1 numbers, as in other rows, found [1, 2]",
     ),
+    "an empty list": (
+        '{"path": "a/1.jpg", "label": []}\n{"path": "a/2.jpg", "label": [1, 2]}',
+        {},
+        "line 1: expected numbers as labels, found []",
+    ),
     "a number beyond float32": ("path,label\na/1.jpg,1e99\na/2.jpg,0.5\n", {}, "line 2: expected numbers as labels"),
     **{
         f"{text} as a number": (

@@ -276,7 +276,7 @@ def _numbers(rows: Iterable[_Row], written: Iterable[Any], full: Set[str]) -> It
             cells = cell if isinstance(cell, (list, tuple)) else (cell,)
             try:
                 found = as_float32([parse_number(one) if isinstance(one, str) else float(one) for one in cells])
-                if not np.isfinite(found).all():
+                if not (len(found) and np.isfinite(found).all()):
                     raise ValueError
             except (TypeError, ValueError, OverflowError):
                 content.faults.add(content.lines[row], "numbers as labels", cell)
