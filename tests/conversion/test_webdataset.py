@@ -11,6 +11,7 @@ from folders import put
 from storages import CLASSES, draw_imagenet, images_of, rows, tar_of
 
 from shardio.conversion.sources.collection import Collection, Fault
+from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import DecodeError, SourceError
@@ -66,6 +67,24 @@ def test_members_with_one_name_up_to_the_first_dot_are_a_sample(tmp_path: Path) 
     assert found.ignored == {"neither image nor label": 2}
     assert [found.origin.read(source) for source in found.splits["train"]] == [b"n01440764_1", b"png", b"webp", b"z"]
     assert found.kind == "webdataset"
+
+
+def test_labels_none_takes_every_image_with_or_without_a_label(tmp_path: Path) -> None:
+    files = [
+        *pair("a", "x"),
+        ("b.png", b"b"),
+        ("b.json", b'{"caption": "y"}'),
+        ("c.png", b"c"),
+        ("c.cls", b""),
+        ("d.png", b"d"),
+        ("d.json", b"["),
+        ("e.cls", b"x"),
+    ]
+    found = scan(write_tar(tmp_path / "x.tar", *files), "webdataset", labels="none")
+    assert rows(found) == [(key, None) for key in (b"x/a.jpg", b"b.png", b"c.png", b"d.png", b"e")]
+    assert faults(found) == {b"e": "expected one image of the sample 'e' in x.tar, found 0"}
+    alone = scan(write_tar(tmp_path / "y.tar", ("b.png", b"b")), labels="none")
+    assert rows(alone) == [(b"b.png", None)]
 
 
 @pytest.mark.parametrize(

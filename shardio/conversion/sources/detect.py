@@ -85,7 +85,7 @@ def scan(
         "ilsvrc": partial(scan_ilsvrc, src),
         "kaggle": partial(scan_kaggle, src),
         "tiny-imagenet": partial(scan_tiny_imagenet, src),
-        "webdataset": partial(scan_webdataset, src),
+        "webdataset": partial(scan_webdataset, src, unlabelled=unlabelled),
     }
     collection = scans[found]()
     _check_keys(src, collection)

@@ -51,32 +51,33 @@ class _Sample(NamedTuple):
     """The label as written in the tar; "" if there is no label."""
 
 
-def scan_webdataset(src: Path) -> Collection:
+def scan_webdataset(src: Path, *, unlabelled: bool = False) -> Collection:
     """Returns the samples of a tar, of the tars in or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
 
     - Images are jpg, jpeg, png or webp.
     - Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all integers, or all class names.
     - The split is named by the tars' folders or names, or by the first folder of all samples; otherwise it is train.
-    - Samples keep the order of the tars. A sample without a label or an image is a source that will be refused.
+    - Samples keep the order of the tars. A sample without a label or an image is a source that will be refused; with
+      `unlabelled`, only a sample without an image.
 
     Raises SourceError if a tar is damaged, or if tars contradict each other.
     """
     folder, tars, ignored = _find_tars(src)
     kinds: list[str] = []
-    samples = list(chain.from_iterable(drain(_walk(folder, tar, kinds) for tar in tars)))
+    samples = list(chain.from_iterable(drain(_walk(folder, tar, kinds, unlabelled) for tar in tars)))
     ignored.update(kinds)
     faults = [sample.place for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
         found_instead = f"none in {len(samples):,}: {faults[0].detail}" if samples else "no sample"
         raise SourceError(
             f"{src}: expected samples of an image and a label (.cls or .json), found {found_instead}. (Unpack the tar "
-            "of a folder tree; ImageNet's own archives need `--source ilsvrc`)"
+            "of a folder tree; ImageNet's own archives need `--source ilsvrc`; images alone need `--labels none`)"
         )
     splits = _splits(src, tars, samples)
     labelled = zip(splits, samples, strict=True)
     numbering = number_labels({(split, one.label) for split, one in labelled if not isinstance(one.place, Fault)})
     for keep_tar in (False, True):  # names may begin anew in each tar
-        sources = _sources(samples, splits, numbering, keep_tar)
+        sources = _sources(samples, splits, numbering, keep_tar, unlabelled)
         listed = list(chain.from_iterable(sources.values()))
         if (key := first_repeated(source.key for source in listed)) is None:
             break
@@ -166,7 +167,7 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _walk(folder: Path, tar: str, ignored: list[str]) -> Generator[_Sample, None, None]:
+def _walk(folder: Path, tar: str, ignored: list[str], unlabelled: bool) -> Generator[_Sample, None, None]:
     """Yields the samples of a tar. Adds the kinds of other members to `ignored`."""
     # The images of each sample, and its labels from .cls and .json: they need not be neighbours.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
@@ -190,16 +191,20 @@ def _walk(folder: Path, tar: str, ignored: list[str]) -> Generator[_Sample, None
                 from_json += _read_json(archive.read_at(member.offset, member.nbytes))
     for name, (images, from_cls, from_json) in found.items():
         if images or from_cls or from_json:
-            yield _put_together(tar, name, images, from_cls or from_json)
+            yield _put_together(tar, name, images, from_cls or from_json, unlabelled)
         else:
             ignored.append("neither image nor label")
 
 
-def _put_together(tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault]) -> _Sample:
+def _put_together(
+    tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabelled: bool
+) -> _Sample:
     what, label = f"the sample {name!r} in {tar}", labels[0] if labels else ""
     place: Extent | Fault
     if len(images) != 1:
         place = Fault(f"expected one image of {what}, found {len(images)}")
+    elif unlabelled:
+        place = images[0][1]
     elif len(labels) != 1:
         place = Fault(f"expected one label (.cls or .json) of {what}, found {len(labels)}")
     elif isinstance(label, Fault):
@@ -272,7 +277,7 @@ def _word_of_tar(tar: str) -> str:
 
 
 def _sources(
-    samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool
+    samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool, unlabelled: bool
 ) -> dict[str, list[Source]]:
     """Returns the sources by split. `keep_tar` puts the name of the tar before the name of each sample."""
     sources: dict[str, list[Source]] = {}
@@ -283,13 +288,14 @@ def _sources(
             first, _, rest = name.partition("/")
             name = rest if rest and split_name(first) == split else name
         if not isinstance(place, Fault):
-            if expected := numbering.expected.get((split, sample.label)):
-                found = f"expected {expected}, found {sample.label!r:.80}"
-                place = Fault(f"the label of the sample {name!r} in {sample.tar}: {found}")
-            else:
+            expected = numbering.expected.get((split, sample.label))
+            if not expected:
                 label = numbering.labels[sample.label]
                 folders.append(numbering.classes[label])
                 name = name.removeprefix(folders[-1] + "/")
+            elif not unlabelled:
+                found = f"expected {expected}, found {sample.label!r:.80}"
+                place = Fault(f"the label of the sample {name!r} in {sample.tar}: {found}")
         if keep_tar:
             folders.append(sample.tar.removeprefix(f"{split}/").removesuffix(".tar"))
         key = os.fsencode("/".join((*folders, name)))
