@@ -165,7 +165,7 @@ def report_work(
         source=plan.collection.kind,
         mended=tuple(source for source in noted if source.warning.startswith(JUNK)),
         warned=tuple(source for source in noted if not source.warning.startswith(JUNK)),
-        ignored=plan.collection.ignored,
+        ignored=dict(plan.collection.ignored),
         seconds=seconds,
         num_converted=progress.done - progress.kept,
         notes=plan.collection.notes,

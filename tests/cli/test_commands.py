@@ -63,6 +63,14 @@ def test_convert_json_is_one_object_and_the_second_call_finds_nothing_to_do(imag
     assert "nothing to do: the set is published" in shardio(*words).stdout
 
 
+def test_convert_json_counts_ignored_and_refused_files(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / ".DS_Store").touch()
+    (image_tree / "train" / "n01" / "broken.JPEG").touch()
+    words = ("convert", image_tree, tmp_path / "out", "--size", "16", "--max-bad", "1", "--json")
+    report = json.loads(shardio(*words).stdout)
+    assert (report["ignored"]["hidden"], report["refused"]) == (1, {"empty": 1})
+
+
 def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, converted: Path) -> None:
     result = shardio("convert", image_tree, converted, "--size", "32")
     assert_one_clear_error(result, 1, str(converted), "size [16, 24], here [32, 32]", "new folder")
