@@ -18,6 +18,7 @@ from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.table import Table, Tables
 from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, ShardioError
+from shardio.format.layout import LABELS_NAME
 from shardio.sets.history import conversions_of
 from shardio.sets.names import looks_like_a_set
 from shardio.sets.new_folder import taken, temporary_folder
@@ -58,7 +59,10 @@ def append(
     if os.path.lexists(new) and looks_like_a_set(added):  # a call that was killed when all was done
         _remove(added, path)
     target = check_target(new, [parent])
-    _check_parent(parent, options, has_columns=_has_columns(src, table))
+    is_folder = isinstance(src, (str, os.PathLike)) and os.path.isdir(src)  # whose own labels are integers, or none
+    _check_parent(
+        parent, options, has_columns=_has_columns(src, table), may_have_numbers=table is not None or not is_folder
+    )
     chosen = _options_of(parent).describe()
     chosen["shard_size"] = chosen.pop("shard_nbytes")
     chosen.pop("also", None)  # the other sizes are arrays, which `_check_parent` refuses or the merge leaves out
@@ -111,14 +115,18 @@ def _remove(added: Path, new: Path) -> None:
         added.rename(hidden.path)
 
 
-def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -> None:
-    """Raises ConvertError if new images cannot be merged with the set, before they are converted."""
+def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool, may_have_numbers: bool) -> None:
+    """Raises ConvertError if new images cannot be merged with the set, before they are converted.
+
+    They have no arrays, but numbers as labels if `may_have_numbers`.
+    """
     if options.only_common:
         return
     for name, split in parent.manifest.splits.items():
-        if split.arrays and parent.manifest.sample_shape is not None:
+        arrays = [array for array in split.arrays if array != LABELS_NAME or not may_have_numbers]
+        if arrays and parent.manifest.sample_shape is not None:
             raise ConvertError(
-                f"{parent.folder}: split {name!r} has arrays ({', '.join(split.arrays)}), which new images do not "
+                f"{parent.folder}: split {name!r} has arrays ({', '.join(arrays)}), which new images do not "
                 "have: leave them out by `--only-common`, from Python `only_common=True`, and add arrays of all "
                 "samples later"
             )

@@ -32,6 +32,7 @@ from shardio.conversion import append as append_module
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
+from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, ShardioError, SourceError, SpaceError
 from shardio.format.layout import HEADER_NBYTES
@@ -1150,6 +1151,24 @@ def test_of_two_appends_the_loser_does_not_promise_what_the_winner_has_removed(
     with pytest.raises(ConvertError, match="expected nothing there") as caught:
         append(out, more, new, workers=1, on_converted=lambda _: append(out, more, new, workers=1) and None)
     assert "kept in" not in str(caught.value)
+    assert left_beside(tmp_path) == []
+
+
+@pytest.mark.parametrize("columns", [["age"], ["age", "width"]])
+def test_images_with_numbers_as_labels_are_appended_to_a_set_with_such_labels(
+    columns: list[str], more: Path, tmp_path: Path, new: Path
+) -> None:
+    keys = sorted(str(path.relative_to(more)) for path in more.rglob("*.JPEG"))
+    for name, chosen in (("old", keys[:2]), ("added", keys[2:])):
+        rows = [f"{key},{keys.index(key) + 0.5},{keys.index(key)}\n" for key in chosen]
+        (tmp_path / f"{name}.csv").write_text("".join(["path,age,width\n", *rows]))
+    old, added = (Table(tmp_path / f"{name}.csv", label_columns=columns) for name in ("old", "added"))
+    convert(more, tmp_path / "out", size=16, table=old, order="source", workers=1)
+    append(tmp_path / "out", more, new, table=added, workers=1)
+    labels = [np.asarray(label).reshape(-1).tolist() for _, label in open_shards(new)]
+    assert labels == [[i + 0.5, i][: len(columns)] for i in range(4)]
+    with pytest.raises(ConvertError, match=r"has arrays \(labels\), which new images do not have"):
+        append(new, more, tmp_path / "without")
     assert left_beside(tmp_path) == []
 
 
