@@ -300,6 +300,8 @@ def parse_indices(text: str) -> list[int] | Path:
             if text.endswith(".npy") or os.path.exists(text):
                 return Path(text)
             raise ValueError("numbers such as 5,17 or 0-23, or an NPY file of numbers")
+        if int(last or first) < int(first):
+            raise ValueError("ranges from the smaller number to the larger, such as 0-23")
         numbers += range(int(first), min(int(last or first), int(first) + _MOST_NUMBERS) + 1)
         if len(numbers) > _MOST_NUMBERS:
             raise ValueError(f"at most {_MOST_NUMBERS:,} numbers, or an NPY file of numbers")

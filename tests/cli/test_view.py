@@ -98,6 +98,7 @@ def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
     ("words", "parts"),
     [
         (["--indices", "5,61"], ["expected numbers of samples from 0 to 60, found 5 to 61"]),
+        (["--indices", "3,17-5"], ["expected ranges from the smaller number to the larger", "found '3,17-5'"]),
         (["--indices", "a"], ["expected numbers such as 5,17 or 0-23, or an NPY file of numbers; found 'a'"]),
         (["--class", "c33"], ["expected a class of the set, or a number from 0 to 6, found 'c33': did you mean c3"]),
         ([], ["write the sheet to a file"]),
