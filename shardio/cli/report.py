@@ -89,9 +89,9 @@ def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[ND
     SourceError as `convert` does.
     """
     from shardio.conversion.images.decode import decode_leniently
-    from shardio.conversion.sources.detect import scan
+    from shardio.conversion.sources.detect import scan_again
 
-    collection = scan(src, labels="none")
+    collection = scan_again(src, {reject.key for reject in rejects})
     wanted = {(reject.split, reject.key) for reject in rejects if reject.reason not in ("too large", "empty")}
     pictures = {}
     for split, sources in collection.splits.items():

@@ -161,10 +161,10 @@ def _beside_sources(
     import numpy as np
 
     from shardio.conversion.images.decode import decode_image
-    from shardio.conversion.sources.detect import scan
+    from shardio.conversion.sources.detect import scan_again
     from shardio.errors import DecodeError
 
-    collection = scan(src, labels="none")
+    collection = scan_again(src, frozenset(shards.index["key"][chosen].tolist()))
     sources = {source.key: source for source in collection.splits.get(shards.split, ())}
     pictures: Pictures = []
     texts: list[str] = []

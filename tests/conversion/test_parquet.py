@@ -27,6 +27,7 @@ from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
 from storages import keys
 
+from shardio.cli.report import refused_pictures
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair
@@ -37,6 +38,7 @@ from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
 from shardio.conversion.sources.tree import scan_tree
+from shardio.conversion.writing.publish import read_rejects
 from shardio.errors import ConvertError, SourceError, SpaceError
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
@@ -854,3 +856,18 @@ def test_a_row_that_only_a_table_has_is_refused(tmp_path: Path, picture: bytes) 
     assert report.refused == {"incomplete": 1}
     assert sorted(open_shards(tmp_path / "out").index["key"].tolist()) == [b"00000000", b"00000002"]
     assert estimate(path, table=tmp_path / "t.csv", seconds=0.01).num_sources == 3
+
+
+def test_samples_of_labelled_parquet_are_shown_next_to_their_images(image_tree: Path, tmp_path: Path) -> None:
+    src, out = parquet_of(image_tree, tmp_path / "src"), tmp_path / "out"
+    convert(src, out, **OPTIONS)
+    for against in (src, image_tree):
+        assert shardio("view", out, "--against", against, "-o", tmp_path / f"{against.name}.png").returncode == 0
+    assert (tmp_path / "src.png").read_bytes() == (tmp_path / f"{image_tree.name}.png").read_bytes()
+
+
+def test_refused_rows_of_labelled_parquet_are_drawn(tmp_path: Path, picture: bytes) -> None:
+    src = put(tmp_path / "a.parquet", table([picture, picture[:-40]], [0, 1]))
+    convert(src, tmp_path / "out", **{**OPTIONS, "max_bad": 1})
+    (drawn,) = refused_pictures(src, read_rejects(tmp_path / "out" / "rejects.jsonl"), 8)
+    assert drawn is not None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -110,6 +111,17 @@ def scan(
             else f"{src}: {'; '.join(doubts)}. Rename them, or take the images without labels: `{command} none`"
         )
     return collection
+
+
+def scan_again(src: Path, keys: Set[bytes]) -> Collection:
+    """Returns the images of SRC with the keys that they have in a set, of whose keys `keys` are some.
+
+    Raises SourceError as `scan` does.
+    """
+    collection = scan(src, labels="none")
+    if collection.kind != "parquet" or any(one.key in keys for one in chain.from_iterable(collection.splits.values())):
+        return collection
+    return scan(src)  # keys begin with the class, if the images were converted with labels
 
 
 def _without_labels(collection: Collection) -> Collection:
