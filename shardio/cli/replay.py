@@ -132,6 +132,8 @@ def replay(
         if save is not None:
             _save(save, {**({"images": views} if views else {}), **parts})
         if output is not None:
+            if not views:
+                raise ValueError(f"{out}: expected a set with pixels to draw, found arrays alone: use --save")
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
             captions = loader.shards.captions(numbers) * len(views)
             show_sheet(pictures, captions, output, side=side)
