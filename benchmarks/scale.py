@@ -126,10 +126,11 @@ def main() -> None:
     print(
         f"io={options.io}, batches of {BATCH_SIZE}, medians of {options.rounds} processes, each allowed 64 open files"
     )
-    print(f"{'samples':>10} {'shards':>7}" + "".join(f"{name:>20}" for name in names))
+    print(f"{'samples':>10} {'shards':>7}" + "".join(f"{name:>30}" for name in names))
     for (samples, shards), rounds in results.items():
-        medians = (statistics.median(found[name] for found in rounds) for name in names)
-        print(f"{samples:>10,} {shards:>7,}" + "".join(f"{median:>20.1f}" for median in medians))
+        columns = ([found[name] for found in rounds] for name in names)
+        cells = (f"{statistics.median(one):.1f} ({min(one):.1f} to {max(one):.1f})" for one in columns)
+        print(f"{samples:>10,} {shards:>7,}" + "".join(f"{cell:>30}" for cell in cells))
     shutil.rmtree(folder)
 
 

@@ -144,9 +144,10 @@ class BenchResult:
         ]
         return {**vars(self), "limits": limits, "loaders": loaders}
 
-    def _figures(self, speed: Speed) -> dict[str, float]:
+    def _figures(self, speed: Speed) -> dict[str, Any]:
         return {
             "images_per_second": _rounded(speed.images_per_second),
+            "images_per_second_range": [_rounded(1 / bound(speed.seconds)) for bound in (max, min)],
             "gigabytes_per_second": _rounded(self.gigabytes_per_second(speed)),
             "cpu_microseconds_per_image": _rounded(speed.cpu_microseconds_per_image),
         }

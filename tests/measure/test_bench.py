@@ -325,6 +325,8 @@ def test_json_has_everything(path: Path) -> None:
     for speed in (*found["limits"], loader):
         assert speed["gigabytes_per_second"] == pytest.approx(speed["images_per_second"] * 4096e-9, rel=1e-3)
         assert speed["cpu_microseconds_per_image"] >= 0
+        slowest, fastest = speed["images_per_second_range"]
+        assert slowest <= speed["images_per_second"] <= fastest
 
 
 # The GPU is a double here: its copies are unfinished until the host waits for them.
