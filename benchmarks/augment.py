@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -37,13 +36,14 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
+from statistics import fmean
 from unittest import mock
 
 import numpy as np
 import torch
 from augment_peer import CHAINS, LACKS
 from classic import as_tensor, augmented, normalised
-from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
+from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios, ratios, spread
 from PIL import Image
 
 import shardio.augment
@@ -344,7 +344,7 @@ def measure_kernel(
     if output == "uint8":
         others = [by_torch(batch, options.size) for batch in batches]
         assert all((a.int() - b.int()).abs().max() <= 2 for a, b in zip(results, others, strict=True))
-    nbytes = statistics.mean(map(moved_nbytes, batches, results))
+    nbytes = fmean(map(moved_nbytes, batches, results))
     copied = [torch.ones(COPIED_NBYTES, dtype=torch.uint8, device=device) for _ in range(2)]
     turns = cycle(batches)
     # So many results are kept that one is not written where the cache still holds the one before it.
@@ -381,11 +381,9 @@ def measure_kernel(
             seconds[name].append(way())
     print(f"{output}: {nbytes / 1e6:.1f} MB to read and to write for a batch of {options.batch_size}")
     for name, values in seconds.items():
-        ratios = [value / floor for value, floor in zip(values, seconds["floor"], strict=True)]
-        print(
-            f"{output}: {name:<30} {1e6 * statistics.median(values):>10,.1f} us a batch   ratio "
-            f"{statistics.median(ratios):>7.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+        microseconds = [1e6 * value for value in values]
+        ratio = ratios(values, seconds["floor"], 2)
+        print(f"{output}: {name:<30} {spread(microseconds, 1):>30} us a batch   ratio {ratio}")
 
 
 def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namespace, device: torch.device) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from common import BUILD, describe_machine, generated_set, in_turn, print_ratios
+from common import BUILD, describe_machine, generated_set, in_turn, print_ratios, spread
 
 from shardio.changes.change import change
 from shardio.changes.merge import merge
@@ -86,17 +86,24 @@ def main() -> None:
         print(f"{options.samples:,} samples, {whole / 1e6:,.0f} MB")
         for name, way in ways.items():
             new = here / name.replace(" ", "-")
-            start = time.perf_counter()
-            way(new)
-            seconds = time.perf_counter() - start
+            seconds = []
+            for _ in range(options.rounds):
+                shutil.rmtree(new, ignore_errors=True)
+                start = time.perf_counter()
+                way(new)
+                seconds.append(time.perf_counter() - start)
             written = own_nbytes(new)
-            print(f"{name:<18} {seconds:7.2f} s  {written / 1e6:10,.1f} MB written, {written / whole:8.2%} of the set")
+            size = f"{written / 1e6:,.1f} MB written, {written / whole:.2%} of the set"
+            print(f"{name:<18} {spread(seconds, 2):>24} s  {size}")
             shutil.rmtree(new)
         for name, path in files.items():
-            start = time.perf_counter()
-            copy_synced(path, here / "copy")
-            print(f"{f'copy {name}':<18} {time.perf_counter() - start:7.2f} s, of the NPY file, synced")
-            (here / "copy").unlink()
+            seconds = []
+            for _ in range(options.rounds):
+                start = time.perf_counter()
+                copy_synced(path, here / "copy")
+                seconds.append(time.perf_counter() - start)
+                (here / "copy").unlink()
+            print(f"{f'copy {name}':<18} {spread(seconds, 2):>24} s, of the NPY file, synced")
 
         plain = generated_set(options.read_samples, 256)
         shuffled = here / "shuffled"

@@ -6,12 +6,11 @@ The set must be in the page cache, or this measures the disk. CPU seconds are th
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from itertools import islice
 from pathlib import Path
 
-from common import describe_machine, generated_set, print_ratios
+from common import describe_machine, generated_set, print_ratios, spread
 
 from shardio.format.layout import crc32
 from shardio.loading.loader import ShardLoader
@@ -53,7 +52,7 @@ def main() -> None:
                 cpu[check].append((time.process_time() - used) / images * 1e6)
     print_ratios(rates, "off", "images/s")
     for check, values in cpu.items():
-        print(f"{check:<8}{statistics.median(values):>8.1f} us of CPU time for an image")
+        print(f"{check:<8}{spread(values, 1)} us of CPU time for an image")
 
 
 if __name__ == "__main__":

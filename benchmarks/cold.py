@@ -9,13 +9,12 @@ more than 1.0 is read in vain.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from common import bytes_from_disk, describe_machine, leave_the_page_cache
+from common import bytes_from_disk, describe_machine, leave_the_page_cache, ratios, spread
 
 from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
@@ -71,14 +70,11 @@ def main() -> None:
             rates[name].append(wanted / (time.perf_counter() - start) / 1e9)
             cpu[name].append((time.process_time() - used) / (wanted / 1e9))
             waste[name].append((bytes_from_disk() - disk) / wanted)
-    print(f"{'':<16}{'GB/s':>8}{'of plain':>10}{'(range)':>18}{'read/wanted':>13}{'CPU s/GB':>10}")
+    print(f"{'':<16}{'GB/s':>24}{'of plain':>24}{'read/wanted':>24}{'CPU s/GB':>24}")
     for name in names:
-        ratios = [rate / plain for rate, plain in zip(rates[name], rates[names[0]], strict=True)]
-        print(
-            f"{name:<16}{statistics.median(rates[name]):>8.3f}{statistics.median(ratios):>10.2f}"
-            f"{f'({min(ratios):.2f} to {max(ratios):.2f})':>18}{statistics.median(waste[name]):>13.2f}"
-            f"{statistics.median(cpu[name]):>10.2f}"
-        )
+        cells = [spread(rates[name], 3), ratios(rates[name], rates[names[0]], 2)]
+        cells += [spread(waste[name], 2), spread(cpu[name], 2)]
+        print(f"{name:<16}" + "".join(f"{cell:>24}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,15 +60,37 @@ def in_turn(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, lis
     return rates
 
 
+def spread(values: Sequence[float], digits: int) -> str:
+    """Returns the median, the minimum and the maximum as text."""
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def ratios(values: Sequence[float], reference: Sequence[float], digits: int = 3) -> str:
+    """Returns the spread of the ratios of the rounds."""
+    return spread([a / b for a, b in zip(values, reference, strict=True)], digits)
+
+
 def print_ratios(rates: Mapping[str, list[float]], reference: str, unit: str) -> None:
-    """Prints median rates, and the median of the round-by-round ratios to `reference`, with their range."""
+    """Prints the rates, and the round-by-round ratios to `reference`, each as median, minimum and maximum."""
     width = max(map(len, rates))
     for name, values in rates.items():
-        ratios = [a / b for a, b in zip(values, rates[reference], strict=True)]
-        print(
-            f"{name:<{width}} {statistics.median(values):>12,.1f} {unit}   ratio {statistics.median(ratios):>6.3f} "
-            f"({min(ratios):.3f} to {max(ratios):.3f})"
-        )
+        print(f"{name:<{width}} {spread(values, 1):>38} {unit}   ratio {ratios(values, rates[reference])}")
+
+
+# A small process lies between, as a process at first counts the memory of its parent as its own.
+_MEASURE = """
+import resource, subprocess, sys, time
+start = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def measured(command: Sequence[str]) -> tuple[float, float]:
+    """Runs a command. Returns its seconds, and the most memory that it had in megabytes, mapped files included."""
+    done = subprocess.run([sys.executable, "-c", _MEASURE, *command], check=True, stdout=subprocess.PIPE, text=True)
+    seconds, kilobytes = done.stdout.split()
+    return float(seconds), float(kilobytes) / 1e3
 
 
 def leave_the_page_cache(path: Path) -> None:

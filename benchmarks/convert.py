@@ -14,7 +14,6 @@ import argparse
 import importlib.util
 import os
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simplejpeg
 import torch
-from common import BUILD, describe_machine
+from common import BUILD, describe_machine, ratios, spread
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -218,11 +217,9 @@ def main() -> None:
             rates[name].append(rate)
             cpu[name].append(microseconds)
 
-    print(f"{'':<40}{'images/s':>10}{'per core':>10}{'CPU us/image':>14}")
+    print(f"{'':<40}{'images/s':>28}{'CPU us/image':>28}")
     for name in ways:
-        rate = statistics.median(rates[name])
-        used = 1 if "1 " in name or name == disk else cores
-        print(f"{name:<40}{rate:>10,.1f}{rate / used:>10,.1f}{statistics.median(cpu[name]):>14,.0f}")
+        print(f"{name:<40}{spread(rates[name], 0):>28}{spread(cpu[name], 0):>28}")
     if ffcv not in ways:
         print(f"{ffcv:<40}not measured: ffcv is not installed here")
     print(f"{converter}, medians of the rounds' ratios and their range:")
@@ -235,8 +232,7 @@ def main() -> None:
 
 
 def print_ratio(name: str, above: list[Any], below: list[Any], times: int = 1) -> None:
-    ratios = [a / (b * times) for a, b in zip(above, below, strict=True)]
-    print(f"  {name:<58}{statistics.median(ratios):>7.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"  {name:<66}{ratios(above, [times * value for value in below])}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ import argparse
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -40,7 +39,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from common import cgroup, describe_machine, generated_set, leave_the_page_cache
+from common import cgroup, describe_machine, generated_set, leave_the_page_cache, spread
 from peers import BUILD, ROOT, Unavailable, environment
 
 
@@ -226,10 +225,7 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
     for accelerators in options.accelerators:
         found, busy = run(accelerators, options)
         later = found[1:] or found
-        yield (
-            f"| {accelerators} | {accelerators * rate:,.0f} | {found[0]:.3f} "
-            f"| {statistics.median(later):.3f} ({min(later):.3f} to {max(later):.3f}) | {busy:.0%} |"
-        )
+        yield (f"| {accelerators} | {accelerators * rate:,.0f} | {found[0]:.3f} | {spread(later, 3)} | {busy:.0%} |")
 
 
 def numbers(text: str) -> list[int]:

@@ -16,7 +16,6 @@ import json
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from cold import plain_direct
-from common import bytes_from_disk, describe_machine, generated_set, leave_the_page_cache
+from common import bytes_from_disk, describe_machine, generated_set, leave_the_page_cache, ratios, spread
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop
 from shardio.format.layout import sample_nbytes
@@ -116,18 +115,13 @@ def main() -> None:
                 found[way].append(json.loads(result.stdout))
     finally:
         shutil.rmtree(path)
-    columns = ("images/s", "GB/s", "seconds", "waited", "disk", "MB")
-    print(f"{'':<28}{'samples':>9}" + "".join(f"{name:>10}" for name in columns) + f"{'of O_DIRECT':>22}   images/s")
+    columns = {"images/s": 0, "GB/s": 2, "seconds": 1, "waited": 2, "disk": 2, "MB": 0}  # with digits
     for way, results in found.items():
-        ratios = [one["GB/s"] / plain["GB/s"] for one, plain in zip(results, found[WAYS[0]], strict=True)]
-        middle = {name: statistics.median(one[name] for one in results) for name in columns}
-        text = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        rates = sorted(one["images/s"] for one in results)
-        print(
-            f"{way:<28}{results[0]['count']:>9,}{middle['images/s']:>10,.0f}{middle['GB/s']:>10.2f}"
-            f"{middle['seconds']:>10.1f}{middle['waited']:>10.2f}{middle['disk']:>10.2f}{middle['MB']:>10,.0f}{text:>22}"
-            f"   {rates[0]:,.0f} to {rates[-1]:,.0f}"
-        )
+        print(f"{way}, {results[0]['count']:,} samples")
+        values = {name: [one[name] for one in results] for name in columns}
+        for name, digits in columns.items():
+            print(f"    {name:<16}{spread(values[name], digits)}")
+        print(f"    {'of O_DIRECT':<16}{ratios(values['GB/s'], [one['GB/s'] for one in found[WAYS[0]]], 2)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The peer is numpy's Generator.permutation, which needs an array of all samples a
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-from common import describe_machine
+from common import describe_machine, spread
 
 from shardio.order.mixture import Component, MixedOrder, Stretch
 from shardio.order.orders import Endless, Order, make_order
@@ -77,18 +76,18 @@ def main() -> None:
             taken[name].append(seconds(partial(way, epoch)) / count * 1e6)
     print(f"\n{n:,} samples, whole epochs, medians of {options.rounds}: microseconds per batch of {batch_size}")
     for name, values in taken.items():
-        print(f"  {name:<22}{statistics.median(values):>8.1f} ({min(values):.1f} to {max(values):.1f})")
+        print(f"  {name:<22}{spread(values, 1)}")
 
     print("\none batch at once, sampler and all: milliseconds, and most bytes allocated")
     for many in (10**6, 10**9, 10**10):
         for step in (0, min(10**6, many // batch_size - 1)):
             act = partial(one_batch, many, batch_size, step)
-            median = statistics.median(seconds(act) for _ in range(options.rounds)) * 1e3
+            taken = spread([seconds(act) * 1e3 for _ in range(options.rounds)], 2)
             tracemalloc.start()
             act()
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            print(f"  {many:>14,} samples, step {step:>9,}: {median:>6.2f} ms {peak:>12,} bytes")
+            print(f"  {many:>14,} samples, step {step:>9,}: {taken} ms {peak:>12,} bytes")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import describe_machine, in_turn
+from common import describe_machine, in_turn, ratios, spread
 from numpy.typing import NDArray
 
 from shardio.augment import RandomResizedCrop, pixels
@@ -211,12 +210,10 @@ def step_of_few(step: Step) -> Step:
 
 
 def print_row(name: str, rates: dict[str, list[float]]) -> None:
-    times = {way: 1e6 / statistics.median(values) for way, values in rates.items()}
-    cells = [f"{times[way]:10.1f}" if way in times else f"{'-':>10}" for way in ("C", "torch", "OpenCV")]
-    if {"C", "OpenCV"} <= rates.keys():
-        ratios = [theirs / ours for ours, theirs in zip(rates["C"], rates["OpenCV"], strict=True)]
-        cells.append(f"{statistics.median(ratios):10.2f}")
-    print(f"{name:34}{''.join(cells)}", flush=True)
+    times = {way: spread([1e6 / value for value in values], 0) for way, values in rates.items()}
+    cells = [times.get(way, "-") for way in ("C", "torch", "OpenCV")]
+    cells += [ratios(rates["OpenCV"], rates["C"], 2)] if {"C", "OpenCV"} <= rates.keys() else []
+    print(f"{name:34}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from common import bytes_from_disk, cgroup, describe_machine, generated_set, leave_the_page_cache
+from common import bytes_from_disk, cgroup, describe_machine, generated_set, leave_the_page_cache, ratios, spread
 
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, recipe
 from shardio.augment.chain import Transform
@@ -86,16 +85,12 @@ def measure(path: Path, transform: Transform, cold: bool, options: argparse.Name
 
 
 def report(name: str, chain: str, turns: dict[bool, list[Turn]]) -> None:
-    ratios = [whole.wall / roi.wall for whole, roi in zip(turns[False], turns[True], strict=True)]
-    for roi in (False, True):
-        wall, cpu, read, disk = (
-            statistics.median(getattr(one, field) for one in turns[roi]) for field in ("wall", "cpu", "read", "disk")
-        )
-        ratio = f"{statistics.median(ratios):8.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if roi else "    1.00"
-        print(
-            f"{name:<8}{chain:<16}{'roi' if roi else 'whole':<7}{1e6 / wall:>10,.0f}{cpu:>9.0f}{read / 1e3:>8.0f}"
-            f"{disk / 1e3:>8.0f}{ratio}"
-        )
+    for roi, some in turns.items():
+        ratio = ratios([one.wall for one in turns[False]], [one.wall for one in some], 2)
+        rate, cpu = spread([1e6 / one.wall for one in some], 0), spread([one.cpu for one in some], 0)
+        read, disk = (spread([getattr(one, field) / 1e3 for one in some], 0) for field in ("read", "disk"))
+        way = "roi" if roi else "whole"
+        print(f"{name:<8}{chain:<16}{way:<7}{rate:>26}{cpu:>18}{read:>18}{disk:>18}{ratio:>22}")
 
 
 def main() -> None:

@@ -14,14 +14,13 @@ import json
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from itertools import islice
 from pathlib import Path
 
-from common import BUILD, describe_machine
+from common import BUILD, describe_machine, spread
 
 from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
@@ -129,7 +128,7 @@ def main() -> None:
     print(f"{'samples':>10} {'shards':>7}" + "".join(f"{name:>30}" for name in names))
     for (samples, shards), rounds in results.items():
         columns = ([found[name] for found in rounds] for name in names)
-        cells = (f"{statistics.median(one):.1f} ({min(one):.1f} to {max(one):.1f})" for one in columns)
+        cells = (spread(one, 1) for one in columns)
         print(f"{samples:>10,} {shards:>7,}" + "".join(f"{cell:>30}" for cell in cells))
     shutil.rmtree(folder)
 

@@ -7,15 +7,12 @@ and what is read of pixels is not: for that, give the folder of a real set.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
-from common import BUILD, describe_machine
+from common import BUILD, describe_machine, measured, spread
 from tqdm import tqdm
 
 from shardio.conversion.writing.set_writer import ShardWriter
@@ -58,33 +55,23 @@ def labelled_set(num_samples: int = 1_281_167, size: int = 16, num_classes: int 
     return out
 
 
-def run_measured(*command: str) -> tuple[float, int]:
-    """Runs a command. Returns its seconds, and the most bytes of memory that it had, mapped files included."""
-    start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "shardio", *command], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command[0]}: ended with {process.returncode}")
-    return time.perf_counter() - start, usage.ru_maxrss * 1024
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("set", nargs="?", type=Path, help="a set; by default one is generated")
     parser.add_argument("--samples", type=int, default=1_281_167, help="of the generated set")
     parser.add_argument("--size", type=int, default=16, help="of its pictures, in pixels, a multiple of 4")
+    parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
     options = parser.parse_args()
     print(describe_machine())
     out = options.set or labelled_set(options.samples, options.size)
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         page = Path(folder) / "report.html"
-        seconds, memory = run_measured("report", str(out), "-o", str(page))
-        print(f"shardio report: {seconds:.1f} s, {memory / 1e9:.2f} GB of memory, {page.stat().st_size / 1e6:.1f} MB")
-        for command, *words in QUERIES:
-            words = [str(Path(folder) / word) if word.startswith("index.") else word for word in words]
-            seconds, memory = run_measured(command, str(out), *words)
-            print(f"shardio {command} {' '.join(words)}: {seconds:.1f} s, {memory / 1e9:.2f} GB of memory")
+        for command, *words in (("report", "-o", "report.html"), *QUERIES):
+            paths = [str(Path(folder) / word) if word.startswith(("index.", "report.")) else word for word in words]
+            call = [sys.executable, "-m", "shardio", command, str(out), *paths]
+            seconds, megabytes = zip(*(measured(call) for _ in range(options.rounds)), strict=True)
+            print(f"shardio {command} {' '.join(words)}: {spread(seconds, 2)} s, {spread(megabytes, 0)} MB of memory")
+        print(f"the report has {page.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from common import describe_machine, generated_set
+from common import describe_machine, generated_set, ratios, spread
 
 from shardio.loading.loader import ShardLoader
 from shardio.measure.limits import memcpy
@@ -146,9 +145,8 @@ def measure(path: Path, count: int, rounds: int, seconds: float, arguments: Sequ
         "ring": sum(answer["ring"] for answer in found),
         "private": max(answer["private"] - answer["ring"] for answer in found),
         "page_tables": max(answer["page_tables"] for answer in found),
-        "read_rate": statistics.median(rates["read"]),
-        "memcpy_rate": statistics.median(rates["copy"]),
-        "ratio": statistics.median(a / b for a, b in zip(rates["read"], rates["copy"], strict=True)),
+        "read_rates": rates["read"],
+        "memcpy_rates": rates["copy"],
     }
 
 
@@ -187,11 +185,12 @@ def main() -> None:
     print(
         f"{'processes':>9}{'set, MB':>12}{'ring, MB':>12}{'private, MB':>13}{'tables, MB':>12}{'PSS, MB':>12}", end=""
     )
-    print(f"{'read, GB/s':>12}{'memcpy, GB/s':>14}{'ratio':>8}")
+    print(f"{'read, GB/s':>22}{'memcpy, GB/s':>22}{'ratio':>22}")
     for row in found:
         megabytes = (f"{row[name] / 1e6:>{width},.1f}" for name, width in zip(names, (12, 12, 13, 12, 12), strict=True))
         print(f"{row['processes']:>9}" + "".join(megabytes), end="")
-        print(f"{row['read_rate'] / 1e9:>12.2f}{row['memcpy_rate'] / 1e9:>14.2f}{row['ratio']:>8.2f}")
+        rates = [[rate / 1e9 for rate in row[f"{what}_rates"]] for what in ("read", "memcpy")]
+        print("".join(f"{cell:>22}" for cell in (*(spread(one, 1) for one in rates), ratios(*rates, 2))))
     print(
         f"set: {found[-1]['set'] / found[0]['set']:.3f} times what one process has"
         if found[0]["set"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import statistics
 import subprocess
 import sys
 import threading
@@ -29,7 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import describe_machine, generated_set, leave_the_page_cache
+from common import describe_machine, generated_set, leave_the_page_cache, ratios, spread
 
 from shardio import ShardLoader, open_shards
 from shardio.format.layout import HEADER_NBYTES, sample_nbytes
@@ -178,10 +177,6 @@ def stalled_seconds_of(path: Path, num_batches: int, gate: Path, expected: float
         thread.join()
 
 
-def spread(values: list[float], digits: int) -> str:
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
-
-
 def measure(options: argparse.Namespace, latency_ms: float, source: Path) -> Iterator[str]:
     with mounted(source, latency_ms) as (path, gate):
         rates: dict[tuple[str, int | None], list[float]] = {}
@@ -202,10 +197,9 @@ def measure(options: argparse.Namespace, latency_ms: float, source: Path) -> Ite
                 lost.append((found - expected) / (NUM_STALLS * options.stalls))
         for num_threads in (None, *options.threads):
             ours, theirs = rates["ShardLoader", num_threads], rates["plain", num_threads]
-            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
             yield (
                 f"| {latency_ms:g} | {num_threads or f'{shown_default(path)} (its own choice)'} | {spread(theirs, 0)} "
-                f"| {spread(ours, 0)} | {spread(ratios, 2)} |"
+                f"| {spread(ours, 0)} | {ratios(ours, theirs, 2)} |"
             )
         if lost:
             stalls = f"{NUM_STALLS} stalls of {options.stalls:g} s at {latency_ms:g} ms"

@@ -14,9 +14,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
-from common import BUILD, describe_machine, generated_set
+from common import BUILD, describe_machine, generated_set, ratios, spread
 
 from shardio.cache.folder import Cache
 from shardio.format.entries import FileEntry
@@ -93,15 +92,10 @@ def main() -> None:
             for name, rate in zip(names, found, strict=True):
                 rates[name].append(rate)
     shutil.rmtree(CACHE)
-    print(f"{'':<32}{'images/s':>10}{'MB/s':>9}{'to the source alone':>24}")
+    print(f"{'':<32}{'images/s':>28}{'to the source alone':>24}")
     for name in names:
         alone = rates[names[1] if "2nd" in name else names[0]]
-        ratios = [rate / one for rate, one in zip(rates[name], alone, strict=True)]
-        rate = median(rates[name])
-        print(
-            f"{name:<32}{rate:>10,.0f}{rate * 256 * 256 * 3 / 1e6:>9,.0f}"
-            f"{f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})':>24}"
-        )
+        print(f"{name:<32}{spread(rates[name], 0):>28}{ratios(rates[name], alone, 2):>24}")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
-from common import BUILD, describe_machine, generated_set
+from common import BUILD, describe_machine, generated_set, spread
 
 from shardio.cache.together import AHEAD, MOST_NBYTES
 from shardio.format.manifest_file import load_manifest
@@ -234,16 +233,14 @@ def main() -> None:
             server.wait()
     shutil.rmtree(CACHES)
     print(f"{options.nodes} nodes, {nbytes / 1e9:.2f} GB, source {options.source:g} MB/s, links {options.link:g} MB/s")
-    print(f"{'':<10}{'seconds':>9}{'copying':>9}{'to set / source rate':>30}{'sent / set':>12}{'MB':>6}{'CPU s':>7}")
+    heads = ("seconds", "copying", "to set / source rate", "sent / set", "MB", "CPU s")
+    print(f"{'':<10}" + "".join(f"{head:>26}" for head in heads))
     for name, results in found.items():
         if results:
-            ratios = [copying / least for _, copying, *_ in results]
-            seconds, copying, nbytes_sent, memory, cpu = (median(column) for column in zip(*results, strict=True))
-            spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            columns = (
-                f"{seconds:>9.1f}{copying:>9.1f}{spread:>30}{nbytes_sent / nbytes:>12.4f}{memory:>6.0f}{cpu:>7.1f}"
-            )
-            print(f"{name:<10}{columns}")
+            seconds, copying, nbytes_sent, memory, cpu = zip(*results, strict=True)
+            cells = [spread(seconds, 1), spread(copying, 1), spread([one / least for one in copying], 2)]
+            cells += [spread([one / nbytes for one in nbytes_sent], 4), spread(memory, 0), spread(cpu, 1)]
+            print(f"{name:<10}" + "".join(f"{cell:>26}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import simplejpeg
-from common import BUILD, describe_machine
+from common import BUILD, describe_machine, measured, spread
 
 SIZE = 8
 _LINKS = 30_000  # a file may have so many, on any filesystem
@@ -26,15 +25,6 @@ import sys
 from shardio.reading.shardset import open_shards
 shards = open_shards(sys.argv[1])
 assert len(shards.classes) > int(shards.labels.max()) and shards[len(shards) - 1].image.size
-"""
-
-
-# A small process lies between, as a process at first counts the memory of its parent as its own.
-MEASURE = """
-import resource, subprocess, sys, time
-start = time.perf_counter()
-subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
@@ -67,16 +57,10 @@ def make_tree(root: Path, shape: str, images: int) -> None:
             os.link(original, path)
 
 
-def measure(command: list[str]) -> tuple[float, float]:
-    """Returns the seconds that a process takes, and its peak memory in megabytes."""
-    done = subprocess.run([sys.executable, "-c", MEASURE, *command], check=True, capture_output=True, text=True)
-    seconds, kilobytes = done.stdout.split()
-    return float(seconds), float(kilobytes) / 1e3
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=70_000, help="images in each tree (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
     options = parser.parse_args()
     folder = BUILD / "trees"
     src, out = str(folder / "src"), str(folder / "out")
@@ -88,13 +72,20 @@ def main() -> None:
         "open": [sys.executable, "-c", OPEN, out],
     }
     print(describe_machine())
-    print(f"{options.images:,} images in each tree")
-    print(f"{'':>14}" + "".join(f"{name:>22}" for name in commands))
+    print(f"{options.images:,} images in each tree; seconds, and megabytes of memory")
+    print(f"{'':>14}" + "".join(f"{name:>44}" for name in commands))
     for shape in SHAPES:
         shutil.rmtree(folder, ignore_errors=True)
         make_tree(folder / "src", shape, options.images)
-        found = [measure(command) for command in commands.values()]
-        print(f"{shape:>14}" + "".join(f"{seconds:>12.2f} s {mb:>5.0f} MB" for seconds, mb in found))
+        rounds = []
+        for _ in range(options.rounds):
+            shutil.rmtree(out, ignore_errors=True)
+            rounds.append([measured(command) for command in commands.values()])
+        cells = []
+        for some in zip(*rounds, strict=True):
+            seconds, megabytes = zip(*some, strict=True)
+            cells.append(f"{spread(seconds, 2)}, {spread(megabytes, 0)}")
+        print(f"{shape:>14}" + "".join(f"{cell:>44}" for cell in cells), flush=True)
     shutil.rmtree(folder)
 
 

@@ -10,14 +10,13 @@ itself, too, beside the time of one batch.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import describe_machine
+from common import describe_machine, spread
 
 from shardio import ShardLoader, ShardWriter
 from shardio.loading.meter import Meter
@@ -65,8 +64,7 @@ def main() -> None:
         for name, some in ratios.items():
             for kind, of in enumerate(("seconds", "CPU seconds")):
                 values = [pair[kind] for pair in some]
-                spread = f"({min(values):.3f} to {max(values):.3f})"
-                print(f"{name:<24} {statistics.median(values):.3f} of plain in {of} {spread}")
+                print(f"{name:<24} {spread(values, 3)} of plain in {of}")
         tell_calls(path, options.batch_size)
 
 
@@ -88,10 +86,8 @@ def tell_calls(path: Path, batch_size: int) -> None:
                 for _ in range(10):
                     call()
                 times.append((time.perf_counter() - start) / 10)
-            seconds = statistics.median(times)
-            print(
-                f"{name:<24} {seconds * 1e6:.1f} microseconds, {seconds / batch:.2%} of a batch of {batch * 1e6:,.0f}"
-            )
+            microseconds = spread([1e6 * each for each in times], 1)
+            print(f"{name:<24} {microseconds} microseconds, where a batch takes {batch * 1e6:,.0f}")
 
 
 if __name__ == "__main__":
