@@ -72,8 +72,10 @@ def bytes_text(count: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Returns the count with its noun, in the plural if needed: "1 shard", "1,000 classes"."""
-    plural = "es" if noun.endswith(("s", "x")) else "s"
-    return f"{count:,} {noun}{'' if count == 1 else plural}"
+    if count == 1:
+        return f"1 {noun}"
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + ("es" if noun.endswith(("s", "x")) else "s")
+    return f"{count:,} {plural}"
 
 
 class ShardioError(Exception):

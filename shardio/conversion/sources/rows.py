@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.headers import has_image_suffix
-from shardio.errors import SourceError
+from shardio.errors import SourceError, counted
 from shardio.sets.arrow import check_installed, open_parquet
 
 _MAX_LINE_NBYTES = 1 << 16
@@ -36,7 +36,8 @@ class Faults:
         if self._count:
             shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
             more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
-            raise SourceError(f"{self.path}: correct the list: {self._count:,} {self.word}s are wrong:", *shown, *more)
+            wrong = f"{counted(self._count, self.word)} {'is' if self._count == 1 else 'are'} wrong"
+            raise SourceError(f"{self.path}: correct the list: {wrong}:", *shown, *more)
 
 
 Rows = Iterator[tuple[int, list[Any]]]
