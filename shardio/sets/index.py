@@ -169,11 +169,11 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> dict[str, l
     """
     sets = [read_indexes(place) for place in (a, b)]
     one, two = (each.manifest for each in sets)
-    pairs = zip(one.classes, two.classes, strict=False)
     shapes = [f"{one.sample_shape} -> {two.sample_shape}"]
     found = [
         *_names_differ("classes", one.classes, two.classes),
-        ("classes with another number", [x for x, y in pairs if x != y and {x, y} <= set(one.classes)]),
+        ("classes with another number", _changed(*({x: i for i, x in enumerate(m.classes)} for m in (one, two)))),
+        ("classes with another readable name", _changed(_class_names(one), _class_names(two))),
         ("sample shape", shapes if one.sample_shape != two.sample_shape else []),
         *_names_differ("splits", one.splits, two.splits),
     ]
@@ -204,6 +204,15 @@ class _ComparedSplit:
         return read_rows(self._storage, entry.crc32)[read_order(self._storage, self.entry, entry)]
 
 
+def _class_names(of: Manifest) -> dict[str, str]:
+    return dict(zip(of.classes, of.class_names or of.classes, strict=True))
+
+
+def _changed(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+    """Returns the names in both whose values differ."""
+    return [name for name in a if name in b and a[name] != b[name]]
+
+
 def _names_differ(what: str, a: Iterable[str], b: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     here, there = dict.fromkeys(a), dict.fromkeys(b)
     yield f"{what} added", [name for name in there if name not in here]
@@ -225,7 +234,10 @@ def _compare_splits(a: _ComparedSplit, b: _ComparedSplit) -> Iterator[tuple[str,
     yield "relabelled", [f"{key} from {one} to {two}" for key, one, two in moves]
     columns, others = (dict(split.entry.index.columns) for split in (a, b))
     yield from _names_differ("columns", columns, others)
+    yield "columns of another type", _changed(columns, others)
     yield from _names_differ("arrays", a.entry.arrays, b.entry.arrays)
+    types = ({name: (array.kind, array.row, array.names) for name, array in s.entry.arrays.items()} for s in (a, b))
+    yield "arrays of another type", _changed(*types)
     for name in ("crc32", "source_width", "source_height", *sorted(columns.keys() & others.keys())):
         x, y = a.rows[name][in_a], b.rows[name][in_b]
         what = "with other pixels" if name == "crc32" else f"with another {name}"

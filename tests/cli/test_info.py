@@ -208,8 +208,27 @@ def test_classes_are_compared_by_name_and_pixels_and_columns_by_value(tmp_path: 
         "train: with another year": ["dog"],
     }
     assert differences(a, write("d", ["cat", "dog"], 5, squashed=True)) == {"train: squashed in one set only": ["B"]}
+    more = differences(a, write("m", ["bee", "cat", "dog"], 5))
+    assert more == {"classes added": ["bee"], "classes with another number": ["cat", "dog"]}
+    fewer = differences(tmp_path / "m", a)
+    assert fewer == {"classes removed": ["bee"], "classes with another number": ["cat", "dog"]}
+    named = write("n", ["cat", "dog"], 5, class_names=["cat", "hound"])
+    assert differences(a, named) == {"classes with another readable name": ["dog"]}
     found = differences(a, write("e", ["cat", "dog"], 5, (2, 3, 3)))
     assert found["sample shape"] == ["(2, 2, 3) -> (2, 3, 3)"]
+
+
+def test_arrays_and_columns_of_equal_bytes_and_another_type_differ(tmp_path: Path) -> None:
+    def write(name: str, dtype: str, shape: tuple[int, ...], column: type) -> Path:
+        arrays: dict[str, Any] = {"v": ("array", dtype, shape)}
+        with ShardWriter(tmp_path / name, (2, 2, 3), columns={"year": column}, arrays=arrays) as writer:
+            writer.append(np.zeros((2, 2, 3), np.uint8), 0, columns={"year": 0}, v=np.zeros(shape, dtype))
+        return tmp_path / name
+
+    a = write("a", "float32", (2,), int)
+    assert differences(a, write("b", "int32", (2,), int)) == {"train: arrays of another type": ["v"]}
+    assert differences(a, write("c", "float32", (2, 1), int)) == {"train: arrays of another type": ["v"]}
+    assert differences(a, write("d", "float32", (2,), float)) == {"train: columns of another type": ["year"]}
 
 
 # --- --write-index ---------------------------------------------------------------------------------------------------
