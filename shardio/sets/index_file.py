@@ -29,6 +29,9 @@ from shardio.system.opening import naming
 # Rows in memory as text at a time.
 _CHUNK = 1 << 16
 
+_NAMES = frozenset({"split", "index", "class", "class_name", "shard", "row"})
+"""The table's columns that the index does not have. A set may have columns with these names."""
+
 Table = dict[str, NDArray[Any]]
 """Columns of a split by name: numbers, keys (S), or text (object)."""
 
@@ -36,8 +39,9 @@ Table = dict[str, NDArray[Any]]
 def write_index_file(place: str | os.PathLike[str], target: Path) -> int:
     """Writes a row for each sample of a set to a .csv or .parquet file. Returns the number of rows.
 
-    The file appears whole or not at all, and replaces an existing file. Raises ValueError for another file extension
-    or a target among the set's files, SourceError if pyarrow is missing, and the errors of `read_indexes`.
+    The file appears whole or not at all, and replaces an existing file. Raises ValueError for another file extension,
+    a target among the set's files or numbers that parquet cannot hold, SourceError if pyarrow is missing, and the
+    errors of `read_indexes`.
     """
     if target.suffix.lower() not in (".csv", ".parquet"):
         raise ValueError(f"expected a name that ends in .csv or .parquet, found {target.name!r}")
@@ -70,16 +74,17 @@ def _table(storage: Storage, manifest: Manifest, name: str) -> Table:
         shards = np.searchsorted(starts, stored, side="right") - 1
         files = np.array([shard.file for shard in split.shards], object)
         places = {"shard": files[shards], "row": stored - starts[shards]}
-    return {
+    table = {
         "split": np.full(len(rows), name, object),
         "index": np.arange(len(rows)),
         "key": rows["key"],
         **labels,
         **{column: np.array(names, object)[rows["label"]] for column, names in classes.items() if names},
         **{column: rows[column] for column in ("source_width", "source_height", "crc32")},
-        **{column: rows[column] for column, _ in columns_of(rows.dtype)},
-        **places,
     }
+    # No column of a set can have a colon in its name.
+    own = {f"column:{name}" if name in _NAMES else name: rows[name] for name, _ in columns_of(rows.dtype)}
+    return {**table, **own, **places}
 
 
 def _csv_texts(tables: Sequence[Table], columns: Sequence[str]) -> Iterator[str]:
@@ -117,10 +122,22 @@ def _write_parquet(tables: Sequence[Table], columns: Sequence[str], stream: IO[b
                 if field.name not in table
                 else pyarrow.array(table[field.name], pyarrow.binary()).cast(field.type)
                 if table[field.name].dtype.kind == "S"
-                else pyarrow.array(table[field.name]).cast(field.type)
+                else _cast(table[field.name], field)
                 for field in schema
             ]
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), row_group_size=_CHUNK)
+
+
+def _cast(values: NDArray[Any], field: Any) -> Any:
+    import pyarrow
+
+    try:
+        return pyarrow.array(values).cast(field.type)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(
+            f"column {field.name!r}: expected integers that a float64 can hold, as another split has floats in this "
+            f"column, found: {error}: write a .csv file"
+        ) from None
 
 
 def _arrow_type(parts: Sequence[NDArray[Any]]) -> Any:

@@ -20,6 +20,7 @@ from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
 from shardio.changes.change import change
+from shardio.changes.merge import merge
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
@@ -276,6 +277,29 @@ def test_every_sample_and_its_exact_key_can_be_read_back(
         assert (int(row["index"]), row["shard"], int(row["row"])) == (i, f"{split}-00000.npy", i)
         score = math.nan if row["score"] in ("", None) else float(row["score"])
         assert score == NUMBERS[i] or (math.isnan(score) and math.isnan(NUMBERS[i]))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_named_as_another_of_the_table_loses_no_number(kind: str, tmp_path: Path) -> None:
+    names = ("split", "index", "class", "class_name", "shard", "row")
+    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=["x"], columns=dict.fromkeys(names, int)) as writer:
+        writer.append(np.zeros((2, 2, 3), np.uint8), 0, columns={name: 7 + i for i, name in enumerate(names)})
+    called("info", tmp_path / "out", "--write-index", tmp_path / f"i.{kind}")
+    (row,) = read_table(tmp_path / f"i.{kind}")
+    assert (row["split"], row["class"], row["shard"], int(row["row"])) == ("train", "x", "train-00000.npy", 0)
+    assert [int(row[f"column:{name}"]) for name in names] == [7, 8, 9, 10, 11, 12]
+
+
+def test_parquet_refuses_integers_that_floats_of_another_split_would_round(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for split, kind, time in (("train", int, 2**60 + 1), ("val", float, 0.5)):
+        with ShardWriter(tmp_path / split, (2, 2, 3), columns={"time": kind}) as writer:
+            writer.append(np.full((2, 2, 3), len(split), np.uint8), 0, split=split, columns={"time": time})
+    merge([tmp_path / "train", tmp_path / "val"], tmp_path / "out")
+    with pytest.raises(ValueError, match=r"'time'.*\.csv"):
+        index_file.write_index_file(tmp_path / "out", tmp_path / "i.parquet")
+    index_file.write_index_file(tmp_path / "out", tmp_path / "i.csv")
+    assert [row["time"] for row in read_table(tmp_path / "i.csv")] == [str(2**60 + 1), "0.5"]
 
 
 def test_parquet_has_text_where_all_keys_are_text(tmp_path: Path) -> None:
