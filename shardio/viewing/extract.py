@@ -50,7 +50,10 @@ def extract(
     arrays = list(shards.arrays)
     digits = len(str(len(shards) - 1))
     main = ["file"] if shards.has_pixels else []
-    lines: list[Sequence[object]] = [[*main, "index", "key", "label", "class", "class_name", *arrays]]
+    fixed = ["file", "index", "key", "label", "class", "class_name"]
+    # No array can have a colon in its name.
+    headings = [f"array:{name}" if name in fixed else name for name in arrays]
+    lines: list[Sequence[object]] = [[*fixed[1 - len(main) :], *headings]]
     num_files = 1
     for done, index in enumerate(indices):
         row = _row(shards, index)

@@ -53,6 +53,16 @@ def test_pixels_masks_and_arrays_are_those_of_the_set(make_set: Callable[..., Pa
         assert row["mask"].endswith(".mask.png")
 
 
+def test_an_array_named_as_another_column_of_the_table_has_a_column_of_its_own(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"file": ("mask", "uint8", (2, 2)), "class": ("array", "uint8", ())}
+    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=["x"], arrays=arrays) as writer:
+        writer.append(np.zeros((2, 2, 3), np.uint8), 0, **{"file": np.ones((2, 2), np.uint8), "class": np.uint8(1)})
+    assert call(tmp_path / "out", "--indices", "0", "-o", tmp_path / "some").exit_code == 0
+    (row,) = table(tmp_path / "some")
+    assert (row["file"], row["class"]) == ("0-0.png", "x")
+    assert (row["array:file"], row["array:class"]) == ("0-0.file.png", "0-0.class.npy")
+
+
 def test_what_a_killed_call_has_left_is_swept_and_files_of_others_are_not(
     make_set: Callable[..., Path], tmp_path: Path
 ) -> None:
