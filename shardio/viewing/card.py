@@ -21,7 +21,8 @@ from shardio.format.manifest import Manifest
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import describe_making, flattened
 from shardio.sets.levels import LEVELS, Levels, stored_levels
-from shardio.viewing.overview import LabelCounts, count_labels, labels_for_page
+from shardio.viewing.overview import LabelCounts, count_labels
+from shardio.viewing.pictures import labels_for_page
 from shardio.viewing.report import normalize_lines
 
 CROISSANT_NAME = "croissant.json"
@@ -57,7 +58,10 @@ class _Facts:
 
     publication: Publication
     manifest: Manifest
+    labelled: Sequence[str]
+    """The splits that have class numbers."""
     classes: Sequence[LabelCounts]
+    """The number of samples of each class in each of these splits."""
     levels: Levels | None
     refused: str
 
@@ -71,12 +75,14 @@ def make_card(
     numbers of refused images by reason.
     """
     manifest = next(iter(splits.values())).manifest
-    counts = count_labels([labels_for_page(shards) for shards in splits.values()], len(manifest.classes))
+    labelled = {name: shards for name, shards in splits.items() if shards.content.index.has_label}
+    counts = count_labels([labels_for_page(shards) for shards in labelled.values()], len(manifest.classes))
     shape = manifest.sample_shape
     told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
     facts = _Facts(
         publication,
         manifest,
+        list(labelled),
         counts if manifest.classes else (),
         stored_levels(manifest.provenance, shape[2]) if shape else None,
         f"{counted(manifest.rejects.num_rejects, 'image' if shape else 'sample')} refused"
@@ -165,7 +171,7 @@ def _record_sets(facts: _Facts, splits: Sequence[str]) -> Iterator[dict[str, Any
     yield _table("splits", "cr:Split", {"name": "sc:Text", "num_samples": "sc:Integer"}, rows)
     if facts.classes:
         fields = {"label": "sc:Integer", "name": "sc:Text", "display_name": "sc:Text"}
-        fields |= {f"num_samples_{name}": "sc:Integer" for name in splits}
+        fields |= {f"num_samples_{name}": "sc:Integer" for name in facts.labelled}
         shown = manifest.class_names or manifest.classes
         rows = [[one.label, manifest.classes[one.label], shown[one.label], *one.counts] for one in facts.classes]
         yield _table("classes", "sc:Enumeration", fields, rows)

@@ -21,7 +21,7 @@ from shardio.format.manifest import Manifest
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import conversions_of
 from shardio.sets.levels import Levels, chosen_samples, levels_of, stored_levels, sum_levels
-from shardio.viewing.pictures import read_pictures
+from shardio.viewing.pictures import NO_LABEL, labels_for_page, read_pictures
 from shardio.viewing.repeats import HashedSamples, Repeats, find_repeats, hash_picture
 
 OnProgress = Callable[[int, int], None]
@@ -149,11 +149,16 @@ class SetOverview:
     manifest: Manifest
     splits: tuple[SplitOverview, ...]
     classes: tuple[LabelCounts, ...]
+    """Without the samples that have no label. If none has a label, the only class is NO_LABEL, with all samples."""
     levels: Levels | None
     levels_are_stored: bool
     repeats: Repeats
     num_read: int
     """The number of pictures that were read, to measure brightness and to find pictures that look alike."""
+
+    @property
+    def has_labels(self) -> bool:
+        return any(one.label != NO_LABEL for one in self.classes)
 
     @property
     def num_samples(self) -> int:
@@ -169,7 +174,9 @@ def make_overview(
     """
     manifest = next(iter(splits.values())).manifest
     labels = {name: labels_for_page(shards) for name, shards in splits.items()}
-    counted = tuple(count_labels(list(labels.values()), len(manifest.classes)))
+    every = list(labels.values())
+    some = [of_split[of_split != NO_LABEL] for of_split in every]
+    counted = tuple(count_labels(some, len(manifest.classes)) if any(map(len, some)) else count_labels(every, 0))
     if manifest.sample_shape is None:
         bare = tuple(_describe(shards, "", labels[name], np.empty(0)) for name, shards in splits.items())
         return SetOverview(manifest, bare, counted, None, False, Repeats((), (), 0), 0)
@@ -210,11 +217,6 @@ def _all(shards: ShardSet) -> NDArray[np.int64]:
     return np.arange(len(shards))
 
 
-def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
-    """Returns the label of each sample; all 0 if there are no labels, or they are not integers."""
-    return shards.labels_of(_all(shards)) if shards.content.index.has_label else np.zeros(len(shards), np.int64)
-
-
 def _measure(splits: Mapping[str, ShardSet]) -> Levels:
     """Measures pixels with the right crc32 alone. Raises FormatError for others."""
     name, shards = next(iter(splits.items()))
@@ -249,7 +251,7 @@ def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDAr
     return SplitOverview(
         shards.split,
         len(shards),
-        histogram_of_counts(np.concatenate([counts, empty])),
+        histogram_of_counts(np.concatenate([counts, empty])) if shards.content.index.has_label else None,
         histogram_of_sizes(widths),
         histogram_of_sizes(heights),
         histogram_of_sizes(widths / heights, per_octave=8),

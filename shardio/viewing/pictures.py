@@ -48,6 +48,17 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDAr
         yield from out[: len(some)]
 
 
+NO_LABEL = int(np.iinfo(np.int64).min)
+"""Stands for the label of a sample whose label is no integer, or that has none."""
+
+
+def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
+    """Returns the label of each sample; NO_LABEL for all if the index has no labels."""
+    if not shards.content.index.has_label:
+        return np.full(len(shards), NO_LABEL)
+    return shards.labels_of(np.arange(len(shards)))
+
+
 def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
     """Returns the keys of the samples `indices`. Bytes that are not UTF-8 are decoded as by `os.fsdecode`."""
     return [os.fsdecode(bytes(key)) for key in shards.column_of("key", np.array(indices, np.int64))]

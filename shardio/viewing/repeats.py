@@ -24,7 +24,7 @@ from PIL import Image
 
 from shardio.drawing.sheet import as_image
 from shardio.reading.shardset import ShardSet
-from shardio.viewing.pictures import read_pictures
+from shardio.viewing.pictures import NO_LABEL, read_pictures
 
 MAX_BITS = 3
 """Hashes are close if they differ in at most this many bits: with 3 differences, one of 4 quarters still agrees."""
@@ -60,7 +60,7 @@ class RepeatedSample:
 
     split: str
     index: int
-    label: int
+    label: int | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class RepeatGroup:
 
     @property
     def labels_differ(self) -> bool:
-        return len({sample.label for sample in self.samples}) > 1
+        return len({sample.label for sample in self.samples} - {None}) > 1
 
     @property
     def splits_differ(self) -> bool:
@@ -125,7 +125,8 @@ class _AllSamples:
 
     def sample(self, number: int) -> RepeatedSample:
         place, index = self._locate(number)
-        return RepeatedSample(self.names[place], index, int(self.labels[number]))
+        label = int(self.labels[number])
+        return RepeatedSample(self.names[place], index, None if label == NO_LABEL else label)
 
     def _locate(self, number: int) -> tuple[int, int]:
         place = int(np.searchsorted(self.starts, number, "right")) - 1

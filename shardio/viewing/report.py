@@ -26,8 +26,8 @@ from shardio.reading.sample import class_text
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import flattened
 from shardio.sets.levels import Levels
-from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, labels_for_page, make_overview
-from shardio.viewing.pictures import Thumbnail, keys_of, make_gallery, read_pictures
+from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, make_overview
+from shardio.viewing.pictures import NO_LABEL, Thumbnail, keys_of, labels_for_page, make_gallery, read_pictures
 from shardio.viewing.repeats import RepeatedSample
 
 # The page shows the start of longer lists, and says how many there are.
@@ -181,7 +181,8 @@ def _rows(
         ]
         shown = [[some.index, shortened(some.key, 100), some.url] for some in gallery.get(label, ())]
         # JavaScript has no integers beyond 2**53.
-        yield [label if abs(label) < 1 << 53 else str(label), *names, one.counts, shown]
+        shown_label = label if abs(label) < 1 << 53 else "" if label == NO_LABEL else str(label)
+        yield [shown_label, *names, one.counts, shown]
 
 
 def _cards(

@@ -18,7 +18,7 @@ from command import assert_one_clear_error, shardio
 from pictures import random_picture, write_jpeg
 from servers import SlowServer
 
-from shardio import convert, open_shards
+from shardio import change, convert, open_shards
 from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.manifest_file import load_manifest
@@ -166,6 +166,19 @@ def test_sets_without_labels_or_pixels_have_cards(tmp_path: Path) -> None:
         assert "## Classes" not in readme
         assert "task_categories" not in front_matter(readme)
         assert records(croissant, "classes") == []
+
+
+def test_samples_without_a_class_are_counted_in_none(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "all", (2, 2, 3), classes=["a", "b"]) as writer:
+        for split in ("train", "val"):
+            writer.append(np.zeros((2, 2, 3), np.uint8), 1, split=split)
+    change(tmp_path / "all", tmp_path / "out", split="val", arrays={"labels": np.ones(1, np.float32)})
+    with ShardWriter(tmp_path / "vectors", (2, 2, 3), classes=["a", "b"], labels=("float32", 2)) as writer:
+        writer.append(np.zeros((2, 2, 3), np.uint8), [0, 1])
+    for name, counts in (("out", ([0], [1])), ("vectors", ([], []))):
+        readme, croissant = card_of(tmp_path / name, tmp_path / f"{name}-card")
+        assert records(croissant, "classes") == [[0, "a", "a", *counts[0]], [1, "b", "b", *counts[1]]]
+        assert ("\n| 1 | b |" + "".join(f" {count} |" for count in counts[1]) + "\n\n") in readme
 
 
 def test_the_readme_shows_some_of_many_classes_and_croissant_all(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from command import assert_one_clear_error, shardio
 from pictures import encode, random_picture, write_jpeg
 
-from shardio import convert
+from shardio import change, convert
 from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.manifest_file import load_manifest
@@ -205,6 +205,27 @@ def test_a_set_without_classes_or_keys_has_a_page(tmp_path: Path) -> None:
     assert_needs_nothing_else(page)
     # JavaScript has no such integers.
     assert [one[0] for one in page.data["classes"]] == [*(str(-(1 << 60) * n - n) for n in (4, 3, 2, 1)), 0]
+
+
+def test_samples_without_a_class_are_in_no_class(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = [random_picture(rng, 32, 32) for _ in range(4)]
+    with ShardWriter(tmp_path / "all", (32, 32, 3), classes=["a", "b"]) as writer:
+        for split in ("train", "val"):
+            for picture in pictures:
+                writer.append(picture, 1, split=split)
+    change(tmp_path / "all", tmp_path / "out", split="val", arrays={"labels": np.ones((4, 2), np.float32)})
+    page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
+    assert [one[3] for one in page.data["classes"]] == [[0, 0], [4, 0]]
+    assert page.words.count("different splits") == 4
+    assert "0 have different labels" in page.words
+    with ShardWriter(tmp_path / "vectors", (32, 32, 3), classes=["a", "b"], labels=("float32", 2)) as writer:
+        for picture in pictures:
+            writer.append(picture, [0, 1])
+    page, _ = report_of(tmp_path / "vectors", tmp_path / "page.html")
+    ((label, name, _, counts, shown),) = page.data["classes"]
+    assert (label, name, counts, len(shown)) == ("", "", [4], 4)
+    assert "No sample has a class." in page.words
 
 
 def test_a_picture_that_comes_hundreds_of_times_is_one_group(tmp_path: Path) -> None:
