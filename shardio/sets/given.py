@@ -9,6 +9,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -127,14 +128,14 @@ class ArrayFile:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a range of rows, or the rows with these numbers."""
+        """Returns a range of rows, or the rows with these numbers; of an array without rows, its only value."""
         if self._whole is not None:
-            return self._whole[rows]
+            return self._whole[rows] if self.shape else self._whole
         numbers = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
         found = np.empty((len(numbers), *self.shape[1:]), self.dtype)
         into = memoryview(found.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        for first, end in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
+        for first, end in pairwise([*firsts, len(numbers)]):
             self._read_into(into[first * self._row_nbytes : end * self._row_nbytes], int(numbers[first]))
         return found
 

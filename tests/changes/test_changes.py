@@ -670,6 +670,22 @@ def test_files_that_hold_no_keys_or_no_array_are_refused_by_name(out: Path, new:
     assert not new.exists()
 
 
+@pytest.mark.parametrize(
+    ("numbers", "error", "told"),
+    [
+        (np.empty(0, np.int64), ConvertError, "no sample is left"),
+        (np.empty((0, 3), np.int64), SourceError, r"some\.npy: expected one row of integers.*\(0, 3\)"),
+        (np.array(3), SourceError, r"some\.npy: expected one row of integers.*\(\)"),
+    ],
+)
+def test_a_file_of_indices_without_a_row_is_a_clear_error(
+    numbers: NDArray[Any], error: type[ShardioError], told: str, out: Path, new: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "some.npy", numbers)
+    with pytest.raises(error, match=told):
+        keep(out, new, indices=tmp_path / "some.npy")
+
+
 @pytest.mark.parametrize("by", [False, True])
 def test_an_array_file_that_is_truncated_while_it_is_read_is_an_error_that_names_it(
     by: bool, out: Path, new: Path, tmp_path: Path
