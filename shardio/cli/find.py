@@ -69,6 +69,7 @@ def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator
 def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
     """Prints a line for each sample. With several splits, the line begins with the split."""
     from shardio.reading.sample import class_text
+    from shardio.sets.names import is_url
 
     names = [shortened(name, _WIDEST_CLASS) for name in indexed.manifest.class_names or indexed.manifest.classes]
     width = len(str(max(int(samples[-1]) for samples in found if len(samples))))
@@ -84,7 +85,7 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
         )
     total, of = sum(map(len, found)), sum(map(len, indexed.splits.values()))
     say(f"{total:,} of {counted(of, 'sample')}")
-    if indexed.manifest.sample_shape is None:
+    if indexed.manifest.sample_shape is None or is_url(indexed.place):  # `view` shows pictures in folders
         return
     split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
     say(next_view(out, split, samples.tolist()))

@@ -79,6 +79,12 @@ def test_find_view_and_change_choose_the_same_samples(
     assert result.exit_code == 0, result.output
 
 
+def test_find_suggests_no_view_of_a_url(out: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").put(f"{out}/", "/found/", recursive=True)
+    assert lines("find", "memory://found", "--class", "n2")[-1] == ["5", "of", "15", "samples"]
+
+
 def test_change_takes_numbers_as_view_does(out: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "some.npy", [5, 3])
     for number, given in enumerate(("5,3", tmp_path / "some.npy")):
