@@ -100,7 +100,7 @@ class ArrayWriter:
                 f"expected values of the array {self._name!r} of {self._dtype} {self._row.shape}, found "
                 f"{values.dtype} {values.shape[1:]}"
             )
-        rows = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+        rows = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(len(values), self._row.nbytes)
         self._crc32s += map(crc32, rows)
         while len(rows):
             if self._file is None:

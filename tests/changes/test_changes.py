@@ -806,6 +806,12 @@ def test_arrays_of_every_kind_can_be_added_and_replaced(out: Path, new: Path, tm
     assert np.array_equal(array_of(tmp_path / "x", "mask"), given["mask"][1])
 
 
+def test_a_block_without_values_adds_none(out: Path, new: Path) -> None:
+    values = np.arange(50, dtype=np.float32).reshape(25, 2)
+    change(out, new, arrays={"a": [values[:0], values[:9], values[:0], values[9:]]})
+    assert np.array_equal(array_of(new, "a"), values)
+
+
 def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
     """Boxes for 25 samples, of which the second of the sample `wrong` begins at `left` and ends at 3."""
     values = np.full((26, 2, 5), [0, 1, 3, 4, 2], np.float32)
