@@ -17,7 +17,15 @@ from shardio.changes.draft import Draft, GivenArray, SplitDraft
 from shardio.changes.labels import Assignment, Classes, Labels, assign, read_labels
 from shardio.changes.parents import open_parent
 from shardio.errors import ConvertError, SourceError
-from shardio.format.layout import LABELS_NAME, ArrayKind, RowType, check_array_name, check_kind, find_wrong_box
+from shardio.format.layout import (
+    LABELS_NAME,
+    ArrayKind,
+    RowType,
+    check_array_name,
+    check_kind,
+    find_wrong_bool,
+    find_wrong_box,
+)
 from shardio.format.manifest_file import check_split
 from shardio.sets.given import ArrayFile, Keys, read_keys, some_keys
 from shardio.sets.selection import Selection
@@ -168,6 +176,8 @@ def add_arrays(
             check_kind(array, kind, row, draft.sample_shape)
         except ValueError as error:
             raise SourceError(f"{where}: {error}") from None
+        if row.dtype == "|b1":
+            blocks = _check_bools(where, blocks)
         if kind == "boxes":
             blocks = _check_boxes(where, blocks, split, order)
         given[array] = GivenArray(kind, row, blocks)
@@ -243,6 +253,13 @@ def _check_blocks(where: str, blocks: Iterable[object], row: RowType) -> Iterato
         if not isinstance(block, np.ndarray) or block.ndim == 0 or _row_type(where, block) != row:
             found = f"{block.dtype} {block.shape[1:]}" if isinstance(block, np.ndarray) else type(block).__name__
             raise SourceError(f"{where}: expected blocks of rows of {row.dtype} {row.shape}, found {found}")
+        yield block
+
+
+def _check_bools(where: str, blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    for block in blocks:
+        if wrong := find_wrong_bool(block):
+            raise SourceError(f"{where}: {wrong}")
         yield block
 
 

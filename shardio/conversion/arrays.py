@@ -18,6 +18,7 @@ from shardio.format.layout import (
     SampleShape,
     check_array_name,
     check_kind,
+    find_wrong_bool,
     find_wrong_box,
 )
 
@@ -88,7 +89,7 @@ class ArraySpec:
         """Returns one sample's value as an array of the declared dtype and shape.
 
         Missing boxes are filled up with empty rows, whose label is -1. Raises TypeError for another dtype, and
-        ValueError for another shape or an invalid box. Error messages begin with `where`.
+        ValueError for another shape, an invalid box or an invalid bool. Error messages begin with `where`.
         """
         found = self.check_dtype(value, where)
         shape = self.row.shape
@@ -100,6 +101,8 @@ class ArraySpec:
             return np.concatenate([found, rest])
         if found.shape != shape:
             raise ValueError(f"{where}array {self.name!r}: expected shape {shape}, found {found.shape}")
+        if wrong_bool := find_wrong_bool(found):
+            raise ValueError(f"{where}array {self.name!r}: {wrong_bool}")
         return found
 
     def check_dtype(self, value: object, where: str = "") -> NDArray[Any]:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,6 +160,12 @@ def find_wrong_box(boxes: NDArray[np.float32]) -> tuple[int, str] | None:
         return None
     first = int(wrong.argmax())
     return first, f"expected finite numbers, left <= right and top <= bottom, found {rows[first].tolist()}"
+
+
+def find_wrong_bool(values: NDArray[Any]) -> str:
+    """Returns what is wrong with values of |b1, whose bytes must be 0 or 1; "" if nothing, or for another type."""
+    largest = values.view(np.uint8).max(initial=0) if values.dtype == np.bool_ else 0
+    return f"expected bytes of 0 or 1 for bool, found {largest}" if largest > 1 else ""
 
 
 IndexColumns = tuple[tuple[str, str], ...]

@@ -826,6 +826,7 @@ def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
         ({"a": np.zeros((25, 0))}, {}, "must be at most 8 numbers from 1 to"),
         ({"a": np.zeros(25, ">f4")}, {}, r"array.astype\('<f4'\)"),
         ({"a": np.array([None] * 25)}, {}, "an array's type must be one of"),
+        ({"a": np.full(25, 2, np.uint8).view(bool)}, {}, "array 'a': expected bytes of 0 or 1 for bool, found 2"),
         ({"a": np.zeros(25, "M8[s]")}, {}, "an array's type must be one of"),
         ({"a": np.zeros(())}, {}, "expected a row for each"),
         ({"a": np.zeros(25)}, {"kinds": {"a": "mask"}}, "a mask must have"),

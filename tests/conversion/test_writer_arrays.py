@@ -65,6 +65,11 @@ def test_values_may_be_anything_that_numpy_takes(tmp_path: Path) -> None:
     sample = open_shards(tmp_path / "set")[0]
     assert np.array_equal(sample.arrays["mask"], mask)
     assert sample.arrays["vector"].tolist() == [1, 2]
+    with (
+        pytest.raises(ValueError, match="array 'mask': expected bytes of 0 or 1 for bool, found 255"),
+        ShardWriter(tmp_path / "other", SHAPE, arrays=declared) as writer,
+    ):
+        writer.append(sample_pixels(0), 0, mask=np.full((6, 5), 255, np.uint8).view(bool), vector=[1.0, 2.0])
 
 
 def test_fewer_boxes_are_filled_up_with_rows_that_are_none(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from shardio.conversion.sources.collection import (
 from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split
 from shardio.conversion.sources.tree import ARRAYS, Labels, scan_tree
 from shardio.errors import DecodeError, SourceError, SpaceError, counted
-from shardio.format.layout import LABELS_NAME, MAX_ARRAYS, MAX_CLASSES, RowType
+from shardio.format.layout import LABELS_NAME, MAX_ARRAYS, MAX_CLASSES, RowType, find_wrong_bool
 from shardio.sets.given import HEADER_MOST, ArrayHeader, parse_header, refusing
 from shardio.sets.names import looks_like_a_set
 from shardio.system.files import AtomicFile, write_all
@@ -75,8 +75,8 @@ def scan_arrays(src: Path, labels: Labels | None = None) -> Collection:
 
 def _check_values(values: NDArray[Any]) -> NDArray[Any]:
     """Returns the values, little-endian. Raises DecodeError for a bool that is neither 0 nor 1."""
-    if values.dtype == np.bool_ and (largest := values.view(np.uint8).max(initial=0)) > 1:
-        raise DecodeError("damaged", f"expected bytes of 0 or 1 for bool, found {largest}")
+    if wrong := find_wrong_bool(values):
+        raise DecodeError("damaged", wrong)
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
 
 
