@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,11 @@ def _split_facts(split: SplitEntry, in_use: list[int] | None) -> dict[str, Any]:
 def _count_facts(counts: _Counts | None) -> dict[str, Any]:
     if counts is None or counts.reason:
         return {}
-    spreads = {name: dataclasses.asdict(spread) for name, spread in counts.spreads.items()}
+    # JSON has no infinities: they are text, which most languages read as numbers.
+    spreads = {
+        name: {what: n if math.isfinite(n) else str(n) for what, n in dataclasses.asdict(spread).items()}
+        for name, spread in counts.spreads.items()
+    }
     return {"spreads": spreads, "samples_of_labels": {str(label): count for label, count in sorted(counts.classes)}}
 
 

@@ -132,7 +132,8 @@ def spread_of(values: NDArray[Any]) -> Spread | None:
     there = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     if not len(there):
         return None
-    middle = float(np.median(there))
+    with np.errstate(invalid="ignore"):  # between -inf and inf there is no number
+        middle = float(np.median(there))
     median: float = int(middle) if values.dtype.kind in "iu" and middle.is_integer() else middle
     return Spread(there.min().item(), median, there.max().item(), len(values) - len(there))
 

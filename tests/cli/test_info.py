@@ -100,6 +100,16 @@ def test_labels_without_classes_are_counted_as_they_are() -> None:
     assert spread_of(np.array([np.nan])) is None
 
 
+def test_infinities_are_text_in_json(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", (2, 2, 3), columns={"score": float}) as writer:
+        for score in (-math.inf, math.inf):
+            writer.append(np.zeros((2, 2, 3), np.uint8), 0, columns={"score": score})
+    text = called("info", tmp_path / "out", "--json")
+    facts = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    found = facts["splits"]["train"]["spreads"]["score"]
+    assert found == {"minimum": "-inf", "median": "nan", "maximum": "inf", "num_missing": 0}
+
+
 def test_verbose_info_tells_values_inside_of_lists_one_by_one(image_tree: Path, tmp_path: Path) -> None:
     convert(image_tree, tmp_path / "out", size=16)
     change(tmp_path / "out", tmp_path / "new", keep=Selection(random=0.5))
