@@ -1,6 +1,7 @@
 """Writes the indexes of a set as one table for other programs: CSV, or parquet with pyarrow.
 
-Keys are bytes. CSV gets the bytes unchanged; parquet gets a text column, or a bytes column if a key is not UTF-8.
+Keys are bytes. CSV gets the bytes unchanged; parquet gets a text column, or a bytes column if a key is not UTF-8. The
+names of classes are written in the same way.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ def _write_parquet(tables: Sequence[Table], columns: Sequence[str], stream: IO[b
 def _cast(values: NDArray[Any], field: Any) -> Any:
     import pyarrow
 
+    if values.dtype.kind == "O" and field.type == pyarrow.binary():
+        return pyarrow.array([text.encode("utf-8", "surrogateescape") for text in values.tolist()], field.type)
     try:
         return pyarrow.array(values).cast(field.type)
     except pyarrow.ArrowInvalid as error:
@@ -144,12 +147,10 @@ def _arrow_type(parts: Sequence[NDArray[Any]]) -> Any:
     """Returns the arrow type of a column made of `parts`, one for each split."""
     import pyarrow
 
-    if parts[0].dtype.kind == "O":
-        return pyarrow.string()
-    if parts[0].dtype.kind == "S":
+    if parts[0].dtype.kind in "OS":
         try:
-            for part in parts:
-                b"\n".join(part.tolist()).decode()
+            for text in {text for part in parts for text in part.tolist()}:
+                os.fsdecode(text).encode()
         except UnicodeError:
             return pyarrow.binary()
         return pyarrow.string()

@@ -300,6 +300,16 @@ def test_a_column_named_as_another_of_the_table_loses_no_number(kind: str, tmp_p
     assert [int(row[f"column:{name}"]) for name in names] == [7, 8, 9, 10, 11, 12]
 
 
+def test_parquet_has_bytes_where_the_name_of_a_class_is_no_text(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=[os.fsdecode(b"\xff"), "b"]) as writer:
+        for label in range(2):
+            writer.append(np.full((2, 2, 3), label, np.uint8), label)
+    index_file.write_index_file(tmp_path / "out", tmp_path / "i.parquet")
+    rows = read_table(tmp_path / "i.parquet")
+    assert [(row["class"], row["split"]) for row in rows] == [(b"\xff", "train"), (b"b", "train")]
+
+
 def test_parquet_refuses_integers_that_floats_of_another_split_would_round(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     for split, kind, time in (("train", int, 2**60 + 1), ("val", float, 0.5)):
