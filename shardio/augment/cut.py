@@ -259,7 +259,10 @@ def margin_of(width: int, channels: int) -> int:
 
 
 def _is_crop(transform: Transform) -> bool:
-    return type(transform) is CenterCrop or (type(transform) is RandomCrop and transform.padding is None)
+    """Returns whether the transform crops, and gives no image a border, which takes pixels."""
+    if type(transform) is CenterCrop:
+        return transform.padding_mode is None
+    return type(transform) is RandomCrop and transform.padding is None and not transform.pad_if_needed
 
 
 def _keeps_places(transform: Transform) -> bool:

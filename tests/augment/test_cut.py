@@ -68,6 +68,8 @@ WHOLE: list[Transform] = [
     # The filter would see the border, or the first result.
     Compose([Pad(2), RandomResizedCrop(24)]),
     RandomCrop(16, padding=2),
+    RandomCrop(16, pad_if_needed=True),
+    CenterCrop(16, "edge"),
     Compose([Resize(30), RandomResizedCrop(24)]),
     # A crop that may become one with those before.
     Compose([RandomResizedCrop(24), ColorJitter(0.1), CenterCrop(20)]),

@@ -144,6 +144,14 @@ def test_squashed_pictures_are_cut_as_they_were_before(tmp_path: Path) -> None:
     check(tmp_path / "out", Compose([Resize(36), CenterCrop(32), Normalize()]), batch_size=5)
 
 
+@pytest.mark.parametrize("crop", [CenterCrop(48, "edge"), RandomCrop(48, pad_if_needed=True)], ids=repr)
+def test_pictures_that_are_smaller_than_a_crop_get_its_border_in_a_loader(path: Path, crop: Any) -> None:
+    options: dict[str, Any] = {"device": "cpu", "return_indices": True}
+    with ShardLoader(path, 7, transform=crop, **options) as loader, ShardLoader(path, 7, **options) as plain:
+        for (found, _, indices), (images, *_) in zip(loader, plain, strict=True):
+            assert torch.equal(found, crop(images, indices=indices, seed=0, epoch=0))
+
+
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path, io: str) -> None:
     changes: list[Any] = [USUAL, COLOURED, None, lambda images: images[:, :, :4], Normalize(), USUAL]
