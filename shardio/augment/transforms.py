@@ -201,23 +201,22 @@ def _cropped(
     center, rounded as in torchvision. Images that are too small get the `border`: mode and fill. Without it, they raise
     ValueError.
     """
-    if border is not None and (batch.sizes < size).any():
+    room = (batch.sizes - np.array(size)).T
+    starts = np.rint(room / 2.0) if places is None else np.floor(places * (room // step + 1)) * step
+    if border is not None and (room < 0).any():
         batch = batch.made() if batch.steps else batch
         batch.check_uint8()
-        room = (batch.sizes - np.array(size)).T
-        starts = np.rint(room / 2.0) if places is None else np.floor(places * (np.abs(room) + 1)) * np.sign(room)
-        if places is None:  # the smaller half of an odd border comes first
-            starts = np.where(room < 0, -(-room // 2), starts)
+        # The smaller half of an odd border comes first.
+        before = -room // 2 if places is None else np.floor(places * (1 - room))
+        starts = np.where(room < 0, -before, starts)
         fill = fill_of(border[1] or 0, batch.images.shape[1])
         return batch.placed(size, starts.T.astype(np.int64), border[0], fill)
-    room = (batch.sizes - np.array(size)).T
     if room.size and room.min() < 0:
         height, width = batch.sizes[room.min(axis=0).argmin()].tolist()
         raise ValueError(
             f"a crop of (height, width) = {size} does not fit into an image of {(height, width)}: choose a smaller "
             "crop, or resize first"
         )
-    starts = np.rint(room / 2.0) if places is None else np.floor(places * (room // step + 1)) * step
     sides = (np.full(len(batch), float(side)) for side in size)
     return batch.cropped(Boxes(*starts, *sides))
 

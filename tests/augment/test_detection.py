@@ -178,6 +178,7 @@ SEVERAL_SIZES: list[list[Transform]] = [
     [RandomZoomOut(7, (1.0, 2.0)), HorizontalFlip(), RandomResizedCrop((16, 18), interpolation="random")],
     [HorizontalFlip(), ResizeKeepRatio(20, 0.2, 0.5, (0.5, 1.2), False, 0.5, (0.5, 2)), CenterCrop(18, "reflect")],
     [ScaleJitter(20, (0.5, 1.5)), HorizontalFlip(), RandomCrop(16, fill=90, pad_if_needed=True)],
+    [RandomSizeCrop(10, 28), HorizontalFlip(), RandomCrop(16, step=4, pad_if_needed=True)],
     [RandomIoUCrop(), HorizontalFlip(), RandomZoomOut(side_range=(1, 2)), RandomIoUCrop(), Resize((20, 20))],
 ]
 
