@@ -203,7 +203,9 @@ def _cropped(
     """
     room = (batch.sizes - np.array(size)).T
     starts = np.rint(room / 2.0) if places is None else np.floor(places * (room // step + 1)) * step
-    if border is not None and (room < 0).any():
+    stored = np.stack([batch.region.heights, batch.region.widths])
+    # Pixels that were resampled are made for all images, as a border needs them: another resize begins with pixels.
+    if border is not None and ((room < 0).any() or (stored != batch.sizes.T).any()):
         batch = batch.made() if batch.steps else batch
         batch.check_uint8()
         # The smaller half of an odd border comes first.

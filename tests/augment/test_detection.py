@@ -179,6 +179,9 @@ SEVERAL_SIZES: list[list[Transform]] = [
     [HorizontalFlip(), ResizeKeepRatio(20, 0.2, 0.5, (0.5, 1.2), False, 0.5, (0.5, 2)), CenterCrop(18, "reflect")],
     [ScaleJitter(20, (0.5, 1.5)), HorizontalFlip(), RandomCrop(16, fill=90, pad_if_needed=True)],
     [RandomSizeCrop(10, 28), HorizontalFlip(), RandomCrop(16, step=4, pad_if_needed=True)],
+    [CenterCrop(22, "edge"), HorizontalFlip(), RandomResizedCrop(16)],
+    [RandomCrop(24, pad_if_needed=True), Resize((9, 30))],
+    [ScaleJitter(20, (0.5, 1.5)), CenterCrop(16, "reflect"), CenterCrop(12, "edge")],
     [RandomIoUCrop(), HorizontalFlip(), RandomZoomOut(side_range=(1, 2)), RandomIoUCrop(), Resize((20, 20))],
 ]
 
