@@ -81,7 +81,7 @@ def check_split(place: object, manifest: Manifest, split: str) -> None:
     """Raises SetNotFoundError if the set has no split of this name. `place` names the set in the message."""
     if split not in manifest.splits:
         found = ", ".join(sorted(manifest.splits))
-        hint = did_you_mean(split, manifest.splits)
+        hint = did_you_mean(str(split), manifest.splits)
         raise SetNotFoundError(f"{place}: expected a split {split!r}, found {found}{hint}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
@@ -62,9 +62,13 @@ class Mixture:
     def __post_init__(self) -> None:
         check_choice("classes", self.classes, Classes)
         parts = self.parts
-        found = [Part(path, share) for path, share in parts.items()] if isinstance(parts, Mapping) else list(parts)
-        if not found or not all(isinstance(part, Part) for part in found):
-            raise ValueError(f"a mixture must be a dict from path to share, or a list of Part; found {parts!r:.200}")
+        if isinstance(parts, Mapping):
+            parts = [Part(path, share) for path, share in parts.items()]
+        if not isinstance(parts, Iterable) or not (found := list(parts)) or not all(isinstance(p, Part) for p in found):
+            raise ValueError(
+                "a set must be a path, and a mixture must be a dict from path to share, or a list of Part; found "
+                f"{self.parts!r:.200}"
+            )
         object.__setattr__(self, "parts", tuple(found))
 
 

@@ -37,6 +37,7 @@ import shardio.loading.pipeline
 import shardio.loading.ring
 import shardio.loading.state
 import shardio.loading.transform
+from shardio.augment import HorizontalFlip
 from shardio.errors import LaunchError, SetNotFoundError
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.iterator import LoaderIterator
@@ -649,6 +650,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[Exception], str]] = [
     *(({"seed": value}, TypeError, "seed") for value in (1.5, "2", 2.0)),
     *(({"report_every": value}, ValueError, "report_every") for value in (0, True, -1.0, "30")),
     ({"transform": 3}, TypeError, "transform"),
+    ({"transform": HorizontalFlip}, TypeError, r"not its class: call it, HorizontalFlip\("),
+    *(({"path": path}, ValueError, "a set must be a path.*found") for path in (None, 3)),
     ({"roi": "auto"}, TypeError, "roi"),
     ({"rank": 1}, LaunchError, "rank and world_size together"),
     ({"rank": 3, "world_size": 3}, LaunchError, "found rank 3 of 3"),
@@ -661,7 +664,7 @@ def test_impossible_options_are_refused_before_a_set_is_looked_for(
     options: dict[str, Any], error: type[Exception], word: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=word):
-        ShardLoader(tmp_path / "nothing", 4, **{"device": "cpu", **options})
+        ShardLoader(**{"path": tmp_path / "nothing", "batch_size": 4, "device": "cpu", **options})
 
 
 @pytest.mark.parametrize(
@@ -680,7 +683,7 @@ def test_impossible_options_are_refused_before_a_set_is_looked_for(
         ({"repeats": 2, "tail": "short"}, ValueError, 'needs tail="drop"'),
         ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA device"),
         ({"digest": 4}, ValueError, "digest"),
-        ({"split": "test"}, SetNotFoundError, "found train"),
+        *(({"split": split}, SetNotFoundError, f"expected a split {split!r}, found train") for split in ("test", None)),
     ],
 )
 def test_impossible_loaders_are_refused_and_leave_nothing(
