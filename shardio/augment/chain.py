@@ -102,7 +102,7 @@ class Transform(Described, ABC):
         - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: their value outside of the image, or a dict by name.
         - `boxes`: float32 (B, K, 5) by name: left, top, right, bottom and label. Rows without a box have the label -1.
         - `indices`, `seed`, `epoch`, `view` key the random numbers. Without them, a call draws from torch's generator.
-        - `sizes`: (B, 2), the heights and widths that squashed images had before.
+        - `sizes`: (B, 2), the heights and widths that squashed images had before. Without images, one pair is allowed.
 
         Tensors are not changed in place; a tensor that needs no change is returned itself. A ShardLoader passes all
         these arguments. See "Masks and boxes" and "Calling a transform yourself" in the guide.
@@ -119,7 +119,7 @@ class Transform(Described, ABC):
         if sizes is None and given is not None and given.images is images and given.sizes is not None:
             sizes = given.sizes()
         found = sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
-        if found.shape != (count, 2) or (count and found.min() < 1):
+        if found.shape not in {(count, 2), (max(count, 1), 2)} or (found.size and found.min() < 1):
             least = f", minimum {found.min()}" if found.size else ""
             raise ValueError(f"sizes must be of shape {(count, 2)}, minimum 1; found shape {found.shape}{least}")
         if labels is not None and not _are_labels(labels, count):
@@ -133,7 +133,8 @@ class Transform(Described, ABC):
         if is_recorded(images):
             draws = _NoDraws(0, 0, draws.indices)
         elif not count:
-            return self._of_no_samples(images, labels, masks=masks, boxes=boxes, mask_fill=mask_fill)
+            sizes = found if len(found) else None
+            return self._of_no_samples(images, labels, sizes, masks=masks, boxes=boxes, mask_fill=mask_fill)
         piece = (self, type(self).__name__)
         changed, labels, arrays = finished([piece], Batch(images, draws, found, labels, targets))
         if arrays is None:
@@ -141,13 +142,14 @@ class Transform(Described, ABC):
         return (changed, arrays) if labels is None else (changed, labels, arrays)
 
     def _of_no_samples(
-        self, images: torch.Tensor, labels: torch.Tensor | None, **arrays: Any
+        self, images: torch.Tensor, labels: torch.Tensor | None, sizes: ArrayLike | None, **arrays: Any
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
         """Returns empty tensors with the shapes and dtypes of a result, found by transforming one blank image."""
         for kind in ("masks", "boxes"):
             if arrays[kind] is not None:
                 arrays[kind] = {name: _one(tensor) for name, tensor in arrays[kind].items()}
-        done: Images = _none(self(_one(images), None if labels is None else _one(labels), indices=[0], **arrays))
+        label = None if labels is None else _one(labels)
+        done: Images = _none(self(_one(images), label, indices=[0], sizes=sizes, **arrays))
         return done
 
     @property

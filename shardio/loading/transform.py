@@ -124,8 +124,10 @@ class TransformStep:
                     images = cut.resampled_on_cuda(images, *told) if told else cut.resampled(images)
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
                 return cast(torch.Tensor, finished), targets, {**more, **(moved or {})}
+            # The shapes of an empty batch are those of another sample.
+            sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
             if self._watch is not None:
-                batch = Loaded(images, Draws(self._seed, epoch, counters), partial(self._shards.source_sizes, indices))
+                batch = Loaded(images, Draws(self._seed, epoch, counters), sizes)
                 return self._watch(batch), labels, more
             ours = _ours(self.function)
             assert ours is not None
@@ -137,7 +139,7 @@ class TransformStep:
                 indices=counters,
                 seed=self._seed,
                 epoch=epoch,
-                sizes=self._shards.source_sizes(indices),
+                sizes=sizes(),
             )
             # The images alone, or a tuple with what was given or added besides them. Images of Views are a tuple.
             parts: list[Any] = list(made) if arrays or ours.added_names or labels is not None else [made]

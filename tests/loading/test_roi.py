@@ -24,6 +24,7 @@ from shardio.augment import (
     HorizontalFlip,
     Mixup,
     Normalize,
+    Pad,
     RandomCrop,
     RandomResizedCrop,
     Resize,
@@ -133,13 +134,34 @@ def test_windows_are_announced_with_their_batches(path: Path, monkeypatch: pytes
     assert COUNT * HEIGHT < sum(of[""]) < 2 * COUNT * HEIGHT
 
 
-def test_squashed_pictures_are_cut_as_they_were_before(tmp_path: Path) -> None:
+def write_squashed(folder: Path, sizes: Any) -> Path:
     rng = np.random.default_rng(5)
-    for i in range(24):
-        folder = tmp_path / "images" / "train" / f"class{i % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random_picture(rng, *rng.integers(40, 90, 2).tolist())).save(folder / f"{i}.png")
-    convert(tmp_path / "images", tmp_path / "out", size=48, fit="squash", workers=1)
+    for i, size in enumerate(sizes):
+        place = folder / "images" / "train" / f"class{i % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_picture(rng, *size)).save(place / f"{i}.png")
+    convert(folder / "images", folder / "out", size=48, fit="squash", workers=1)
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [CenterCrop(56), Pad(2), lambda images: Pad(2)(images)],
+    ids=["crop", "pad", "function"],
+)
+def test_an_empty_batch_of_squashed_pictures_has_the_shape_of_the_others(tmp_path: Path, transform: Any) -> None:
+    path = write_squashed(tmp_path, [(60, 80)] * 4)
+    options: dict[str, Any] = {"device": "cpu", "tail": "short", "world_size": 5, "transform": transform}
+    shapes = []
+    for rank in (0, 4):
+        with ShardLoader(path, 1, rank=rank, **options) as loader:
+            ((images, _),) = loader
+            shapes.append(tuple(images.shape))
+    assert shapes == [(0, *shapes[1][1:]), (1, *shapes[1][1:])]
+
+
+def test_squashed_pictures_are_cut_as_they_were_before(tmp_path: Path) -> None:
+    write_squashed(tmp_path, np.random.default_rng(5).integers(40, 90, (24, 2)).tolist())
     check(tmp_path / "out", batch_size=5)
     check(tmp_path / "out", Compose([Resize(36), CenterCrop(32), Normalize()]), batch_size=5)
 
