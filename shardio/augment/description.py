@@ -112,8 +112,15 @@ def _checks_of(kind: type) -> list[tuple[str, Any]]:
     base = next(filter(is_of_shardio, kind.__mro__))
     hints = get_type_hints(base, include_extras=True).items()
     checks = [(name, check) for name, hint in hints for check in getattr(hint, "__metadata__", ())]
+    flags = [(name, hint) for name, hint in hints if hint in (bool, bool | None)]
+    checks += [(name, lambda name, value, hint=hint: _check_flag(name, value, hint)) for name, hint in flags]
     choices = [(name, hint) for name, hint in hints if get_origin(hint) is Literal]
     return checks + [(name, lambda name, value, hint=hint: check_choice(name, value, hint)) for name, hint in choices]
+
+
+def _check_flag(name: str, value: object, hint: Any) -> None:
+    if not isinstance(value, hint):
+        raise TypeError(f"{name} must be True or False; found {value!r}")
 
 
 def _shown(value: object) -> str:

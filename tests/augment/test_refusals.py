@@ -118,6 +118,10 @@ TYPES: dict[str, list[str]] = {
         *("HorizontalFlip('x')", "RandomGrayscale([0.5])", "RandomErasing('x')", "RandomApply([CenterCrop(3)], 'x')"),
         "RandomChoice([CenterCrop(3)], ['x'])",
     ],
+    "must be True or False": [
+        *("Resize(8, antialias='false')", "RandomResizedCrop(8, antialias=None)", "ToDtype(torch.float32, 'no')"),
+        *("Mixup(9, per_sample=1)", "RandomCrop(3, pad_if_needed='reflect')"),
+    ],
     "scale must be a number": ["RandomResizedCrop(8, ('a', 'b'))", "RandomErasing(scale=('a', 1))"],
     "fill must be a number": ["RandAugment(fill=('a', 1, 2))", "RandomRotation(1, fill=(0, 'a', 0))"],
     "brightness must be a number": ["ColorJitter('x')", "ColorJitter(None)"],
