@@ -273,6 +273,7 @@ WRONG_LABELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "line 1: expected numbers as labels, found []",
     ),
+    "an object": ('{"path": "a/1.jpg", "label": {"x": 1}}\n', {}, "line 1: expected a name, a number or a list"),
     "a number beyond float32": ("path,label\na/1.jpg,1e99\na/2.jpg,0.5\n", {}, "line 2: expected numbers as labels"),
     **{
         f"{text} as a number": (

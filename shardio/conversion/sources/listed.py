@@ -247,6 +247,9 @@ def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tu
             f"found {', '.join(labelled[-1].labels)} and not {', '.join(labelled[0].labels)}"
         )
     cells = [_cell(content, row) for content, row, _, _ in rows]
+    for (content, row, _, _), cell in zip(rows, cells, strict=True):
+        if isinstance(cell, dict):  # of JSON lines; its text would be a class name
+            content.faults.add(content.lines[row], "a name, a number or a list of numbers as label", cell)
     full = {split for (_, _, split, _), cell in zip(rows, cells, strict=True) if cell is not None}
     single = all(len(content.labels) <= 1 for content in contents)
     texts = ["" if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
