@@ -226,7 +226,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     print(describe_machine(), f"OpenCV {cv2.__version__}" if cv2 else "without OpenCV", sep=", ")
-    print(f"{'microseconds for a picture':34}{'C':>10}{'torch':>10}{'OpenCV':>10}{'ratio':>10}")
+    print(f"{'microseconds for a picture':34}" + "".join(f"{head:>26}" for head in ("C", "torch", "OpenCV", "ratio")))
     measure_resizes(pictures(options.batch_size, options.size * 8 // 7), options.size, options.rounds)
     images = pictures(options.batch_size, options.size)
     for name, each in operations().items():
