@@ -107,7 +107,7 @@ def main() -> None:
     options = parser.parse_args()
     path = options.shards or generated_set(20_000, 256)
     print(f"{describe_machine()}, {torch.get_num_threads()} threads of torch")
-    print(f"{'':<8}{'':<16}{'':<7}{'images/s':>10}{'CPU us':>9}{'read KB':>8}{'disk KB':>8}   ratio")
+    print(f"{'':<31}{'images/s':>26}{'CPU us':>18}{'read KB':>18}{'disk KB':>18}{'ratio':>22}")
     with cgroup(options.limit) if options.limit else nullcontext() as procs:
         if procs is not None:
             home = procs.parent.parent / procs.name
