@@ -69,6 +69,11 @@ RECORDED: dict[str, tuple[dict[str, Any], str, str]] = {
         "ccc8f5afc71f9eaa",
     ),
     "warps and mixes": ({"transform": WARPED, "io": "pread", "roi": False}, "3954394eda1a7f4d", "888df33ef466d89c"),
+    "masks, checked": (
+        {"transform": CROPPED, "arrays": ["mask"], "check": "sample", "io": "mmap"},
+        "3954394eda1a7f4d",
+        "6a1ab09ad307cd74",
+    ),
     "masks, boxes and columns, checked": (
         {
             "transform": CROPPED,
