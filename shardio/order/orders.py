@@ -168,7 +168,11 @@ class BlockOrder:
 
 @dataclass(frozen=True, eq=False)
 class WeightedDraws:
-    """Each position is an independent draw, with replacement: sample i with probability weights[i] / sum(weights)."""
+    """Each position is an independent draw, with replacement: sample i with probability weights[i] / sum(weights).
+
+    A draw inverts the sum of the weights with one hash of (seed, epoch, position), so any position can be computed
+    alone. torch.multinomial ends at 2**24 weights.
+    """
 
     weights: NDArray[np.float64]
     seed: int

@@ -1,6 +1,8 @@
 """Chooses the reader that suits a split on this machine, and gives the reason.
 
-The decision is a function of facts alone (`choose`), so every case can be tested; `look_at` finds the facts.
+The decision is a function of facts alone (`choose`), so every case can be tested; `look_at` finds the facts. A larger
+set than the page cache would displace everything else and still come from the disk, so it is read past the cache. A
+network filesystem is never mapped: a thread that waits for a page cannot be interrupted.
 """
 
 from __future__ import annotations
