@@ -5,10 +5,11 @@
    to memory. Loads are prefetched by hand, because the hardware's prefetcher stops at every page
    and knows nothing of the next row.
 
-   How a row is best walked through depends on the processor. On AMD's, one stream is best, and what costs most with many gigabytes in pages of 4 KiB is finding the pages, a walk through page tables
-   that are in no cache: a prefetch walks too, so it is two pages ahead. On Intel's, prefetches so far ahead drive the row
-   itself out of the hardware's prefetcher, both halves of a row in step are faster than one stream, and so are the lines
-   of a window if they are put together in the nearest cache first.
+   How a row is best walked through depends on the processor. On AMD's, one stream is best, and what costs most with many
+   gigabytes in pages of 4 KiB is finding the pages, a walk through page tables that are in no cache: a prefetch walks
+   too, so it is two pages ahead. On Intel's, prefetches so far ahead drive the row itself out of the hardware's
+   prefetcher, both halves of a row in step are faster than one stream, and so are the lines of a window if they are put
+   together in the nearest cache first.
 
    Rows may lie in a mapped file. A page that the storage cannot give, or that was cut off the file, is a SIGBUS, which
    would end the process: in the middle of a copy it ends the copy instead, and the caller learns at which row. */

@@ -1,10 +1,10 @@
 """Maps many shards as one matrix with a sample in each row: a single np.take gathers from all of them.
 
 One call serves any batch and takes the GIL once; next to a thread that computes in Python, a loop over rows gave 198
-images/s and np.take 25,288 (benchmarks/gather.py). Address space for all shards is reserved first, without memory. Each shard is then mapped into its place;
-places are so far apart that the samples of every shard fall on whole rows, counted from the first sample of the first
-shard. The rows between shards belong to nothing: touching them ends the process, so the matrix stays private to
-ShardSet, which translates checked sample indices into rows.
+images/s and np.take 25,288 (benchmarks/gather.py). Address space for all shards is reserved first, without memory. Each
+shard is then mapped into its place; places are so far apart that the samples of every shard fall on whole rows, counted
+from the first sample of the first shard. The rows between shards belong to nothing: touching them ends the process, so
+the matrix stays private to ShardSet, which translates checked sample indices into rows.
 
 No descriptor stays open, however many shards there are (Python's own mmap keeps one for each file).
 """
