@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 from common import describe_machine, spread
 
-from shardio.order.mixture import Component, MixedOrder, Stretch
+from shardio.order.mixture import Component, MixedOrder
 from shardio.order.orders import Endless, Order, make_order
 from shardio.order.sampler import Sampler
 
@@ -29,7 +29,7 @@ def mixture_of(n: int, num_sets: int) -> MixedOrder:
     sets = tuple(
         Component({}, make_order(n // num_sets, seed=number), number * (n // num_sets)) for number in range(num_sets)
     )
-    return MixedOrder(sets, 0, (Stretch(0, tuple(range(1, num_sets + 1)), (0,) * num_sets),))
+    return MixedOrder(sets, 0, tuple(range(1, num_sets + 1)))
 
 
 def whole_permutation(n: int, batch_size: int, count: int, epoch: int) -> int:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from shardio.loading.mixture import Mixture as Mixture
     from shardio.loading.mixture import Part as Part
     from shardio.order.orders import BlockShuffle as BlockShuffle
-    from shardio.order.schedule import Schedule as Schedule
     from shardio.reading.sample import Sample as Sample
     from shardio.reading.shardset import ShardSet as ShardSet
     from shardio.reading.shardset import open_shards as open_shards
@@ -69,7 +68,6 @@ _HOMES = {
     "shardio.loading.mixture": ("Mixture", "Part"),
     "shardio.changes.change": ("change",),
     "shardio.order.orders": ("BlockShuffle",),
-    "shardio.order.schedule": ("Schedule",),
     "shardio.changes.carry": ("ChangeReport",),
     "shardio.changes.merge": ("merge",),
     "shardio.sets.publish": ("publish",),

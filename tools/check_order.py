@@ -203,7 +203,7 @@ class MixedJob:
         self.since: dict[int, int] = {}  # how many samples of each since the shares were changed
         self.shares: tuple[tuple[int, int], ...] = ()
         self.repeats, self.epoch_batches = self.rng.choice([1, 1, 2, 3]), self.rng.randint(1, 9)
-        self.sets: dict[int, dict[int, int]] = {}
+        self.sets: dict[int, int] = {}
 
     def draw_sets(self) -> None:
         """Adds sets, or leaves some out, or draws other shares."""
@@ -215,9 +215,8 @@ class MixedJob:
             names.remove(rng.choice(names))
         rng.shuffle(names)
         if set(names) != set(self.sets) or rng.random() < 0.3:
-            changes = [0, *rng.sample(range(1, 40), rng.randint(0, 2))]
-            self.sets = {name: {start: rng.randint(0, 6) for start in changes} for name in names}
-            self.sets[names[0]] = dict.fromkeys(changes, rng.randint(1, 6))
+            self.sets = {name: rng.randint(0, 6) for name in names}
+            self.sets[names[0]] = rng.randint(1, 6)
         for name in [name for name in self.read if name not in self.sets]:
             del self.read[name]
 
@@ -226,41 +225,37 @@ class MixedJob:
         rng = self.rng
         self.draw_sets()
         world_size = rng.choice([1, 2, 3, 4])
-        starts = [0, *rng.sample(range(1, 40), rng.randint(0, 2))]
-        sizes = {start: rng.randint(1, 3) * self.repeats for start in starts}
+        size = rng.randint(1, 3) * self.repeats
         options: dict[str, Any] = {"epoch_batches": self.epoch_batches, "repeats": self.repeats, "seed": self.seed}
         options |= {"device": "cpu", "num_threads": 1, "prefetch": rng.randint(0, 2), "return_indices": True}
         parts = [Part(self.folder / str(name), share) for name, share in self.sets.items()]
         with ExitStack() as stack:
             ranks = [
-                stack.enter_context(ShardLoader(parts, sizes, rank=rank, world_size=world_size, **options))
+                stack.enter_context(ShardLoader(parts, size, rank=rank, world_size=world_size, **options))
                 for rank in range(world_size)
             ]
             for loader in ranks:
                 if state:
                     loader.load_state_dict(json.loads(state))
             for left in reversed(range(rng.randint(1, 3))):
-                place = ranks[0].state_dict()
-                clock = place["epoch"] * self.epoch_batches + place["batch"]
-                for step, batches in enumerate(zip(*ranks, strict=True), start=1):
-                    self.check(clock + step - 1, batches, sizes)
+                for batches in zip(*ranks, strict=True):
+                    self.check(batches, size)
                     if not left and rng.random() < 0.3:  # killed in mid-epoch
                         break
             states = {json.dumps(loader.state_dict()) for loader in ranks}
         assert len(states) == 1, f"seed={self.seed}: the ranks are not at the same place: {states}"
         return states.pop()
 
-    def check(self, clock: int, batches: Any, sizes: dict[int, int]) -> None:
+    def check(self, batches: Any, size: int) -> None:
         """Compares a global batch with what came before."""
         names = list(self.sets)
-        shares = {name: _at(self.sets[name], clock) for name in sorted(names)}
-        divisor = math.gcd(*shares.values())
-        exact = tuple((name, share // divisor) for name, share in shares.items())
+        divisor = math.gcd(*self.sets.values())
+        exact = tuple((name, share // divisor) for name, share in sorted(self.sets.items()))
         if exact != self.shares:
             self.shares, self.since = exact, dict.fromkeys(names, 0)
         sources = [int(source) for batch in batches for source in batch[3]["source"]]
         drawn = list(zip(sources, (int(label) for batch in batches for label in batch[1]), strict=True))
-        assert len(drawn) == _at(sizes, clock) * len(batches), f"seed={self.seed}"
+        assert len(drawn) == size * len(batches), f"seed={self.seed}"
         distinct = len(drawn) // self.repeats
         for copy in range(self.repeats):
             assert drawn[copy * distinct : (copy + 1) * distinct] == drawn[:distinct], f"seed={self.seed}: repeats"
@@ -276,10 +271,6 @@ class MixedJob:
                 some = numbers[first : first + MIXED_SIZES[name]]
                 assert len(set(some)) == len(some), f"seed={self.seed}: a sample of {name} came twice in a pass"
                 assert len(some) < MIXED_SIZES[name] or sorted(some) == list(range(MIXED_SIZES[name])), self.seed
-
-
-def _at(values: dict[int, int], clock: int) -> int:
-    return values[max(start for start in values if start <= clock)]
 
 
 def check_mixtures(count: int, seed: int) -> Iterator[int]:

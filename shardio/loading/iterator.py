@@ -24,8 +24,7 @@ from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Slot
 from shardio.loading.state import Place, Position
-from shardio.loading.transform import TransformStep
-from shardio.order.sampler import SamplerChain
+from shardio.order.sampler import Sampler
 from shardio.reading.reader import Request
 from shardio.system.eager import eager
 
@@ -48,9 +47,7 @@ class Flow:
 
     def __init__(self, pipeline: Pipeline, position: Position, prefetch: int) -> None:
         sampler, epoch = position.rest(), position.order_epoch(position.next.epoch)
-        self._transforms = pipeline.transforms
-        self._clock = position.clock(position.next)
-        self._ticks = position.is_endless
+        self.transform = pipeline.transform
         self._pipeline = pipeline
         self._sampler = sampler
         self._redraws = position.redraws
@@ -71,10 +68,6 @@ class Flow:
         self._started: deque[tuple[_Due, NDArray[np.int64]]] = deque()
         self._device = pipeline.new_prefetch()
         self._head_start_seconds = 0.0
-
-    def transform(self, step: int) -> TransformStep:
-        """Returns the transform of the batch at a step of this flow."""
-        return self._transforms.at(self._clock + step * self._ticks)
 
     def __del__(self) -> None:
         if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted
@@ -150,11 +143,10 @@ class Flow:
             if indices is None:
                 return
             counters = _counters(self._sampler, self._num_drawn, indices, self._redraws)
-            transform = self.transform(self._num_drawn)
             self._num_drawn += 1
             try:
-                cut = transform.cut(indices, counters, self._epoch)
-                request = self._pipeline.request(indices, cut, resamples=transform.resamples)
+                cut = self.transform.cut(indices, counters, self._epoch)
+                request = self._pipeline.request(indices, cut, resamples=self.transform.resamples)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
@@ -253,12 +245,12 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
     def _next_of(self, flow: Flow) -> tuple[Any, ...]:
         """Returns the next batch. Counts it at the very end, so a batch that fails, or a Ctrl-C, is read again."""
         pipeline, position, place, step = self._pipeline, self._position, self._place, self._step
-        sampler, inner = self._sampler.at(step)
+        sampler = self._sampler
         tensors, indices, cut = flow.take()
-        counters = _counters(self._sampler, step, indices, position.redraws)
+        counters = _counters(sampler, step, indices, position.redraws)
         start = time.perf_counter()
         epoch = position.order_epoch(place.epoch)
-        images, labels, more = flow.transform(step)(tensors, indices, counters, epoch, cut)
+        images, labels, more = flow.transform(tensors, indices, counters, epoch, cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.image_shape else ()),
@@ -268,7 +260,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         )
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
-        padded = sampler.num_padded(inner)
+        padded = sampler.num_padded(step)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)
         self._step += 1
         self._remaining -= 1
@@ -278,7 +270,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         return batch
 
 
-def _counters(chain: SamplerChain, step: int, indices: NDArray[np.int64], redraws: bool) -> NDArray[np.int64]:
+def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], redraws: bool) -> NDArray[np.int64]:
     """Returns the counters from which random numbers of a batch's samples are computed.
 
     They are the sample indices; or, with `redraws`, where a sample may come more than once in an epoch, the positions
@@ -286,6 +278,5 @@ def _counters(chain: SamplerChain, step: int, indices: NDArray[np.int64], redraw
     """
     if not redraws:
         return indices
-    sampler, inner = chain.at(step)
-    start, stop = sampler.bounds(inner)
+    start, stop = sampler.bounds(step)
     return np.arange(start, stop) % sampler.num_samples

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -26,7 +25,6 @@ from shardio.loading.world import World, check_world, find_world, meet_in_torch
 from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Order, Shuffle, as_integer, make_order
 from shardio.order.sampler import Sampler, Tail
-from shardio.order.schedule import Scheduled, as_schedule
 from shardio.reading.choose import Io, SplitSource
 from shardio.reading.mixed import MixedSource
 from shardio.system.eager import eager
@@ -48,8 +46,7 @@ class ShardLoader(LikeDataLoader):
 
     path: the set: a folder, a name in the catalogue, or a URL if there is a `cache`. A dict from path to share, a list
         of `Part`, or a `Mixture` mixes sets.
-    batch_size: samples per batch and rank. `batch_size` and `transform` may be a `Schedule`, to change at an epoch or a
-        batch.
+    batch_size: samples per batch and rank.
     split: the split to read, such as "val".
     shuffle: True permutes all samples, which is right for training. False is the stored order, for evaluation. "block"
         or BlockShuffle(size, window) keeps reads together, for sets larger than memory on slow storage.
@@ -96,7 +93,7 @@ class ShardLoader(LikeDataLoader):
     def __init__(
         self,
         path: Sets,
-        batch_size: Scheduled[int],
+        batch_size: int,
         *,
         split: str = "train",
         shuffle: Shuffle = True,
@@ -114,7 +111,7 @@ class ShardLoader(LikeDataLoader):
         io: Io = "auto",
         cache: str | os.PathLike[str] | None = None,
         together: bool = False,
-        transform: Scheduled[Function | None] = None,
+        transform: Function | None = None,
         return_indices: bool = False,
         digest: str | None = None,
         check: Check = "off",
@@ -130,10 +127,9 @@ class ShardLoader(LikeDataLoader):
             refuse_options(unknown)
         warn_of_missing_kernels()
         length = None if epoch_batches is None else as_integer("epoch_batches", epoch_batches)
-        self._transform = as_schedule("transform", transform, length)
-        sizes = as_schedule("batch_size", batch_size, length).map(partial(as_integer, "batch_size"))
+        size = as_integer("batch_size", batch_size)
         options = Options(
-            *(seed, prefetch, num_threads, io, check, on_damage, self._transform, arrays, columns),
+            *(seed, prefetch, num_threads, io, check, on_damage, transform, arrays, columns),
             *(images, report_every, roi),
         )
         self.prefetch = options.prefetch
@@ -146,14 +142,13 @@ class ShardLoader(LikeDataLoader):
         mixture = as_mixture(path)
         source: SplitSource | MixedSource
         order: Order
-        shares = None
         if mixture is not None:
             given = {"weights": weights, "indices": indices, "digest": digest}
             if wrong := [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{wrong[0]} is for one set: a mixture has shares, and a Part its indices and digest")
             if epoch_batches is None:
                 raise ValueError("a mixture has no end: say how many batches an epoch has, by epoch_batches")
-            source, order, shares = open_mixture(mixture, split, cache, meet, shuffle, options.seed, length)
+            source, order = open_mixture(mixture, split, cache, meet, shuffle, options.seed)
         else:
             assert isinstance(path, (str, os.PathLike))
             source = open_source(path, split, cache, digest, meet)
@@ -162,14 +157,10 @@ class ShardLoader(LikeDataLoader):
                 order = make_order(
                     source.num_samples, shuffle=shuffle, seed=options.seed, weights=weights, indices=indices
                 )
-            samplers = [
-                _sampler(order, size, self.world, tail, length, as_integer("repeats", repeats))
-                for size in sizes.values.values()
-            ]
-            sampler = max(samplers, key=lambda sampler: sampler.batch_size)
+            sampler = _sampler(order, size, self.world, tail, length, as_integer("repeats", repeats))
             self.device = choose_device(device, self.world)
             self.shards = source.open(sampler.batches(0))
-            self._position = position = Position(sampler, self.shards, sizes, shares)
+            self._position = position = Position(sampler, self.shards)
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(
@@ -182,20 +173,18 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def transform(self) -> Function | None:
-        """The function that is called with the next batch. It may be set between epochs, also to a `Schedule`."""
-        return self._transform.at(self._position.now)
+        """The function that is called with each batch. It may be set between epochs."""
+        return self._pipeline.transform.function
 
     @transform.setter
-    def transform(self, transform: Scheduled[Function | None]) -> None:
+    def transform(self, transform: Function | None) -> None:
         if running := [iterator for iterator in self._iterators if iterator.is_running]:
             raise RuntimeError(
                 f"transform can be set between epochs only; found an epoch with {len(running[0])} batches to come: "
                 "finish the loop first, or drop its iterator"
             )
-        functions = as_schedule("transform", transform, self._position.sampler.length)
-        functions.map(check_function)
-        self._pipeline.set_transform(functions)
-        self._transform = functions
+        check_function(transform)
+        self._pipeline.set_transform(transform)
 
     @property
     def num_threads(self) -> int:

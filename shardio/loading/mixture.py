@@ -17,11 +17,10 @@ from shardio.cache.cached_split import open_source
 from shardio.cache.meeting import Meeting
 from shardio.errors import check_choice
 from shardio.format.layout import LABEL_ROW
-from shardio.order.mixture import Component, MixedOrder, Number, Stretch, lowest_terms
+from shardio.order.mixture import Component, MixedOrder, Number, lowest_terms
 from shardio.order.orders import Shuffle, make_order
 from shardio.order.permutation import VERSION
 from shardio.order.rng import make_keys
-from shardio.order.schedule import Schedule, Scheduled, as_schedule
 from shardio.reading.mixed import MixedSet, MixedSource
 from shardio.reading.shardset import ShardSet
 
@@ -33,15 +32,14 @@ class Part:
     """One set of a mixture, and its share of the samples.
 
     path: the set: a folder, a name in the catalogue, or a URL if the loader has a `cache`.
-    share: a number of at least 0, in relation to the shares of the other sets. 0 rests: the set keeps its place. Or a
-        `Schedule` of shares.
+    share: a number of at least 0, in relation to the shares of the other sets. 0 rests: the set keeps its place.
     split: the split to read; by default that of the loader.
     digest: the digest that the set must have, as for ShardLoader.
     indices: the samples to read instead of all.
     """
 
     path: str | os.PathLike[str]
-    share: Scheduled[Number] = 1
+    share: Number = 1
     split: str | None = None
     digest: str | None = None
     indices: ArrayLike | None = None
@@ -56,7 +54,7 @@ class Mixture:
         `shardio merge` does. "stored" leaves labels as they are, whatever they mean in each set.
     """
 
-    parts: Mapping[str, Scheduled[Number]] | Sequence[Part]
+    parts: Mapping[str, Number] | Sequence[Part]
     classes: Classes = "same"
 
     def __post_init__(self) -> None:
@@ -72,7 +70,7 @@ class Mixture:
         object.__setattr__(self, "parts", tuple(found))
 
 
-Sets: TypeAlias = str | os.PathLike[str] | Mapping[str, Scheduled[Number]] | Sequence[Part] | Mixture
+Sets: TypeAlias = str | os.PathLike[str] | Mapping[str, Number] | Sequence[Part] | Mixture
 """The first argument of ShardLoader: one set, or a mixture."""
 
 
@@ -90,16 +88,13 @@ def open_mixture(
     meet: Callable[[], Meeting | None],
     shuffle: Shuffle,
     seed: int,
-    epoch_batches: int | None,
-) -> tuple[MixedSource, MixedOrder, Schedule[tuple[int, ...]]]:
-    """Returns (source, order, shares by batch) of a mixture.
+) -> tuple[MixedSource, MixedOrder]:
+    """Returns (source, order) of a mixture.
 
     `split` is that of parts which name none. `meet` is as for `open_source`.
     """
     parts = [part for part in mixture.parts if isinstance(part, Part)]  # which they all are
-    each: list[Schedule[Number]] = [as_schedule("share", part.share, epoch_batches) for part in parts]
-    starts = sorted({start for one in each for start in one.values})
-    by_start = {start: lowest_terms([one.at(start) for one in each]) for start in starts}
+    shares = lowest_terms([part.share for part in parts])
     with contextlib.ExitStack() as stack:
         sources, components, start = [], [], 0
         for part in parts:
@@ -124,11 +119,8 @@ def open_mixture(
         stack.pop_all()
     # In an order of their own: that of the arguments does not matter to the stream.
     ranks = sorted(range(len(parts)), key=lambda number: json.dumps(components[number].identity, sort_keys=True))
-    shares = Schedule({start: tuple(found[number] for number in ranks) for start, found in by_start.items()})
-    order = MixedOrder(
-        tuple(components[number] for number in ranks), seed, (Stretch(0, shares.at(0), (0,) * len(parts)),)
-    )
-    return mixed, order, shares
+    in_order = tuple(components[number] for number in ranks)
+    return mixed, MixedOrder(in_order, seed, tuple(shares[number] for number in ranks))
 
 
 def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:

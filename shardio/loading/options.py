@@ -14,7 +14,6 @@ from shardio.format.entries import ArrayEntry
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape
 from shardio.loading.world import World
 from shardio.order.orders import as_integer
-from shardio.order.schedule import Schedule
 from shardio.reading.choose import Io
 from shardio.reading.layout import SplitLayout
 from shardio.reading.mixed import SOURCE, MixedSet
@@ -37,7 +36,7 @@ class Options:
     io: Io
     check: Check
     on_damage: OnDamage
-    transform: Schedule[Function | None]
+    transform: Function | None
     arrays: Sequence[str] = ()
     columns: Sequence[str] = ()
     images: str | None = ""
@@ -54,7 +53,7 @@ class Options:
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             found = f"num_threads={self.num_threads}, prefetch={self.prefetch}"
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
-        self.transform.map(check_function)
+        check_function(self.transform)
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")

@@ -29,7 +29,6 @@ from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.status import Status
 from shardio.loading.transform import CUT_ROWS, TransformStep
 from shardio.loading.world import World, least_local_ranks
-from shardio.order.schedule import Schedule
 from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.guard import GuardedReader, replace_damaged
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
@@ -136,7 +135,7 @@ class Pipeline:
         )
         # Damaged samples are found in whole. Arrays are small, and read whole, too.
         self._may_split = options.roi and not self._guards and windows_pay and parts.images == ""
-        self.transforms = self._make_steps(options.transform)
+        self.set_transform(options.transform)
         make = copier.new_slot if copier else new_slot
         told = {}
         if copier is not None:
@@ -215,17 +214,14 @@ class Pipeline:
             steps.callback(self._source.stop)
         self._is_over = True
 
-    def set_transform(self, functions: Schedule[Function | None]) -> None:
-        """Sets the transforms of iterators that begin from now on."""
-        self.transforms = self._make_steps(functions)
-
-    def _make_steps(self, functions: Schedule[Function | None]) -> Schedule[TransformStep]:
-        return functions.map(partial(self._make_step, roi=self._may_split))
+    def set_transform(self, function: Function | None) -> None:
+        """Sets the transform of iterators that begin from now on."""
+        self.transform = self._make_step(function, roi=self._may_split)
 
     @property
     def splits(self) -> bool:
         """Whether only what a transform sees of pictures is read."""
-        return any(step.split is not None for step in self.transforms.values.values())
+        return self.transform.split is not None
 
     def begin_epoch(self) -> bool:
         """Lets the reader choose how to read this epoch. Returns whether batches should be announced to the reader."""

@@ -13,8 +13,7 @@ from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Subset, as_integer
 from shardio.order.permutation import MAX_EPOCH, MAX_N
 from shardio.order.permutation import VERSION as ORDER_VERSION
-from shardio.order.sampler import Sampler, SamplerChain
-from shardio.order.schedule import Schedule
+from shardio.order.sampler import Sampler
 from shardio.reading.mixed import AnySet, MixedSet
 
 
@@ -38,21 +37,12 @@ class Position:
     referenced. To be used by one thread.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        shards: AnySet,
-        sizes: Schedule[int] | None = None,
-        shares: Schedule[tuple[int, ...]] | None = None,
-    ) -> None:
-        """`sizes` are the batch sizes by `clock`, and `shares` those of a mixture."""
+    def __init__(self, sampler: Sampler, shards: AnySet) -> None:
         order = sampler.order.order if isinstance(sampler.order, Endless) else sampler.order
         self.indices = order.indices if isinstance(order, Subset) else None
         """The samples given by the `indices` argument; None for all samples of the split."""
         self.sampler = sampler
         self.is_endless = sampler.length is not None
-        self._sizes = sizes or Schedule({0: sampler.batch_size})
-        self._shares = shares
         self.num_distinct = len(shards) if self.indices is None else len(np.unique(self.indices))
         self.redraws = sampler.order.redraws or sampler.repeats > 1
         """Whether samples may come more than once in an epoch."""
@@ -63,60 +53,20 @@ class Position:
         self._reading: object = None
         self._shards = shards
         self._since = self.next
-        """Where the stream was known last: places behind it are counted from here."""
-        self._plan_shares()
+        """The place in an endless order that was loaded last. Later places are counted from here."""
 
-    def clock(self, place: Place) -> int:
-        """Returns the time by which schedules go: the global batch in an endless order, or else the epoch."""
-        return place.epoch if self.sampler.length is None else place.epoch * self.sampler.length + place.batch
-
-    @property
-    def now(self) -> int:
-        """The time of the next batch."""
-        return self.clock(self._received)
-
-    @property
-    def batch_size(self) -> int:
-        return self._sizes.at(self.now)
-
-    def rest(self) -> SamplerChain:
+    def rest(self) -> Sampler:
         """Returns the sampler of the next iterator: a whole epoch, or after a resume the rest of an epoch."""
-        return self._rest_of(self.next)
+        place, length = self.next, self.sampler.length
+        return replace(self.sampler, start=place.consumed, length=None if length is None else length - place.batch)
 
-    def whole(self) -> SamplerChain:
-        """Returns the sampler of the whole of the next epoch."""
-        return self._rest_of(self.next._replace(consumed=0, batch=0))
-
-    def _rest_of(self, place: Place) -> SamplerChain:
-        clock, length = self.clock(place), self.sampler.length
-        if length is None:
-            return SamplerChain((replace(self.sampler, batch_size=self._sizes.at(clock), start=place.consumed),))
-        samplers, start = [], place.consumed
-        for count, size in self._sizes.parts(clock, (place.epoch + 1) * length):
-            samplers.append(replace(self.sampler, batch_size=size, start=start, length=count))
-            start += count * samplers[-1].global_batch_size
-        return SamplerChain(tuple(samplers))
-
-    def _consumed_at(self, clock: int) -> int:
-        """Returns how many samples of an endless order come before a global batch."""
-        since, ranks = self._since, self.sampler.world_size
-        if clock < self.clock(since):
-            return sum(count * size * ranks for count, size in self._sizes.parts(0, clock))
-        parts = self._sizes.parts(self.clock(since), clock)
-        return since.consumed + sum(count * size * ranks for count, size in parts)
-
-    def _plan_shares(self) -> None:
-        """Lets the shares of a mixture change where the schedule says."""
-        order = self.sampler.order
-        if isinstance(order, MixedOrder) and self._shares is not None:
-            now = self.clock(self._since)
-            changes = {
-                self._consumed_at(clock) // self.sampler.repeats: shares
-                for clock, shares in self._shares.values.items()
-                if clock > now
-            }
-            order = order.with_shares(changes, self._since.consumed // self.sampler.repeats)
-            self.sampler = replace(self.sampler, order=order)
+    def _consumed_before(self, epoch: int) -> int:
+        """Returns how many samples of an endless order come before an epoch."""
+        since, length = self._since, self.sampler.length or 0
+        batches = epoch * length - since.epoch * length - since.batch
+        if batches < 0:
+            since, batches = Place(0, 0), epoch * length
+        return since.consumed + batches * self.sampler.global_batch_size
 
     def order_epoch(self, epoch: int) -> int:
         """Returns the epoch by which the order and transforms draw: 0 in an endless order, where epochs are stretches
@@ -127,9 +77,8 @@ class Position:
         """Returns where the epoch after that of `place` begins."""
         if self.sampler.length is None:
             return Place(place.epoch + 1, 0)
-        of_ranks = self._sizes.parts(self.clock(place), (place.epoch + 1) * self.sampler.length)
-        left = sum(count * size for count, size in of_ranks) * self.sampler.world_size
-        return Place(place.epoch + 1, place.consumed + left)
+        left = self.sampler.length - place.batch
+        return Place(place.epoch + 1, place.consumed + left * self.sampler.global_batch_size)
 
     def begin(self, token: object) -> None:
         """Begins the next epoch. From now on, only the iterator with this token moves the position."""
@@ -156,12 +105,10 @@ class Position:
         # If it is the epoch that is next anyway, `load_state` may have said where in it to go on.
         place = self.next
         if epoch != place.epoch:
-            place = Place(epoch, 0)
-            if self.is_endless:
-                place = Place(epoch, self._consumed_at(self.clock(place)))
+            place = Place(epoch, self._consumed_before(epoch) if self.is_endless else 0)
         self._check_end(place)
         order, draws = self.sampler.order, place.consumed // self.sampler.repeats
-        if isinstance(order, MixedOrder) and draws < (first := order.stretches[0].start):
+        if isinstance(order, MixedOrder) and draws < (first := order.start):
             raise ValueError(
                 f"this mixture has its shares since sample {first} of the stream; found epoch {epoch}, before"
             )
@@ -177,8 +124,7 @@ class Position:
         if self.sampler.length is None:
             del place["batch"]
         order = self.sampler.order
-        draws = place["consumed"] // self.sampler.repeats
-        told = order.describe_at(draws) if isinstance(order, MixedOrder) else {}
+        told = order.describe_sets() if isinstance(order, MixedOrder) else {}
         return {**self._identity(), **told, **place}
 
     @property
@@ -214,12 +160,10 @@ class Position:
                 f"expected a state after a multiple of repeats={self.sampler.repeats} samples, found one after "
                 f"{found['consumed']}"
             )
-        if isinstance(self.sampler.order, MixedOrder) and self._shares is not None:
-            shares = self._shares.at(self.clock(place))
-            order = self.sampler.order.resumed(state, place.consumed // self.sampler.repeats, shares)
+        if isinstance(self.sampler.order, MixedOrder):
+            order = self.sampler.order.resumed(state, place.consumed // self.sampler.repeats)
             self.sampler = replace(self.sampler, order=order)
         self._since = place
-        self._plan_shares()
         self.go_to(place)
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ class RankSampler(torch.utils.data.Sampler[int]):
             yield from indices.tolist()
 
     def __len__(self) -> int:
-        return self._position.whole().num_read
+        return self._position.sampler.num_read
 
 
 class LikeDataLoader:
@@ -123,8 +123,8 @@ class LikeDataLoader:
 
     @property
     def batch_size(self) -> int:
-        """Samples per batch and rank, now. With tail="short", the last batch of an epoch may be smaller."""
-        return self._position.batch_size
+        """Samples per batch and rank. With tail="short", the last batch of an epoch may be smaller."""
+        return self._position.sampler.batch_size
 
     @cached_property
     def dataset(self) -> LoaderDataset:
@@ -145,7 +145,7 @@ class LikeDataLoader:
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
-        return self._position.whole().num_batches
+        return self._position.sampler.num_batches
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(

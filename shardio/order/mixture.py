@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -112,35 +112,30 @@ class Component(NamedTuple):
     """The index of its first sample among the samples of all sets."""
 
 
-class Stretch(NamedTuple):
-    """A stretch of the stream: from position `start` on, with these `shares`, after `before` samples of each set."""
-
-    start: int
-    shares: tuple[int, ...]
-    before: tuple[int, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class MixedOrder:
     """An endless order of the samples of several sets. Each set follows its own order, one epoch after the other.
 
-    Sample indices number the samples of all sets. The stretches are in ascending order, and the first begins where the
-    stream is read from, or before. Raises ValueError for a position before it.
+    Sample indices number the samples of all sets. The shares hold from position `start` on, after `before` samples of
+    each set. Raises ValueError for a position before `start`.
     """
 
     components: tuple[Component, ...]
     seed: int
-    stretches: tuple[Stretch, ...]
+    shares: tuple[int, ...]
+    start: int = 0
+    before: tuple[int, ...] = ()
     _key: np.uint64 = field(init=False, repr=False)
     num_samples = MAX_N
     redraws = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "before", self.before or (0,) * len(self.shares))
         object.__setattr__(self, "_key", make_keys(b"shardio turns %d" % VERSION, self.seed, 0, 1)[0])
 
-    @cached_property
-    def _turns(self) -> list[Turns]:
-        return [_turns_of(stretch.shares) for stretch in self.stretches]
+    @property
+    def _turns(self) -> Turns:
+        return _turns_of(self.shares)
 
     @cached_property
     def _orders(self) -> list[Endless]:
@@ -156,75 +151,48 @@ class MixedOrder:
         return indices
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns (set, how many samples of the set come before) of each position. Does not check positions."""
-        starts = [stretch.start for stretch in self.stretches]
-        if len(positions) and positions.min() < starts[0]:
+        """Returns (set, how many samples of the set come before) of each position."""
+        if len(positions) and positions.min() < self.start:
             raise ValueError(
-                f"positions must be from {starts[0]}, where the shares are known from; found {positions.min()}"
+                f"positions must be from {self.start}, where the shares are known from; found {positions.min()}"
             )
-        if len(starts) == 1:
-            return self._locate(0, positions)
-        which = np.searchsorted(starts, positions, side="right") - 1
-        sets, ordinals = np.empty_like(positions), np.empty_like(positions)
-        for number in np.unique(which).tolist():
-            some = np.flatnonzero(which == number)
-            sets[some], ordinals[some] = self._locate(number, positions[some])
-        return sets, ordinals
-
-    def _locate(self, number: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        stretch, turns = self.stretches[number], self._turns[number]
-        period, place = divide(positions - stretch.start, np.int64(len(turns.sets)))
+        turns = self._turns
+        period, place = divide(positions - self.start, np.int64(len(turns.sets)))
         pair = place >> 1
         # The counter is the first position of the pair, which no other pair of the stream has.
         drawn = random_bits(self._key, (positions - (place & 1)).astype(np.uint64)) & np.uint64(1)
         place ^= turns.may_change[pair] & drawn.astype(bool)
         sets = turns.sets[place]
-        each = np.array(stretch.shares) * (len(turns.sets) // turns.total)
-        return sets, turns.ordinals[place] + period * each[sets] + np.array(stretch.before)[sets]
+        each = np.array(self.shares) * (len(turns.sets) // turns.total)
+        return sets, turns.ordinals[place] + period * each[sets] + np.array(self.before)[sets]
 
     def delivered(self, position: int) -> tuple[int, ...]:
         """Returns how many samples of each set the positions before `position` have, since the stream began."""
-        number = max(i for i, stretch in enumerate(self.stretches) if stretch.start <= position)
-        stretch, turns = self.stretches[number], self._turns[number]
-        periods, rest = divmod(position - stretch.start, len(turns.sets))
-        first = position - rest
-        sets, _ = self._locate(number, np.arange(first, position))
+        turns = self._turns
+        periods, rest = divmod(position - self.start, len(turns.sets))
+        sets, _ = self.locate(np.arange(position - rest, position))
         each, some = len(turns.sets) // turns.total, np.bincount(sets, minlength=len(self.components)).tolist()
         return tuple(
             before + periods * each * share + more
-            for before, share, more in zip(stretch.before, stretch.shares, some, strict=True)
+            for before, share, more in zip(self.before, self.shares, some, strict=True)
         )
-
-    def with_shares(self, changes: Mapping[int, tuple[int, ...]], position: int = 0) -> MixedOrder:
-        """Returns the order with other shares from given positions on. What comes before `position` is left as it is,
-        and what this order has planned behind it is forgotten."""
-        kept = tuple(stretch for stretch in self.stretches if stretch.start <= position)
-        order = MixedOrder(self.components, self.seed, kept)
-        for start, shares in sorted(changes.items()):
-            if shares != order.stretches[-1].shares:
-                stretch = Stretch(start, shares, order.delivered(start))
-                same = tuple(one for one in order.stretches if one.start < start)
-                order = MixedOrder(self.components, self.seed, (*same, stretch))
-        return order
 
     def describe(self) -> dict[str, Any]:
         return {"seed": self.seed, "endless": True}
 
-    def describe_at(self, position: int) -> dict[str, Any]:
-        """Returns the stretch at a position as JSON values, which `resumed` takes."""
-        stretch = max(one for one in self.stretches if one.start <= position)
+    def describe_sets(self) -> dict[str, Any]:
+        """Returns the sets and their shares as JSON values, for `resumed`."""
         sets = [
             {**component.identity, "share": share, "before": before}
-            for component, share, before in zip(self.components, stretch.shares, stretch.before, strict=True)
+            for component, share, before in zip(self.components, self.shares, self.before, strict=True)
         ]
-        return {"since": stretch.start, "sets": sets}
+        return {"since": self.start, "sets": sets}
 
-    def resumed(self, told: Mapping[str, Any], position: int, now: tuple[int, ...]) -> MixedOrder:
-        """Returns the order of a stream that had come to `position` with what `describe_at` has told then.
+    def resumed(self, told: Mapping[str, Any], position: int) -> MixedOrder:
+        """Returns the order of a stream that has reached `position` by an order whose `describe_sets` returned `told`.
 
-        Sets that both have go on where they were, from now on with the shares `now`; sets that were added begin. Raises
-        ValueError for anything else than such JSON values, and if sets were added and others are missing: then the
-        content of one has changed.
+        Sets of both orders resume where they were, with the shares of this order. Added sets begin. Raises ValueError
+        for other values, and if sets were added and others are missing: then the content of a set has changed.
         """
         since, sets = told.get("since"), told.get("sets")
         try:
@@ -245,10 +213,9 @@ class MixedOrder:
                 f"the state belongs to other sets: it has {gone[0]!r:.200}, and this mixture has {new[0]!r:.200}. Sets "
                 "may be added or left out, but not both at a time: a set whose content has changed is another set"
             )
-        then = Stretch(since, shares, before)
-        if old == mine and shares == now:
-            return MixedOrder(self.components, self.seed, (then,))
+        if old == mine and shares == self.shares:
+            return replace(self, start=since, before=before)
         nowhere = tuple(Component(one, self.components[0].order, 0) for one in old)
-        had = MixedOrder(nowhere, self.seed, (then,)).delivered(position)
+        had = MixedOrder(nowhere, self.seed, shares, since, before).delivered(position)
         kept = tuple(had[old.index(one)] if one in old else 0 for one in mine)
-        return MixedOrder(self.components, self.seed, (Stretch(position, now, kept),))
+        return replace(self, start=position, before=kept)

@@ -125,31 +125,3 @@ class Sampler:
         distinct = self.global_batch_size // self.repeats
         draws: NDArray[np.int64] = self.start // self.repeats + batch * distinct + place % distinct
         return draws
-
-
-@dataclass(frozen=True)
-class SamplerChain:
-    """Samplers one after the other, as one: of batches that have several sizes."""
-
-    samplers: tuple[Sampler, ...]
-
-    @property
-    def num_batches(self) -> int:
-        return sum(sampler.num_batches for sampler in self.samplers)
-
-    @property
-    def num_read(self) -> int:
-        return sum(sampler.num_read for sampler in self.samplers)
-
-    def batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
-        """Yields the sample indices of the batches, as `Sampler.batches` does."""
-        for sampler in self.samplers:
-            yield from sampler.batches(epoch)
-
-    def at(self, step: int) -> tuple[Sampler, int]:
-        """Returns the sampler of a step, and the number of the step in it."""
-        for sampler in self.samplers:
-            if step < sampler.num_batches:
-                return sampler, step
-            step -= sampler.num_batches
-        raise IndexError("there is no such step")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from check_order import check_mixtures
 
 from shardio import Mixture, Part, ShardLoader, ShardWriter, open_shards
 from shardio.augment import Compose, HorizontalFlip, RandomResizedCrop
 from shardio.errors import FormatError
+from shardio.order.mixture import MixedOrder
 
 SHAPE = (20, 16, 3)
 CROPPED = Compose([RandomResizedCrop(12), HorizontalFlip()])
@@ -176,6 +180,51 @@ def test_a_stream_goes_on_with_other_ranks_sets_and_shares(folder: Path, tmp_pat
         again = mixed(shares=shares)
         again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
         assert samples_of(again) == samples_of(loader)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_batch_size_and_shares_may_change_wherever_a_stream_is_resumed(
+    world_size: int, folder: Path, mixed: Open
+) -> None:
+    stages = [(6, {"photos": 3, "drawn": 1}), (2, {"photos": 1, "drawn": 1}), (4, {"photos": 0, "drawn": 1})]
+    order, state, position = None, None, 0
+    for batch_size, shares in stages:
+        sets = {str(folder / name): share for name, share in shares.items()}
+        ranks = [
+            mixed(batch_size, sets, rank=rank, world_size=world_size, epoch_batches=20) for rank in range(world_size)
+        ]
+        if order is None:
+            order = ranks[0]._position.sampler.order
+        assert isinstance(order, MixedOrder)
+        now = tuple(shares["drawn" if component.start else "photos"] for component in order.components)
+        order = replace(order, shares=now, start=position, before=order.delivered(position))
+        if state is not None:
+            for loader in ranks:
+                loader.load_state_dict(state)
+        steps = islice(zip(*ranks, strict=True), 4)
+        read = [index for step in steps for _, _, indices, _ in step for index in indices.tolist()]
+        assert len(read) == 4 * batch_size * world_size
+        assert read == order(0, np.arange(position, position + len(read))).tolist()
+        state, position = ranks[0].state_dict(), position + len(read)
+
+
+def test_mixtures_that_are_killed_and_changed_lose_and_repeat_no_sample() -> None:
+    assert list(check_mixtures(25, seed=0)) == list(range(1, 26))
+
+
+@pytest.mark.parametrize("careless", ["before", "since"])
+def test_a_mixture_that_goes_on_elsewhere_would_be_noticed(careless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe_sets = MixedOrder.describe_sets
+
+    def wrong(order: MixedOrder) -> dict[str, Any]:
+        told = describe_sets(order)
+        if careless == "since":
+            return {**told, "since": max(0, told["since"] - 1)}
+        return {**told, "sets": [{**one, "before": one["before"] + 1} for one in told["sets"]]}
+
+    monkeypatch.setattr(MixedOrder, "describe_sets", wrong)
+    with pytest.raises(AssertionError, match="seed="):
+        list(check_mixtures(25, seed=0))
 
 
 def test_places_and_states_that_a_mixture_cannot_have_are_refused(folder: Path, tmp_path: Path, mixed: Open) -> None:

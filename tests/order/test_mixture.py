@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from plain_arithmetic import plain_keys, plain_permute, plain_random_bits, plain_round_keys
 
-from shardio.order.mixture import MAX_TOTAL, Component, MixedOrder, Stretch, lowest_terms
+from shardio.order.mixture import MAX_TOTAL, Component, MixedOrder, lowest_terms
 from shardio.order.orders import Endless, make_order
 from shardio.order.sampler import Sampler
 
@@ -21,14 +22,14 @@ LARGE = 10**10
 SIZES = (7, 10, 3, 25)
 
 
-def mixture(shares: tuple[int, ...], seed: int = 0, sizes: tuple[int, ...] = SIZES, start: int = 0) -> MixedOrder:
+def mixture(shares: tuple[int, ...], seed: int = 0, sizes: tuple[int, ...] = SIZES) -> MixedOrder:
     """A mixture of sets of these sizes, whose own orders have the seeds 100, 101 and so on."""
     sizes = sizes[: len(shares)] + (4,) * (len(shares) - len(sizes))
     components = tuple(
         Component({"digest": f"{number}"}, make_order(size, seed=100 + number), 10_000 * number)
         for number, size in enumerate(sizes)
     )
-    return MixedOrder(components, seed, (Stretch(start, lowest_terms(shares), (0,) * len(shares)),))
+    return MixedOrder(components, seed, lowest_terms(shares))
 
 
 def plain_turns(shares: tuple[int, ...]) -> list[int]:
@@ -171,25 +172,21 @@ def test_neighbours_change_places_by_an_even_chance_that_knows_nothing_of_the_ne
 # --- other shares, more and fewer sets --------------------------------------------------------------------------------
 
 
-def test_shares_that_change_hold_from_where_they_change() -> None:
+def test_shares_hold_from_where_the_order_begins() -> None:
     seed = random.randrange(10**9)
     rng = random.Random(seed)
     for _ in range(100):
-        count = rng.randint(1, 5)
-        starts = sorted(rng.sample(range(1, 300), 3))
-        shares = [lowest_terms([*(rng.randint(0, 9) for _ in range(count - 1)), k + 1]) for k in range(4)]
-        if any(one == other for one, other in pairwise(shares)):
-            continue
-        order = mixture(shares[0], 3).with_shares(dict(zip(starts, shares[1:], strict=True)))
-        sets, ordinals = order.locate(np.arange(400))
+        count, start = rng.randint(1, 5), rng.randrange(300)
+        shares = lowest_terms([*(rng.randint(0, 9) for _ in range(count - 1)), 1])
+        before = tuple(rng.randrange(300) for _ in shares)
+        order = replace(mixture(shares, 3), start=start, before=before)
+        sets, ordinals = order.locate(np.arange(start, start + 150))
         counts = counts_of(sets, count)
+        away = abs(counts * sum(shares) - np.arange(len(counts))[:, None] * np.array(shares))
+        assert (away < sum(shares)).all(), seed
         for number in range(count):
-            assert ordinals[sets == number].tolist() == list(range(counts[-1, number])), seed
-        for first, stop, mine in zip([0, *starts], [*starts, 400], shares, strict=True):
-            grown = counts[first : stop + 1] - counts[first]
-            away = abs(grown * sum(mine) - np.arange(len(grown))[:, None] * np.array(mine))
-            assert (away < sum(mine)).all(), seed
-            assert order.delivered(first) == tuple(counts[first].tolist())
+            assert ordinals[sets == number].tolist() == list(range(before[number], before[number] + counts[-1, number]))
+        assert order.delivered(start + 70) == tuple((before + counts[70]).tolist()), seed
 
 
 def test_a_stream_goes_on_with_more_sets_fewer_sets_and_other_shares() -> None:
@@ -197,14 +194,13 @@ def test_a_stream_goes_on_with_more_sets_fewer_sets_and_other_shares() -> None:
     sets = whole.components
 
     def of(numbers: tuple[int, ...], shares: tuple[int, ...]) -> MixedOrder:
-        stretch = Stretch(0, lowest_terms(shares), (0,) * len(numbers))
-        return MixedOrder(tuple(sets[number] for number in numbers), 0, (stretch,))
+        return MixedOrder(tuple(sets[number] for number in numbers), 0, lowest_terms(shares))
 
     position, read = 0, Counter[int]()
     order = of((0, 1), (3, 2))
     for numbers, shares in [((0, 1), (3, 2)), ((0, 1, 2), (3, 2, 1)), ((2, 0), (1, 1)), ((3, 1, 0, 2), (1, 1, 1, 5))]:
-        state = order.describe_at(position)
-        order = of(numbers, shares).resumed(state, position, lowest_terms(shares))
+        state = order.describe_sets()
+        order = of(numbers, shares).resumed(state, position)
         for number in numbers:
             if number not in {int(one["digest"]) for one in state["sets"]}:
                 read[number] = 0  # a set that was left out begins anew
@@ -215,7 +211,7 @@ def test_a_stream_goes_on_with_more_sets_fewer_sets_and_other_shares() -> None:
             assert mine.tolist() == own.tolist()
             read[number] += len(mine)
         position += 90
-    again = order.resumed(order.describe_at(position), position, lowest_terms((1, 1, 1, 5)))
+    again = order.resumed(order.describe_sets(), position)
     assert (
         again(0, np.arange(position, position + 50)).tolist() == order(0, np.arange(position, position + 50)).tolist()
     )
@@ -223,7 +219,7 @@ def test_a_stream_goes_on_with_more_sets_fewer_sets_and_other_shares() -> None:
         order(0, np.array([0]))
 
 
-GOOD: dict[str, Any] = mixture((2, 1)).describe_at(0)
+GOOD: dict[str, Any] = mixture((2, 1)).describe_sets()
 
 
 @pytest.mark.parametrize(
@@ -245,13 +241,13 @@ GOOD: dict[str, Any] = mixture((2, 1)).describe_at(0)
 )
 def test_states_that_no_mixture_has_told_are_refused(told: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the state of a mixture must have"):
-        mixture((2, 1)).resumed(told, 10, (2, 1))
+        mixture((2, 1)).resumed(told, 10)
 
 
 def test_a_set_whose_content_has_changed_is_refused() -> None:
     sets = [{**one, "digest": one["digest"].replace("1", "other")} for one in GOOD["sets"]]
     with pytest.raises(ValueError, match=r"belongs to other sets: it has .*'other'"):
-        mixture((2, 1)).resumed({**GOOD, "sets": sets}, 10, (2, 1))
+        mixture((2, 1)).resumed({**GOOD, "sets": sets}, 10)
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
