@@ -18,7 +18,7 @@ KERNELS = {path.stem for path in (ROOT / "shardio" / "kernels").glob("_*.c")}
 # Files of the package that are no modules.
 DATA = {
     "shardio/py.typed",
-    *(f"shardio/viewing/{name}" for name in ("report.html", "report.css", "report.js", "card.md")),
+    *(f"shardio/viewing/{name}" for name in ("report.html", "report.css", "report.js")),
 }
 # What a user of a wheel does not need, and what no file that is published may hold.
 FOREIGN = re.compile(r"(^|/)(tests|benchmarks|tools|docs|build|conformance|readers)/|__pycache__|\.py[co]$|\.c$")

@@ -30,7 +30,7 @@ from shardio.cli.find import extract, find
 from shardio.cli.info import info
 from shardio.cli.output import say
 from shardio.cli.replay import replay
-from shardio.cli.report import card, report
+from shardio.cli.report import report
 from shardio.cli.share import evict, list_sets, publish, stage, warm
 from shardio.cli.top import top
 from shardio.cli.verify import repair, verify
@@ -59,7 +59,7 @@ COMMANDS = {
     "Look at it": [info, view, find, extract, report],
     "Make a new set from it": [change, append, merge],
     "Train with it": [doctor, bench, top, replay],
-    "Share it": [publish, list_sets, stage, evict, warm, card],
+    "Share it": [publish, list_sets, stage, evict, warm],
     "Begin": [demo],
 }
 

@@ -86,12 +86,6 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_web_address(text: str) -> str:
-    if not re.fullmatch(r"https?://[^\s<>]+", text):
-        raise ValueError("the address of a page, such as https://example.org/photos")
-    return text
-
-
 def parse_count(text: str, least: int = 1) -> int:
     if not re.fullmatch(r"\d+", text) or int(text) < least:
         raise ValueError(f"numbers of at least {least}, such as 1,2,4")

@@ -1,18 +1,17 @@
-"""`shardio report` and `shardio card`."""
+"""`shardio report`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from shardio.cli.options import folder, output_file, parse_web_address, parsed, set_argument
-from shardio.cli.output import next_step, say
+from shardio.cli.options import folder, output_file, set_argument
+from shardio.cli.output import say
 from shardio.errors import DecodeError, bytes_text, counted
 
 if TYPE_CHECKING:
@@ -101,50 +100,3 @@ def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[ND
                     data = collection.origin.read(source)
                     pictures[split, source.key] = decode_leniently(data, side) if isinstance(data, bytes) else None
     return [pictures.get((reject.split, reject.key)) for reject in rejects]
-
-
-@click.command(short_help="Write the files that describe a set on a data hub.")
-@set_argument
-@click.option("-o", "--output", "target", type=folder, required=True, metavar="FOLDER", help="Folder of the files.")
-@click.option("--name", help="Name of the set for people.  [default: its folder's]")
-@click.option("--license", default="", metavar="ID|URL", help="License of the images, such as cc-by-4.0.")
-@click.option(
-    "--source-url",
-    default="",
-    callback=lambda context, parameter, value: value and parsed(parse_web_address)(context, parameter, value),
-    metavar="URL",
-    help="Page of the images from which the set was made.",
-)
-@click.option("--replace", is_flag=True, help="Replace the files of an earlier card.")
-def card(out: Path, target: Path, name: str | None, license: str, source_url: str, replace: bool) -> None:
-    """Write README.md and croissant.json, which describe the set in OUT on a data hub, into FOLDER.
-
-    Both have the number of samples of each split and class, the levels of the pixels, refused images, how the set was
-    made, its license and source. README.md is a card of Hugging Face's hub. croissant.json follows MLCommons' Croissant
-    1.1 and has the sha256 of each file. Upload both next to the files of the set.
-
-    \b
-    shardio card out/ -o out/ --name "My photos" --license cc-by-4.0
-    """
-    from shardio.conversion.writing.publish import read_rejects
-    from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
-    from shardio.system.files import make_folder, write_atomic
-    from shardio.system.opening import read_untrusted
-    from shardio.viewing.card import CROISSANT_NAME, README_NAME, Publication, make_card
-    from shardio.viewing.pictures import open_splits
-
-    for file in () if replace else (README_NAME, CROISSANT_NAME):
-        if os.path.lexists(target / file):
-            raise ValueError(f"{target / file}: expected no such file: choose another folder, or --replace it")
-    splits = open_splits(out)
-    reasons = Counter(reject.reason for reject in read_rejects(out / REJECTS_NAME))
-    publication = Publication(name or os.path.basename(os.path.abspath(out)), license, source_url)
-    files = make_card(splits, read_untrusted(out / MANIFEST_NAME), publication, dict(reasons.most_common(20)))
-    make_folder(target)
-    for file, data in files.items():
-        write_atomic(target / file, data, replace=replace)
-        say(f"{target / file}: {bytes_text(len(data))}")
-    for option, value in {"--license": license, "--source-url": source_url}.items():
-        if not value:
-            say(f"  the card does not state it: give {option}")
-    say(next_step("verify", out))

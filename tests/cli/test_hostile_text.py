@@ -114,7 +114,6 @@ def test_commands_show_a_hostile_set_as_text(evil_set: Path, tmp_path: Path) -> 
     (tmp_path / "root").mkdir()
     assert_clean(shardio("publish", evil_set, tmp_path / "root" / "sound"), code=0)
     assert_clean(shardio("publish", evil_set, tmp_path / "root" / EVIL), code=1)
-    assert_clean(shardio("card", evil_set, "-o", tmp_path / EVIL / "card"), code=0)
     assert_clean(shardio("repair", evil_set, tmp_path / EVIL), code=1)
 
 

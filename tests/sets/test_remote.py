@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.server
+import json
+import os
 import pickle
 import re
 import subprocess
@@ -16,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from command import shardio
 from plain_sets import first_shard
 from servers import Fault, ObjectStore, SlowServer, cut, shifted, short, slow, status, whole
 
@@ -360,6 +363,33 @@ def test_a_page_of_links_names_the_folders_directly_below(store: ObjectStore, tm
     with contextlib.closing(SlowServer(tmp_path, lambda path: answer)) as server:
         for url in (f"{server.url}/sets", f"{server.url}/sets/?signature=1"):
             assert open_storage(url).list_folders() == ["a", "b", "c"]
+
+
+def test_a_set_on_a_hub_is_staged(out: Path, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        path = handler.path.partition("?")[0]
+        if name := re.fullmatch(r"/datasets/user/photos/resolve/main/([\w.-]+)", path):
+            data = (out / name[1]).read_bytes()
+        else:
+            files = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0"} for file in out.iterdir()
+            ]
+            data = json.dumps(files if "/tree/main" in path else {"id": "user/photos", "sha": "0" * 40}).encode()
+        if wanted := handler.headers.get("Range"):
+            first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+            data = data[first : last + 1]
+        handler.send_response(206 if wanted else 200)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    with contextlib.closing(SlowServer(tmp_path, lambda path: answer)) as hub:
+        env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        result = shardio("stage", "hf://datasets/user/photos", tmp_path / "cache", env=env)
+    assert result.returncode == 0, result.stderr
+    assert load_manifest(Path(result.stdout.strip())).digest == load_manifest(out).digest
 
 
 def test_a_wrong_range_of_the_right_length_is_left_to_the_checksums(url: str, out: Path, store: ObjectStore) -> None:
