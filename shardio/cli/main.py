@@ -25,7 +25,6 @@ from shardio.cli.bench import bench
 from shardio.cli.change import append, change, merge
 from shardio.cli.convert import convert, plan
 from shardio.cli.demo import demo
-from shardio.cli.doctor import doctor
 from shardio.cli.find import extract, find
 from shardio.cli.info import info
 from shardio.cli.output import say
@@ -58,7 +57,7 @@ COMMANDS = {
     "Make a set": [convert, plan, verify, repair],
     "Look at it": [info, view, find, extract, report],
     "Make a new set from it": [change, append, merge],
-    "Train with it": [doctor, bench, top, replay],
+    "Train with it": [bench, top, replay],
     "Share it": [publish, list_sets, stage, evict, warm],
     "Begin": [demo],
 }
