@@ -20,7 +20,6 @@ from common import describe_machine, spread
 
 from shardio import ShardLoader, ShardWriter
 from shardio.loading.meter import Meter
-from shardio.loading.status import Status
 
 
 def cost(path: Path, batch_size: int, with_stats: bool, **options: Any) -> tuple[float, float]:
@@ -72,7 +71,7 @@ def tell_calls(path: Path, batch_size: int) -> None:
     batch = batch_size * cost(path, batch_size, with_stats=False)[0]
     with ShardLoader(path, batch_size, device="cpu") as loader:
         next(iter(loader))
-        meter = Meter(lambda: 0.0, Status(loader.report().source))
+        meter = Meter(lambda: 0.0)
 
         def count() -> None:
             meter.begin_wait()

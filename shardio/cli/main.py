@@ -31,7 +31,6 @@ from shardio.cli.output import say
 from shardio.cli.replay import replay
 from shardio.cli.report import report
 from shardio.cli.share import evict, list_sets, publish, stage, warm
-from shardio.cli.top import top
 from shardio.cli.verify import repair, verify
 from shardio.cli.view import view
 from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
@@ -57,7 +56,7 @@ COMMANDS = {
     "Make a set": [convert, plan, verify, repair],
     "Look at it": [info, view, find, extract, report],
     "Make a new set from it": [change, append, merge],
-    "Train with it": [bench, top, replay],
+    "Train with it": [bench, replay],
     "Share it": [publish, list_sets, stage, evict, warm],
     "Begin": [demo],
 }

@@ -27,9 +27,6 @@ from shardio.reading.reader import Reader, Request
 from shardio.system.opening import open_file
 from shardio.system.threads import DaemonThread, Flag, preempt_nobody
 
-# A consumer that waits longer for one batch says so.
-NOTICE_SECONDS = 0.5
-
 # The head start is this share of a step: little enough that a batch is gathered within the rest of it, if it could be
 # within all of it, and much more than a step needs to begin.
 _SHARE = 1 / 8
@@ -143,18 +140,10 @@ class Pending:
         """Returns whether wait() would raise."""
         return bool(self._errors)
 
-    def wait(self, notice: Callable[[], None] | None = None) -> Slot:
-        """Waits for all parts. Returns the slot, or raises the error of a part, with its traceback.
-
-        Calls `notice` if the wait takes longer than NOTICE_SECONDS.
-        """
+    def wait(self) -> Slot:
+        """Waits for all parts. Returns the slot, or raises the error of a part, with its traceback."""
         if not self._finished:
             self._hurry()
-        if not self._finished and notice is not None:
-            try:
-                self._signal.get(timeout=NOTICE_SECONDS)
-            except queue.Empty:
-                notice()
         if not self._finished:  # the flag, because an interrupted wait may have taken the signal with it
             self._signal.get()
         if self._errors:

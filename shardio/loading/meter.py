@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 
 @dataclass
@@ -48,32 +47,20 @@ class Snapshot:
     """Seconds that the consumer has been waiting for its current batch; 0.0 if it is not waiting."""
 
 
-class Listener(Protocol):
-    """Receives snapshots of the counts from time to time."""
-
-    def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
-        """If a record is due at `now` (time.perf_counter()), calls `snapshot` and records the result. Never raises."""
-
-    def write(self, snapshot: Snapshot) -> None:
-        """Records this snapshot. Never raises."""
-
-
 class Meter:
     """The counts of one loader and the progress of its consumer.
 
     Only the consumer's thread may call it, except for `snapshot`, which any thread may call.
     """
 
-    def __init__(self, no_core_seconds: Callable[[], float], listener: Listener) -> None:
+    def __init__(self, no_core_seconds: Callable[[], float]) -> None:
         """`no_core_seconds` returns how many seconds gather threads have waited for a core so far."""
         self.counts = Counts()
-        self._listener = listener
         self._no_core_seconds = no_core_seconds
         self._storage_start = _storage_nbytes()
         self._since = 0.0  # when the batch before was received, or the first of an iterator was asked for
         self._waits_since: float | None = None
         self._is_first = True
-        self._is_noticed = False
         self._epoch = self._step = 0
 
     def begin_epoch(self, epoch: int) -> None:
@@ -85,11 +72,6 @@ class Meter:
     def begin_wait(self) -> None:
         self._waits_since = time.perf_counter()
 
-    def notice(self) -> None:
-        """Reports a long wait to the listener."""
-        self._is_noticed = True
-        self._listener.write(self.snapshot())
-
     def end_wait(self) -> None:
         since, self._waits_since = self._waits_since, None
         if since is not None:
@@ -97,9 +79,6 @@ class Meter:
             self.counts.wait_seconds += seconds
             if self._is_first:
                 self.counts.first_wait_seconds += seconds
-        if self._is_noticed:
-            self._is_noticed = False
-            self._listener.write(self.snapshot())
 
     def received(self, num_images: int, nbytes: int) -> None:
         """Counts a batch that is about to be delivered to the consumer."""
@@ -112,7 +91,6 @@ class Meter:
         self._since = now
         self._is_first = False
         self._step += 1
-        self._listener.tell(self.snapshot, now)
 
     def step_seconds(self) -> float:
         """Returns the seconds since the previous batch was received; 0.0 before the first batch of an iterator."""

@@ -26,7 +26,6 @@ from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors, traced
 from shardio.loading.report import LoaderFacts, LoaderReport, ReportThread
 from shardio.loading.ring import Ring, Slot, new_slot
-from shardio.loading.status import Status
 from shardio.loading.transform import CUT_ROWS, TransformStep
 from shardio.loading.world import World, least_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
@@ -150,21 +149,16 @@ class Pipeline:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
         self.about = LoaderFacts(
-            path=str(shards.path),
-            split=shards.split,
-            batch_size=batch_size,
             num_threads=self.num_threads,
             num_cores=usable_cores(),
             prefetch=options.prefetch,
-            io=self._reader.name,
             rank=world.rank,
             world_size=world.world_size,
         )
-        self._status = Status(self.about)
         close_at_exit(self)
         # Last, as nothing else of the above has to be closed.
         self._threads = GatherThreads(self.num_threads)
-        self.meter = Meter(self._threads.no_core_seconds, self._status)
+        self.meter = Meter(self._threads.no_core_seconds)
         if options.report_every is not None:
             self._reports = ReportThread(self, self.meter, self.about, options.report_every)
             self._reports.begin()
@@ -204,7 +198,6 @@ class Pipeline:
             return
         with contextlib.ExitStack() as steps:  # the last comes first
             steps.callback(self._source.close)
-            steps.callback(self._status.close)
             steps.callback(self._ring.clear)
             steps.callback(self._threads.close)
             if self._reports is not None:
@@ -282,7 +275,7 @@ class Pipeline:
         meter.begin_wait()
         try:
             with traced("shardio.wait"):
-                slot = pending.wait(meter.notice)
+                slot = pending.wait()
         finally:
             meter.end_wait()
         meter.counts.gather_seconds += pending.gather_seconds

@@ -37,15 +37,10 @@ _GRACE_SECONDS = 2.0
 class LoaderFacts:
     """The settings of a loader that a report names in addition to the loader's counts."""
 
-    path: str
-    split: str
-    batch_size: int
     num_threads: int
     num_cores: int
     """Cores that this process may use."""
     prefetch: int
-    io: str
-    """How samples are read: "mmap", "pread" or another way."""
     rank: int = 0
     world_size: int = 1
 

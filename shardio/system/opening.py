@@ -153,15 +153,6 @@ def open_nameless() -> OpenFile:
             pass
 
 
-def open_memory(name: str) -> OpenFile:
-    """Returns new memory that can be read and written like a file, and is freed when it is closed.
-
-    Linux lists it as `name` among the process's descriptors.
-    """
-    (file,) = map(OpenFile, starmap(os.memfd_create, ((name, os.MFD_CLOEXEC),)))
-    return file
-
-
 def open_untrusted(
     path: str | Path | FileAt,
     flags: int = os.O_RDONLY,

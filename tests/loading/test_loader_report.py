@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import random
 import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,12 @@ import torch.distributed
 from numpy.typing import NDArray
 
 import shardio.loading.report
-from shardio.format.layout import crc32
-from shardio.loading import gather
 from shardio.loading.loader import ShardLoader
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.report import LoaderFacts, LoaderReport
-from shardio.loading.status import Status, find_loaders, parse
 from shardio.reading.reader import MappedReader
 
-SOURCE = LoaderFacts("/sets/imagenet", "train", 256, num_threads=2, num_cores=8, prefetch=2, io="mmap")
+SOURCE = LoaderFacts(num_threads=2, num_cores=8, prefetch=2)
 
 
 def report_of(
@@ -98,7 +93,7 @@ def test_any_counts_make_shares_and_a_line_of_a_terminal() -> None:
 
 
 def test_a_wait_that_is_not_over_counts_as_far_as_it_has_come() -> None:
-    meter = Meter(lambda: 0.0, Status(SOURCE))
+    meter = Meter(lambda: 0.0)
     meter.begin_epoch(4)
     meter.begin_wait()
     meter.end_wait()
@@ -209,95 +204,3 @@ def test_a_stderr_that_is_closed_ends_nothing(make_set: Callable[..., Path], mon
     with ShardLoader(make_set(40), 4, device="cpu", report_every=0.001) as loader:
         for _ in range(3):
             list(loader)
-
-
-# What `shardio top` finds.
-
-
-def test_a_loader_is_found_by_others_until_it_is_closed(make_set: Callable[..., Path]) -> None:
-    path = make_set(40)
-    with ShardLoader(path, 4, device="cpu") as loader:
-        next(iter(loader))
-        found = [seen for seen in find_loaders() if seen.told.source.path == str(path)]
-        assert [(seen.pid, seen.told.source.batch_size) for seen in found] == [(os.getpid(), 4)]
-        assert found[0].told.snapshot.counts.images == 4
-    assert not [seen for seen in find_loaders() if seen.told.source.path == str(path)]
-
-
-def test_a_consumer_that_waits_is_seen(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = threading.Event()
-    monkeypatch.setattr(gather, "NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(MappedReader, "read", lambda *what: answers.wait(10) and None)
-    path = make_set(40)
-    with ShardLoader(path, 4, device="cpu") as loader:
-        waiting = threading.Thread(target=lambda: next(iter(loader)))
-        waiting.start()
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            found = [seen.told for seen in find_loaders() if seen.told.source.path == str(path)]
-            if found and found[0].waiting_seconds:
-                break
-        answers.set()
-        waiting.join()
-        assert found
-        assert found[0].waiting_seconds > 0
-        (after,) = (seen.told for seen in find_loaders() if seen.told.source.path == str(path))
-        assert after.waiting_seconds == 0.0
-
-
-def test_without_descriptors_nothing_is_told_and_nothing_fails(
-    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*what: object) -> int:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "memfd_create", refuse)
-    with ShardLoader(make_set(20), 4, device="cpu") as loader:
-        assert len(list(loader)) == 5
-
-
-def record_of(document: Any) -> bytes:
-    data = json.dumps(document).encode()
-    return (b"%08x " % crc32(data) + data).ljust(4096)
-
-
-def test_no_record_of_another_program_breaks_the_reader() -> None:
-    document = {
-        "job": "17",
-        "source": asdict(SOURCE),
-        "snapshot": asdict(Snapshot(Counts(), 1, 2)),
-        "moment": 5.0,
-    }
-    sound = parse(record_of(document))
-    assert sound is not None
-    assert sound.source == SOURCE
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
-    wrong = [None, True, -1, 1e400, "\x1b[2J", [], {}, float("nan"), 1 << 63]
-    places = [("job",), ("moment",), ("source",), ("snapshot",), ("snapshot", "counts")]
-    places += [("source", name) for name in asdict(SOURCE)]
-    places += [("snapshot", "counts", name) for name in vars(Counts())]
-    for place in places:
-        for value in wrong:
-            changed = json.loads(json.dumps(document))
-            inner = changed
-            for name in place[:-1]:
-                inner = inner[name]
-            inner[place[-1]] = value
-            told = parse(record_of(changed))
-            assert told is None or isinstance(value, type(_at(document, place))), (place, value)
-            del inner[place[-1]]
-            assert parse(record_of(changed)) is None
-    record = record_of(document)
-    for _ in range(300):
-        torn = bytearray(record)
-        torn[rng.randrange(len(record.rstrip()))] ^= 1 << rng.randrange(8)
-        assert parse(bytes(torn)) in (None, sound)  # an upper-case digit of the checksum is the same digit
-        assert parse(rng.randbytes(rng.randrange(5000))) is None
-
-
-def _at(document: Any, place: tuple[str, ...]) -> Any:
-    for name in place:
-        document = document[name]
-    return document
