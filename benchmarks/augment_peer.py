@@ -108,7 +108,7 @@ def ways_of_torchvision(samples: np.ndarray, batch_size: int, size: int, folder:
 
 
 def ways_of_recipes(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
-    """Applies the transforms of published recipes, as torchvision has them, to tensors: without masks of patches.
+    """Applies the transforms of published recipes, as torchvision has them, to tensors.
 
     Their sizes are those of the recipes. Pillow's blur, which some sources have, is a Gaussian here.
     """

@@ -37,11 +37,6 @@ from shardio.augment.geometry import RandomRotation as RandomRotation
 from shardio.augment.geometry import VerticalFlip as VerticalFlip
 from shardio.augment.mix import CutMix as CutMix
 from shardio.augment.mix import Mixup as Mixup
-from shardio.augment.patches import BlockPatchMask as BlockPatchMask
-from shardio.augment.patches import MultiBlockMask as MultiBlockMask
-from shardio.augment.patches import RandomPatchMask as RandomPatchMask
-from shardio.augment.patches import RecordCrops as RecordCrops
-from shardio.augment.patches import patch_indices as patch_indices
 from shardio.augment.per_sample import PerSample as PerSample
 from shardio.augment.policies import AutoAugment as AutoAugment
 from shardio.augment.policies import RandAugment as RandAugment

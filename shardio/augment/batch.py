@@ -6,9 +6,8 @@ pixels are computed when a transform needs them, and at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,35 +24,13 @@ from shardio.augment.resample import (
     repeated,
     resample,
     resample_onto,
-    to_device,
 )
-from shardio.augment.steps import NEEDS_RGB, WARPS, Op, Step, Steps
+from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.augment.targets import Targets, taken
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]
-"""Masks, boxes and added arrays by name: a tensor, or a tuple with a tensor per view."""
-
-
-class Change(NamedTuple):
-    """What was done to images of `size`, (height, width): their boxes were cropped, and flips and steps applied."""
-
-    boxes: Boxes
-    flips: NDArray[np.bool_]
-    steps: Steps
-    size: tuple[int, ...]
-
-    @property
-    def edges(self) -> NDArray[np.float64]:
-        """Where the edges of the result were, in pixels of the images: see `Batch.edges`."""
-        box = self.boxes
-        edges = np.stack([box.lefts, box.tops, box.lefts + box.widths, box.tops + box.heights])
-        codes = np.stack([np.zeros(len(self.flips), np.uint8), *(step.codes for step in self.steps)])
-        edges[:, np.isin(codes, [*WARPS]).any(axis=0)] = np.nan
-        mirrored = self.flips ^ np.logical_xor.reduce(codes == Op.MIRROR)
-        for axis, turned in enumerate((mirrored, np.logical_xor.reduce(codes == Op.FLIP))):
-            edges[axis::2] = np.where(turned, edges[axis::2][::-1], edges[axis::2])
-        return edges
+"""Masks and boxes by name: a tensor, or a tuple with a tensor per view."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +42,8 @@ class Batch:
     - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
     - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
 
-    A field that is None records no change. `targets` are the masks and boxes of `images`, before the changes. `past`
-    has the changes by which `images` were made, and `added` the arrays that transforms add to the batch. The other
-    fields may be for several views of each image: those of all images, one view after the other.
+    A field that is None records no change. `targets` are the masks and boxes of `images`, before the changes. The
+    other fields may be for several views of each image: those of all images, one view after the other.
     """
 
     images: torch.Tensor
@@ -85,8 +61,6 @@ class Batch:
     steps: Steps = ()
     statistics: Statistics | None = None
     dtype: torch.dtype | None = None
-    past: tuple[Change, ...] = ()
-    added: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -186,27 +160,16 @@ class Batch:
         """Whether each image is mirrored, bool (B,): `flips`, or all false if `flips` is None."""
         return np.zeros(len(self), bool) if self.flips is None else self.flips
 
-    def holding(
-        self,
-        images: torch.Tensor,
-        targets: Targets | None = None,
-        boxes: Boxes | None = None,
-        flips: NDArray[np.bool_] | None = None,
-    ) -> Batch:
+    def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
         """Returns a batch with new `images` of the same samples, and no recorded changes.
 
         `targets` are the masks and boxes of the new images. By default, they are the masks and boxes of this batch
-        after its changes. Raises ValueError if they are for images of another size. `boxes` are the parts of this
-        batch's `images` that the new images show, mirrored where `flips` is true. By default, they are the parts after
-        the changes.
+        after its changes. Raises ValueError if they are for images of another size.
         """
         targets = targets or self._moved_targets()
         if targets is not None and targets.size != (size := tuple(images.shape[2:])):
             raise ValueError(f"masks and boxes must be for images of (height, width) = {size}; found {targets.size}")
-        change = self._change
-        if boxes is not None:
-            change = Change(boxes, np.zeros(len(self), bool) if flips is None else flips, (), change.size)
-        return self._after(change, images, sizes_of(images), targets)
+        return self._after(images, sizes_of(images), targets)
 
     def check_no_targets(self, what: str) -> None:
         """Raises ValueError if the batch has masks or boxes. `what` names the transforms that cannot combine them."""
@@ -223,7 +186,7 @@ class Batch:
         if images is self.images:
             return self
         sizes = self.sizes if self.boxes is None else sizes_of(images)
-        return self._after(self._change, images, sizes, self._moved_targets())
+        return self._after(images, sizes, self._moved_targets())
 
     def made(self) -> Batch:
         """Returns the batch after all recorded changes. Its images may have several sizes.
@@ -267,35 +230,10 @@ class Batch:
             level = torch.tensor(fill, dtype=torch.float64, device="cpu").to(torch.uint8)
             images = taken(images.permute(0, 2, 3, 1), rows, columns, level).permute(0, 3, 1, 2)
         targets = None if self.targets is None else self.targets.placed(boxes, flips, sizes, size, firsts, mode)
-        down, across = boxes.heights / sizes[:, 0], boxes.widths / sizes[:, 1]
-        lefts = np.where(flips, sizes[:, 1] - firsts[:, 1] - size[1], firsts[:, 1])
-        tops = boxes.tops + firsts[:, 0] * down
-        seen = Boxes(tops, boxes.lefts + lefts * across, size[0] * down, size[1] * across)
-        return self.holding(images, targets, seen, flips)
+        return self.holding(images, targets)
 
-    def _after(self, change: Change, images: torch.Tensor, sizes: NDArray[np.int64], targets: Targets | None) -> Batch:
-        past = (*self.past, change)
-        return Batch(images, self.draws, sizes, self.labels, targets, past=past, added=self.added)
-
-    @property
-    def _change(self) -> Change:
-        return Change(self.region, self.is_mirrored, self.steps, tuple(self.images.shape[2:]))
-
-    @property
-    def edges(self) -> NDArray[np.float64]:
-        """Where the images' left, top, right and bottom edges lie in the stored pictures, float64 (4, B), in pixels.
-
-        Left and right are exchanged where an image is mirrored, top and bottom where it is upside down. The edges of
-        images that were turned, tilted, or changed by a function are NaN.
-        """
-        first, *rest = [*self.past, self._change]
-        edges = first.edges
-        for change in rest:
-            if len(change.flips) > edges.shape[1]:  # views of an image
-                edges = np.tile(edges, len(change.flips) // edges.shape[1])
-            starts, ends = np.tile(edges[:2], (2, 1)), np.tile(edges[2:], (2, 1))
-            edges = starts + (ends - starts) / np.tile(change.size[::-1], 2)[:, None] * change.edges
-        return edges
+    def _after(self, images: torch.Tensor, sizes: NDArray[np.int64], targets: Targets | None) -> Batch:
+        return Batch(images, self.draws, sizes, self.labels, targets)
 
     @property
     def is_plain(self) -> bool:
@@ -310,35 +248,9 @@ class Batch:
         return replace(self, draws=draws, sizes=np.tile(self.sizes, (len(views), 1)), labels=None)
 
     def split(self, count: int) -> list[Batch]:
-        """Returns a batch for each of `count` views. Their tensors are parts of those of this batch."""
-        tensors = zip(*(tensor.chunk(count) for tensor in (self.images, *self.added.values())), strict=True)
+        """Returns a batch for each of `count` views. Their images are parts of the images of this batch."""
         sizes = self.sizes[: len(self) // count]
-        return [
-            replace(self, images=images, sizes=sizes, past=(), added=dict(zip(self.added, added, strict=True)))
-            for images, *added in tensors
-        ]
-
-    def with_edges(self, edges: NDArray[np.float64]) -> Batch:
-        """Returns the batch with other edges of its `images`."""
-        box = Boxes(edges[1], edges[0], edges[3] - edges[1], edges[2] - edges[0])
-        first = [*self.past, self._change][0]
-        return replace(self, past=(Change(box, np.zeros(len(self), bool), (), first.size),))
-
-    def adding(self, name: str, values: NDArray[Any]) -> Batch:
-        """Returns the batch with another array, (B, ...), to be delivered with the images.
-
-        Raises ValueError if the batch has an array of this name.
-        """
-        targets = self.targets
-        if name in self.added or (targets is not None and name in {**targets.masks, **targets.boxes}):
-            raise ValueError(f"a transform adds {name!r}, but the batch has an array of this name: choose another")
-        return replace(self, added={**self.added, name: to_device(torch.from_numpy(values), self.images.device)})
-
-    def arrays(self) -> dict[str, torch.Tensor] | None:
-        """Returns masks, boxes and added arrays by name. None if there were no masks and boxes, and none is added."""
-        if self.targets is None:
-            return {**self.added} or None
-        return {**self.targets.arrays(), **self.added}
+        return [replace(self, images=images, sizes=sizes) for images in self.images.chunk(count)]
 
     def _moved_targets(self) -> Targets | None:
         if self.targets is None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
 import numpy as np
@@ -96,7 +96,7 @@ class Transform(Described, ABC):
         view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns the transformed images, labels, and a dict of masks, boxes and added arrays; no part that is empty.
+        """Returns the transformed images, labels, and a dict of masks and boxes; no part that is empty.
 
         - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
         - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: their value outside of the image, or a dict by name.
@@ -161,11 +161,6 @@ class Transform(Described, ABC):
         return frozenset[int | None]().union(*(part.mixed_classes for part in self._inner))
 
     @property
-    def added_names(self) -> frozenset[str]:
-        """The names of the arrays that the transform adds to a batch."""
-        return frozenset[str]().union(*(part.added_names for part in self._inner))
-
-    @property
     def _inner(self) -> list[Transform]:
         return [part for part in getattr(self, "transforms", ()) if isinstance(part, Transform)]
 
@@ -206,13 +201,15 @@ def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
 def finished(pieces: Sequence[Piece], batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
     """Applies transforms one after the other. Returns images, labels and arrays, as tuples if the last has views."""
     done = [each.finished() for each in branches_of(pieces, batch)]
-    several = [each.arrays() for each in done]
-    if not (pieces and pieces[-1][0].has_views):
-        return done[0].images, done[0].labels, None if several[0] is None else {**several[0]}
-    joined: Arrays | None = None if several[0] is None else {}
-    for name in dict.fromkeys(chain.from_iterable(arrays or () for arrays in several)):
-        joined = {**(joined or {}), name: tuple(arrays[name] for arrays in several if arrays and name in arrays)}
-    return tuple(each.images for each in done), done[0].labels, joined
+    several = [each.targets.arrays() for each in done if each.targets is not None]
+    images, labels = tuple(each.images for each in done), done[0].labels
+    if pieces and pieces[-1][0].has_views:
+        return (
+            images,
+            labels,
+            {name: tuple(arrays[name] for arrays in several) for name in several[0]} if several else None,
+        )
+    return images[0], labels, {**several[0]} if several else None
 
 
 class Container(Transform):
@@ -338,8 +335,8 @@ class Views(Container):
     """Makes several images of each sample. The images of a batch are a tuple, with a tensor per transform.
 
     Equal transforms draw different random numbers. What the views share comes before Views in a Compose: it is drawn,
-    and computed, once. Views inside Views make one tuple. Masks, boxes and added arrays are tuples, too. Labels are
-    returned once, unchanged. `mask_fill` is the same as in Compose.
+    and computed, once. Views inside Views make one tuple. Masks and boxes are tuples, too. Labels are returned once,
+    unchanged. `mask_fill` is the same as in Compose.
     """
 
     transforms: Sequence[Transform]

@@ -28,8 +28,6 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
     recorded as well. Otherwise the pixels of all alternatives are computed.
     """
     first = alternatives[0]
-    if any(other.added is not base.added for other in alternatives):
-        raise ValueError("a transform that adds arrays must change all images: move it out of the choice")
     if not all(_are_alike(base, first, other) for other in alternatives):
         return _computed(alternatives, numbers)
     picked = numbers, np.arange(len(base))
@@ -74,8 +72,7 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
             if other.labels.shape != labels.shape:
                 raise ValueError("transforms to choose from must all mix labels, or none of them")
             labels = torch.where(mine[:, None] if labels.ndim == 2 else mine, other.labels, labels)
-    edges = np.stack([other.edges for other in done])[numbers, :, np.arange(len(numbers))].T
-    chosen = replace(done[0], images=images, labels=labels).with_edges(edges)
+    chosen = replace(done[0], images=images, labels=labels)
     if not targets:
         return chosen
     return replace(chosen, targets=Targets.chosen(targets, to_device(torch.from_numpy(numbers), images.device)))

@@ -239,7 +239,7 @@ class Cut:
         masks: Mapping[str, torch.Tensor] | None = None,
         boxes: Mapping[str, torch.Tensor] | None = None,
     ) -> tuple[Images, torch.Tensor | None, Arrays | None]:
-        """Applies the rest of the transform; returns images, labels, and masks, boxes and added arrays by name.
+        """Applies the rest of the transform; returns images, labels, and masks and boxes by name.
 
         `images` are the resampled images, (B, C, *size) in channels_last memory, and may be changed in place. For
         `labels`, `masks` and `boxes` see `Transform.__call__`.

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Boxes
 from shardio.augment.chain import Transform
 from shardio.augment.foreign import Generators, generators_of, name_of, of_library
 from shardio.augment.targets import Targets
@@ -77,8 +76,7 @@ class PerSample(Transform):
                 for name in targets.masks
             }
             targets = Targets.of(pictures, masks, _boxes_of(targets, made), targets.fills)
-        # Where a function has taken the pixels from is unknown.
-        return batch.holding(pictures, targets, Boxes(*np.full((4, len(batch)), np.nan)))
+        return batch.holding(pictures, targets)
 
     def _call_for(self, targets: Targets | None) -> Callable[[Callable[..., Any], _Sample], _Sample]:
         if of_library(self.transform, "albumentations"):

@@ -1,4 +1,7 @@
-"""Recipes by name: the transforms with which published models were trained, and their sources."""
+"""Recipes by name: the transforms with which published models were trained, and their sources.
+
+`mae`, `ijepa` and `dinov3` come without masks of patches, which the model's own code draws.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from shardio.augment.choice import RandomApply, RandomChoice
 from shardio.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
 from shardio.augment.erasing import RandomErasing
 from shardio.augment.mix import CutMix, Mixup
-from shardio.augment.patches import BlockPatchMask, MultiBlockMask, RandomPatchMask
 from shardio.augment.policies import TimmRandAugment, TrivialAugmentWide
 from shardio.augment.scaling import RandomShortestSize, RandomSizeCrop
 from shardio.augment.transforms import (
@@ -147,17 +149,16 @@ def _dinov3(size: int | None, num_classes: int) -> Transform:
                 RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
                 RandomGrayscale(0.2),
                 *more,
+                Normalize("imagenet"),
             ]
         )
 
     def blur(p: float) -> Transform:
         return RandomApply([GaussianBlur(9)], p)
 
-    large, mask = (0.32, 1.0), (Normalize("imagenet"), BlockPatchMask(16))
-    local = view(round(side * 112 / 256), (0.05, 0.32), blur(0.5), Normalize("imagenet"))
-    return Views(
-        [view(side, large, *mask), view(side, large, blur(0.9), RandomSolarize(128, 0.2), *mask), *[local] * 8]
-    )
+    large = (0.32, 1.0)
+    local = view(round(side * 112 / 256), (0.05, 0.32), blur(0.5))
+    return Views([view(side, large), view(side, large, blur(0.9), RandomSolarize(128, 0.2)), *[local] * 8])
 
 
 def _mae(size: int | None, num_classes: int) -> Transform:
@@ -168,7 +169,6 @@ def _mae(size: int | None, num_classes: int) -> Transform:
             RandomResizedCrop(size or 224, scale=(0.2, 1.0), interpolation="bicubic"),
             HorizontalFlip(),
             Normalize("imagenet"),
-            RandomPatchMask(16),
         ]
     )
 
@@ -176,9 +176,7 @@ def _mae(size: int | None, num_classes: int) -> Transform:
 def _ijepa(size: int | None, num_classes: int) -> Transform:
     # Assran et al., "Self-supervised learning from images with a joint-embedding predictive architecture", CVPR 2023,
     # with the numbers of in1k_vith14_ep300.yaml.
-    return Compose(
-        [RandomResizedCrop(size or 224, scale=(0.3, 1.0)), Normalize("imagenet"), MultiBlockMask(14)],
-    )
+    return Compose([RandomResizedCrop(size or 224, scale=(0.3, 1.0)), Normalize("imagenet")])
 
 
 def _latents(flip: bool) -> Recipe:

@@ -130,8 +130,7 @@ class Pad(Transform):
                 padded = padded.index_select(2 + axis, to_device(torch.from_numpy(places), images.device))
         if targets is not None:
             targets = targets.placed(batch.region, batch.is_mirrored, batch.sizes, size, firsts, mode)
-        sides = (-above, -left, *size)
-        return batch.holding(padded, targets, Boxes(*(np.full(len(batch), float(side)) for side in sides)))
+        return batch.holding(padded, targets)
 
 
 @dataclass(frozen=True, repr=False)

@@ -68,8 +68,6 @@ class TransformStep:
         ours = _ours(function)
         if ours is not None:
             _check_classes(ours, parts.label_row, num_classes)
-            if known := sorted(ours.added_names.intersection(parts.rows)):
-                raise ValueError(f"transform adds {known[0]!r}, but batches have an array of this name: choose another")
         self._watch: Watch | None = None
         if function is not None and ours is None:
             check_foreign(function, (*self._masks, *self._boxes))
@@ -141,8 +139,8 @@ class TransformStep:
                 epoch=epoch,
                 sizes=sizes(),
             )
-            # The images alone, or a tuple with what was given or added besides them. Images of Views are a tuple.
-            parts: list[Any] = list(made) if arrays or ours.added_names or labels is not None else [made]
+            # The images alone, or a tuple with what was given besides them. Images of Views are a tuple.
+            parts: list[Any] = list(made) if arrays or labels is not None else [made]
             changed = parts.pop(0)
             targets = None if labels is None else parts.pop(0)
             return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}

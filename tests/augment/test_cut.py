@@ -24,10 +24,8 @@ from shardio.augment import (
     RandomChoice,
     RandomCrop,
     RandomErasing,
-    RandomPatchMask,
     RandomResizedCrop,
     RandomRotation,
-    RecordCrops,
     Resize,
     ToDtype,
     Views,
@@ -58,8 +56,7 @@ SPLIT: list[Transform] = [
         [RandomResizedCrop(24), RandomApply([RandomRotation(9)]), Normalize(), RandomChoice([Mixup(5), CutMix(5)])]
     ),
     Compose([RandomResizedCrop(24), Normalize("imagenet"), RandomErasing(0.9, value="random")]),
-    Compose([RandomResizedCrop(24), HorizontalFlip(), RecordCrops(), RandomPatchMask(8)]),
-    Compose([RandomResizedCrop(24), HorizontalFlip(), Views([ColorJitter(0.4), Compose([Resize(9), RecordCrops()])])]),
+    Compose([RandomResizedCrop(24), HorizontalFlip(), Views([ColorJitter(0.4), Resize(9)])]),
 ]
 WHOLE: list[Transform] = [
     HorizontalFlip(),

@@ -25,7 +25,6 @@ from shardio.augment import (
     RandomResizedCrop,
     Resize,
     ToDtype,
-    Views,
 )
 from shardio.augment import batch as transform_module
 from shardio.augment.chain import Transform
@@ -140,21 +139,6 @@ def test_a_transform_without_randomness_in_front_changes_no_draw() -> None:
     images = as_batch(pictures(20, 32, 32))
     crop = RandomCrop(20)
     assert torch.equal(changed(Compose([CenterCrop(32), crop]), images), changed(Compose([crop]), images))
-
-
-def test_views_are_independent_and_each_is_what_its_number_gives() -> None:
-    images = as_batch(pictures(30, 32, 30))
-    labels = torch.arange(30)
-    augment = Compose([RandomResizedCrop(16), HorizontalFlip()])
-    small = Compose([RandomResizedCrop(8, scale=(0.05, 0.3))])
-    views, targets = Views([augment, augment, small])(images, labels, seed=2)
-    assert isinstance(views, tuple)
-    assert [tuple(view.shape) for view in views] == [(30, 3, 16, 16)] * 2 + [(30, 3, 8, 8)]
-    assert targets is labels
-    assert not (views[0] == views[1]).flatten(1).all(dim=1).any()
-    again = Views([augment, augment, small])(images, seed=2)
-    assert isinstance(again, tuple)
-    assert all(torch.equal(*pair) for pair in zip(views, again, strict=True))
 
 
 # --- borders, and flips that alternate --------------------------------------------------------------------------------

@@ -13,19 +13,15 @@ from pictures import random_picture
 from PIL import Image
 
 from shardio.augment import (
-    BlockPatchMask,
     CenterCrop,
     ColorJitter,
     Compose,
     CutMix,
     HorizontalFlip,
-    MultiBlockMask,
     Normalize,
     RandomChoice,
     RandomCrop,
-    RandomPatchMask,
     RandomResizedCrop,
-    RecordCrops,
     Resize,
     Views,
 )
@@ -185,9 +181,9 @@ SSL = Compose(
         HorizontalFlip(),
         Views(
             [
-                Compose([ColorJitter(0.4), BlockPatchMask(4), Normalize("imagenet"), RecordCrops()]),
-                Compose([Resize(8), MultiBlockMask(1, per_sample=True), RecordCrops()]),
-                *[Compose([RandomCrop(8, step=4), RandomPatchMask(2), RecordCrops()])] * 2,
+                Compose([ColorJitter(0.4), Normalize("imagenet")]),
+                Resize(8),
+                *[RandomCrop(8, step=4)] * 2,
             ]
         ),
     ]
@@ -195,16 +191,16 @@ SSL = Compose(
 
 
 def of_samples(path: Path, size: int, **options: Any) -> dict[int, bytes]:
-    """Returns all that batches have of each sample, as bytes: views, labels, masks and crops."""
+    """Returns all that batches have of each sample, as bytes: views and labels."""
     options = {"device": "cpu", "transform": SSL, "return_indices": True, "seed": 4, "tail": "short", **options}
     state = options.pop("state", None)
     found = {}
     with ShardLoader(path, size, **options) as loader:
         if state is not None:
             loader.load_state_dict(state)
-        for views, labels, indices, arrays in loader:
-            parts = [*views, labels, *(tensor for name in sorted(arrays) for tensor in arrays[name])]
-            assert len(parts) == 4 + 1 + (4 + 3 + 2)
+        for views, labels, indices in loader:
+            parts = [*views, labels]
+            assert len(parts) == 4 + 1
             for place, index in enumerate(indices.tolist()):
                 found[index] = b"".join(part[place].numpy().tobytes() for part in parts)
     return found
@@ -226,7 +222,7 @@ def expected_ssl(path: Path) -> dict[int, bytes]:
     ],
     ids=str,
 )
-def test_views_masks_and_crops_do_not_depend_on_how_a_loader_reads(
+def test_views_do_not_depend_on_how_a_loader_reads(
     path: Path, expected_ssl: dict[int, bytes], options: dict[str, Any]
 ) -> None:
     options = {"size": 5, **options}
@@ -237,7 +233,7 @@ def test_views_masks_and_crops_do_not_depend_on_how_a_loader_reads(
 
 
 @pytest.mark.parametrize(("world_size", "size"), [(1, 5), (1, 7), (2, 4), (4, 2)])
-def test_views_masks_and_crops_are_the_same_after_a_resume(
+def test_views_are_the_same_after_a_resume(
     path: Path, expected_ssl: dict[int, bytes], world_size: int, size: int
 ) -> None:
     with ShardLoader(path, 5, device="cpu", transform=SSL, seed=4, tail="short") as loader:
@@ -249,11 +245,6 @@ def test_views_masks_and_crops_are_the_same_after_a_resume(
         rest.update(of_samples(path, size, rank=rank, world_size=world_size, state=state))
     assert len(rest) == NUM_SAMPLES - 15
     assert rest == {index: expected_ssl[index] for index in rest}
-
-
-def test_an_added_array_must_not_have_the_name_of_another(path: Path) -> None:
-    with pytest.raises(ValueError, match="label"):
-        ShardLoader(path, 8, device="cpu", transform=RecordCrops("label"), columns=["label"])
 
 
 def test_a_transform_may_be_changed_between_epochs(path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from shardio.augment import (
     AlternatingFlip,
     AutoAugment,
-    BlockPatchMask,
     CenterCrop,
     ColorJitter,
     Compose,
@@ -19,7 +18,6 @@ from shardio.augment import (
     GaussianBlur,
     HorizontalFlip,
     Mixup,
-    MultiBlockMask,
     Normalize,
     Pad,
     RandAugment,
@@ -34,7 +32,6 @@ from shardio.augment import (
     RandomGrayscale,
     RandomInvert,
     RandomOrder,
-    RandomPatchMask,
     RandomPerspective,
     RandomPhotometricDistort,
     RandomPosterize,
@@ -45,7 +42,6 @@ from shardio.augment import (
     RandomSizeCrop,
     RandomSolarize,
     RandomZoomOut,
-    RecordCrops,
     Resize,
     ResizeKeepRatio,
     ScaleJitter,
@@ -105,12 +101,8 @@ OF_BATCHES: list[Transform] = [
     Compose([ToDtype(torch.float32), Mixup(5, 0.2)]),
     Mixup(5, per_sample=True),
     Views([RandomCrop(9), Compose([RandomCrop(8), RandomGrayscale()])]),
-    BlockPatchMask((6, 17), 0.5, 0.9, 2, (0.5, 3), "blocks"),
-    MultiBlockMask((2, 1), 3, (0.1, 0.2), (0.5, 2), (0.8, 0.9), 20, True, ("seen", "wanted")),
-    RandomPatchMask((3, 17), 0.4, "patches"),
-    RecordCrops("places"),
 ]
-"""Transforms whose result is made of several pictures, or is several, or has more than pictures."""
+"""Transforms whose result is made of several pictures, or is several."""
 
 SINGLE = [*FIXED, *RANDOM]
 ALL = [*SINGLE, *OF_BATCHES]

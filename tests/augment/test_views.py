@@ -1,0 +1,105 @@
+"""Views: what comes before them is drawn once, and each of them draws for itself, however they are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transforms import SINGLE
+
+from shardio.augment import (
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    VerticalFlip,
+    Views,
+)
+from shardio.augment.chain import Transform
+
+HEIGHT, WIDTH = 60, 80
+
+
+def coordinates(count: int = 40) -> torch.Tensor:
+    """Pictures whose colors say where each pixel is: red is 3 times the column, green 4 times the row."""
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH]
+    picture = np.stack([columns * 3, rows * 4, np.full_like(rows, 128)]).astype(np.uint8)
+    return torch.from_numpy(picture).expand(count, -1, -1, -1)
+
+
+def test_what_comes_before_views_is_drawn_once_for_all_of_them() -> None:
+    images = coordinates()
+    alone = Compose([RandomResizedCrop(32), HorizontalFlip()])(images, seed=5)
+    shared = Compose([RandomResizedCrop(32), HorizontalFlip(), Views([Compose([]), Resize(16), VerticalFlip(1.0)])])
+    views = shared(images, seed=5)
+    assert isinstance(views, tuple)
+    assert torch.equal(views[0], alone)  # type: ignore[arg-type]
+    assert views[1].shape == (40, 3, 16, 16)
+    assert torch.equal(views[2], alone.flip(2))  # type: ignore[union-attr]
+
+
+def test_a_crop_on_the_grid_of_patches_is_a_part_of_the_shared_crop() -> None:
+    """As DINOv3's local_crops_subset_of_global_crops."""
+    local = RandomCrop(16, step=8)
+    whole, *parts = Compose([RandomResizedCrop(64), HorizontalFlip(), Views([Compose([]), *[local] * 3])])(
+        coordinates(), seed=2
+    )
+    lefts = set()
+    for part in parts:
+        for image, found in zip(whole, part, strict=True):
+            windows = image.unfold(1, 16, 8).unfold(2, 16, 8)  # (3, 7, 7, 16, 16)
+            same = (windows.movedim(0, 2) == found).flatten(2).all(dim=2)
+            assert same.any()
+            lefts.update(same.nonzero()[:, 1].tolist())
+    assert lefts == set(range(7))
+
+
+def test_views_are_independent_and_each_is_what_its_number_gives() -> None:
+    images = coordinates(30)
+    labels = torch.arange(30)
+    augment = Compose([RandomResizedCrop(16), HorizontalFlip()])
+    small = Compose([RandomResizedCrop(8, scale=(0.05, 0.3))])
+    views, targets = Views([augment, augment, small])(images, labels, seed=2)
+    assert isinstance(views, tuple)
+    assert [tuple(view.shape) for view in views] == [(30, 3, 16, 16)] * 2 + [(30, 3, 8, 8)]
+    assert targets is labels
+    assert not (views[0] == views[1]).flatten(1).all(dim=1).any()
+    again = Views([augment, augment, small])(images, seed=2)
+    assert isinstance(again, tuple)
+    assert all(torch.equal(*pair) for pair in zip(views, again, strict=True))
+
+
+def test_views_inside_views_make_one_tuple_and_draw_independently() -> None:
+    crop = RandomResizedCrop(16)
+    nested = Views([Compose([HorizontalFlip(0.0), Views([crop, crop])]), Views([crop, crop, crop]), crop])
+    views = nested(coordinates(), seed=1)
+    assert isinstance(views, tuple)
+    assert len(views) == 6
+    for number, one in enumerate(views):
+        for other in views[:number]:
+            assert not (one == other).flatten(1).all(dim=1).any()
+
+
+@pytest.mark.parametrize("transform", SINGLE, ids=repr)
+@pytest.mark.parametrize("shared", [[], [HorizontalFlip()], [Resize((18, 17)), RandomCrop((18, 17), padding=1)]])
+def test_equal_views_that_are_computed_together_are_those_that_are_computed_alone(
+    transform: Transform, shared: list[Transform]
+) -> None:
+    images = coordinates(12)[:, :, 20:38, 30:47].contiguous(memory_format=torch.channels_last)
+    whole = Compose([*shared, Views([Resize(9), *[transform] * 3, Compose([])])])
+    together = whole(images, seed=7, indices=range(12))
+    # With masks, each view is computed alone.
+    alone, _ = whole(images, seed=7, indices=range(12), masks={"m": images[:, 0]})
+    assert all(map(torch.equal, together, alone))
+    assert [view.stride() for view in together] == [view.stride() for view in alone]
+
+
+def test_no_samples_have_views_and_masks() -> None:
+    images, labels = coordinates(0), torch.arange(0)
+    transform = Compose([RandomResizedCrop(32), Views([HorizontalFlip(), Normalize("imagenet")])])
+    views, targets, arrays = transform(images, labels, masks={"m": images[:, 0]})
+    assert [view.shape for view in views] == [(0, 3, 32, 32)] * 2
+    assert [mask.shape for mask in arrays["m"]] == [(0, 32, 32)] * 2
+    assert targets.shape == (0,)
