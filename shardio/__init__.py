@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shardio.errors import ShardioError as ShardioError
     from shardio.errors import SourceError as SourceError
     from shardio.errors import SpaceError as SpaceError
-    from shardio.loading.compute import compute_array as compute_array
     from shardio.loading.dataset import ShardDataset as ShardDataset
     from shardio.loading.loader import ShardLoader as ShardLoader
     from shardio.loading.mixture import Mixture as Mixture
@@ -51,7 +50,6 @@ _HOMES = {
     "shardio.conversion.convert": ("convert",),
     "shardio.conversion.report": ("ConvertReport",),
     "shardio.conversion.sources.table": ("Table",),
-    "shardio.loading.compute": ("compute_array",),
     "shardio.loading.dataset": ("ShardDataset",),
     "shardio.errors": (
         "CacheError",

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reading": {"drawing", "sets", "format", "kernels", "order", "system"},
     "cache": {"reading", "sets", "format", "kernels", "order", "system"},
     "augment": {"kernels", "order", "system"},
-    "loading": {"changes", "cache", "reading", "sets", "augment", "format", "kernels", "order", "system"},
+    "loading": {"cache", "reading", "sets", "augment", "format", "kernels", "order", "system"},
     "conversion": {"changes", "sets", "format", "kernels", "system"},
     "measure": {"loading", "cache", "reading", "sets", "format", "kernels", "order", "system"},
     "cli": {
