@@ -26,7 +26,7 @@ TESTS = tests/house $(wildcard $(shell ($(CHANGED)) | sed -nE \
 	-e 's,^(shardio|tests)/([^/]+)/.*,tests/\2,p' \
 	-e 's,^(examples/|docs/integrations).*,tests/recipes,p' \
 	-e 's,^benchmarks/.*,tests/measure,p' \
-	-e 's,^(readers|conformance|tools/(make_)?conformance.*|docs/manifest.*)(/.*)?$$,tests/format,p' \
+	-e 's,^docs/manifest.*,tests/format,p' \
 	-e 's,^tools/(.*/)?([^/]+).py$$,tests/*/test_\2.py,p'))
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 

@@ -21,7 +21,7 @@ DATA = {
     *(f"shardio/viewing/{name}" for name in ("report.html", "report.css", "report.js")),
 }
 # What a user of a wheel does not need, and what no file that is published may hold.
-FOREIGN = re.compile(r"(^|/)(tests|benchmarks|tools|docs|build|conformance|readers)/|__pycache__|\.py[co]$|\.c$")
+FOREIGN = re.compile(r"(^|/)(tests|benchmarks|tools|docs|build)/|__pycache__|\.py[co]$|\.c$")
 # Of a clone, that an sdist does without.
 NOT_PACKED = re.compile(r"^(\.|docs/_)")
 

@@ -37,7 +37,7 @@ from manifests import (
     seal,
     sha,
 )
-from places import DATA
+from places import DATA, ROOT
 
 from shardio.errors import LONGEST_LINE, ConvertError, FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
@@ -313,6 +313,33 @@ def test_wrong_values_are_refused_by_field(path: JsonPath, wrong: list[object]) 
         assert message.startswith(field), f"{value!r}: {message}"
         found = repr(value) if isinstance(value, (str, int, float, type(None))) else ""
         assert found[:70] in message, f"{value!r}: {message}"
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    jsonschema = pytest.importorskip("jsonschema")
+    found = json.loads((ROOT / "docs" / "manifest.schema.json").read_bytes())
+    jsonschema.Draft202012Validator.check_schema(found)
+    return jsonschema.Draft202012Validator(found)
+
+
+def test_the_schema_accepts_valid_manifests(schema: Any) -> None:
+    golden = [json.loads(path.read_bytes()) for path in DATA.glob("golden*/manifest.json")]
+    assert len(golden) == 4
+    for manifest in (*golden, document(), json.loads(small_manifest().dumps())):
+        assert [error.message for error in schema.iter_errors(manifest)] == []
+
+
+# To a schema, 1.0 is an integer. It sees neither products nor that two lists have one length.
+_UNSEEN = {repr(value) for value in (1.0, [1.0], [65536] * 8, ["crane"], ["a", "b", "c"])}
+
+
+@pytest.mark.parametrize(("path", "wrong"), _typed_places(), ids=[name_of(path) for path, _ in _typed_places()])
+def test_the_schema_refuses_wrong_values(path: JsonPath, wrong: list[object], schema: Any) -> None:
+    for value in (value for value in wrong if repr(value) not in _UNSEEN):
+        changed = document()
+        put(changed, path, value)
+        assert not schema.is_valid(changed), value
 
 
 @pytest.mark.parametrize("value", [None, True, 1, "", "0" * 64, "A" * 64, [], {}, ["x"]])

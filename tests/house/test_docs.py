@@ -167,7 +167,7 @@ def test_the_worked_example_states_the_digest_of_the_golden_set(folder: Path) ->
 
 @pytest.mark.parametrize("folder", GOLDEN_SETS, ids=lambda folder: folder.name)
 def test_the_digest_is_what_the_format_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = code_blocks(FORMAT, "python")
+    block, _ = code_blocks(FORMAT, "python")
     monkeypatch.chdir(folder)
     # The document's own code ends in an assertion. It leaves its file open, which this test allows.
     exec(
