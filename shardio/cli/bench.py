@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import each, json_option, mix_option, parse_count, set_argument
+from shardio.cli.options import json_option, mix_option, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.cli.pictures import read_chain
 from shardio.errors import counted
 
 if TYPE_CHECKING:
-    from shardio.measure.result import BenchResult, LimitKind, LimitSpeed, LoaderSpeed, Speed
-
-_LIMITS: dict[LimitKind, str] = {"memcpy": "memcpy", "take": "take", "direct": "direct", "pinned_copy": "pinned"}
-_WIDTH = 100
+    from shardio.measure.bench import BenchResult
 
 
 @click.command(short_help="Measure how fast this machine reads a set.")
@@ -28,44 +23,16 @@ _WIDTH = 100
 @click.option("--split", default="train")
 @click.option(
     "--batch-size",
-    "batch_sizes",
-    callback=each(parse_count, "auto"),
-    metavar="N|auto,...",
-    default="auto",
-    help="Samples per batch. auto: 256, or all samples if there are fewer.",
+    type=click.IntRange(1),
+    show_default="256, or all samples if there are fewer",
+    help="Samples per batch.",
 )
 @click.option(
-    "--threads",
-    "num_threads",
-    callback=each(parse_count, "auto"),
-    metavar="N|auto,...",
-    help="Gather threads. auto: the loader's choice.  [default: 1,auto]",
+    "--threads", "num_threads", type=click.IntRange(1), show_default="the loader's choice", help="Gather threads."
 )
-@click.option(
-    "--io",
-    "ios",
-    callback=each(str),
-    metavar="auto|mmap|pread|direct,...",
-    help="How samples are read.  [default: auto]",
-)
-@click.option(
-    "--prefetch",
-    "prefetches",
-    callback=each(partial(parse_count, least=0)),
-    metavar="N,...",
-    help="Batches prepared ahead of the training loop.  [default: 2]",
-)
-@click.option(
-    "--device",
-    "devices",
-    callback=each(str),
-    metavar="cpu|cuda|cuda:N,...",
-    default="cpu",
-    help="Device of the batches.",
-)
-@click.option(
-    "--tune", "tuned", is_flag=True, help="Try many values of --threads, --prefetch and --io, and print the fastest."
-)
+@click.option("--io", metavar="auto|mmap|pread|direct", default="auto", help="How samples are read.")
+@click.option("--prefetch", type=click.IntRange(0), default=2, help="Batches prepared ahead of the training loop.")
+@click.option("--device", metavar="cpu|cuda|cuda:N", default="cpu", help="Device of the batches.")
 @click.option(
     "--transform",
     "chain",
@@ -78,21 +45,11 @@ _WIDTH = 100
     "--seconds", type=click.FloatRange(0.01), default=0.5, help="Duration of a measurement, and of its warm-up."
 )
 @json_option
-def bench(
-    out: Path,
-    split: str,
-    tuned: bool,
-    chain: str | None,
-    mix: dict[str, str],
-    rounds: int,
-    seconds: float,
-    as_json: bool,
-    **values: Any,
-) -> None:
-    """Read the set in OUT with every combination of the given values, next to the limits of this machine.
+def bench(out: Path, split: str, chain: str | None, as_json: bool, **options: Any) -> None:
+    """Read the set in OUT, next to the limits of this machine.
 
-    Loaders and limits take turns in rounds. A ratio is the speed of a loader over the speed of a limit in the same
-    round. The limits are:
+    The loader and the limits take turns in rounds. A ratio is the speed of the loader over the speed of a limit in the
+    same round. The limits are:
 
     \b
     memcpy   one large block, copied in memory by one thread
@@ -104,8 +61,6 @@ def bench(
 
     mmap and pread read their samples twice, and only the second time counts: samples then come from the page cache, as
     in every epoch but the first if the set fits there. direct reads from the disk.
-
-    Use --tune on the machine that will train, while it is idle. The last line is the call of ShardLoader to paste.
     """
     import shardio.measure.bench as benchmark
     from shardio.reading.shardset import open_shards
@@ -114,104 +69,47 @@ def bench(
     with Bar(unit=" turns") as bar:
         shards = open_shards(out, split)
         transform = None if chain is None else read_chain(chain, len(shards.classes))
-        sweep = benchmark.candidates(shards) if tuned else benchmark.Sweep()
-        sweep = replace(sweep, **{name: value for name, value in values.items() if value is not None})
-        result = benchmark.bench(
-            out, sweep, split=split, transform=transform, mix=mix, rounds=rounds, seconds=seconds, on_turn=bar.reach
-        )
-    chosen, gain = result.fastest()
-    if as_json:
-        fastest = {"fastest": {"line": python_line(result, chosen), "gain": round(gain, 3)}} if tuned else {}
-        show(result.to_dict() | fastest)
-        return
-    show(summary(result))
-    if tuned:
-        text = "the defaults are as fast as any:" if gain == 1.0 else f"{gain:.2f} times as fast as the defaults:"
-        show(["", text, f"  {python_line(result, chosen)}"])
-
-
-def python_line(result: BenchResult, chosen: LoaderSpeed) -> str:
-    """Returns the line of Python that makes the chosen loader."""
-    default = result.loaders[0].combination
-    sets = ", ".join(f"{path!r}: {share}" for path, share in {result.path: 1, **result.mix}.items())
-    words = [f"{{{sets}}}" if result.mix else repr(result.path), f"batch_size={chosen.combination.batch_size}"]
-    words += ["epoch_batches=..."] if result.mix else []
-    words += [f"split={result.split!r}"] if result.split != "train" else []
-    for name in ("num_threads", "prefetch", "io"):
-        value = getattr(chosen.combination, name)
-        words += [f"{name}={value!r}"] if value != getattr(default, name) else []
-    return f"ShardLoader({', '.join(words)})"
+        result = benchmark.bench(out, split=split, transform=transform, on_turn=bar.reach, **options)
+    show(result.to_dict() if as_json else summary(result))
 
 
 def summary(result: BenchResult) -> Iterator[str]:
     """Yields the lines that summarise a benchmark, at most 100 characters each unless the set's path is long."""
-    shape, machine = " x ".join(map(str, result.sample_shape)), result.machine
+    from shardio.measure.limits import DIRECT_THREADS
+
+    shape, machine, options = " x ".join(map(str, result.sample_shape)), result.machine, result.options
     shape += " bytes of arrays" if len(result.sample_shape) == 1 else ""
     cached = "" if result.resident_share is None else f", {result.resident_share:.0%} in the page cache before"
-    devices = "".join(f", {device}: {name}" for device, name in machine["devices"].items())
+    gpu = "" if machine["gpu"] is None else f", {options['device']}: {machine['gpu']}"
     yield f"{result.path}, {result.split}: {counted(result.num_samples, 'sample')} of {shape}"
-    yield f"{machine['filesystem']}{cached}; {machine['cores']} cores, kernel {machine['kernel']}{devices}"
+    yield f"{machine['filesystem']}{cached}; {machine['cores']} cores, kernel {machine['kernel']}{gpu}"
     yield f"medians of {counted(result.rounds, 'round')}, {result.seconds:g} s each"
     yield ""
-    names = Column("limit", [_name(limit) for limit in result.limits])
-    yield from table([names, *_speeds(result, [limit.speed for limit in result.limits])], _WIDTH)
+    names = {
+        "memcpy": "memcpy of one large block",
+        "take": f"np.take into slots, batch {options['batch_size']}",
+        "direct": f"O_DIRECT reads, {DIRECT_THREADS} threads",
+        "pinned_copy": f"pinned copy to {options['device']}, batch {options['batch_size']}",
+    }
+    rows = {names[kind]: speed for kind, speed in result.limits.items()} | {"ShardLoader": result.loader}
+    speeds, title = rows.values(), "samples/s" if len(result.sample_shape) == 1 else "images/s"
+    ratios = [_short(result.loader.ratio_to(speed)) for speed in result.limits.values()]
+    columns = [
+        Column("", [*rows]),
+        Column(title, [f"{speed.images_per_second:,.0f}" for speed in speeds], right=True),
+        Column("GB/s", [_short(result.gigabytes_per_second(speed)) for speed in speeds], right=True),
+        Column("CPU us/image", [_short(speed.cpu_microseconds_per_image) for speed in speeds], right=True),
+        Column("loader's ratio", [*ratios, ""], right=True),
+    ]
+    yield from table(columns)
     if "direct" in result.left_out:
         yield f"left out: O_DIRECT reads: {result.left_out['direct']}"
     yield ""
-    yield from _loaders(result)
-
-
-def _name(limit: LimitSpeed) -> str:
-    from shardio.measure.limits import DIRECT_THREADS
-
-    return {
-        "memcpy": "memcpy of one large block",
-        "take": f"np.take into slots, batch {limit.batch_size}",
-        "direct": f"O_DIRECT reads, {DIRECT_THREADS} threads",
-        "pinned_copy": f"pinned copy to {limit.device}, batch {limit.batch_size}",
-    }[limit.kind]
-
-
-def _loaders(result: BenchResult) -> Iterator[str]:
-    """Yields the table of loaders; options with only one value are named above it."""
-    loaders = result.loaders
-    combinations = [loader.combination for loader in loaders]
-    options = [
-        Column("device", [options.device for options in combinations]),
-        Column("batch", [str(options.batch_size) for options in combinations]),
-        Column("io", [options.io for options in combinations]),
-        Column("threads", [str(options.num_threads) for options in combinations]),
-        Column("fetch", [str(options.prefetch) for options in combinations], above="pre-"),
-    ]
-    swept = [option for option in options if len(set(option.cells)) > 1]
-    fixed = [f"{one.above.rstrip('-')}{one.title} {one.cells[0]}" for one in options if one not in swept]
-    yield f"ShardLoader: {', '.join(fixed)}" if fixed else "ShardLoader"
-    firsts = [f"{statistics.median(loader.first_batch_seconds) * 1000:.0f}" for loader in loaders]
-    first = Column("ms", firsts, above="first", right=True)
-    ratios = [result.ratios(loader) for loader in loaders]
-    over = [
-        Column(title, [_short(row[kind]) if kind in row else "-" for row in ratios], above="over", right=True)
-        for kind, title in _LIMITS.items()
-        if any(kind in row for row in ratios)
-    ]
-    yield from table([*swept, *_speeds(result, [loader.speed for loader in loaders]), first, *over], _WIDTH)
-    yield "first: from opening the set to the first batch"
-    chosen = {loader.engine: loader.io_reason for loader in loaders if loader.combination.io == "auto"}
-    for engine, reason in chosen.items():
-        yield f"io auto is {engine} here:"
-        yield f"  {reason}"
-
-
-def _speeds(result: BenchResult, speeds: Sequence[Speed]) -> list[Column]:
-    return [
-        Column(
-            "samples/s" if len(result.sample_shape) == 1 else "images/s",
-            [f"{speed.images_per_second:,.0f}" for speed in speeds],
-            right=True,
-        ),
-        Column("GB/s", [_short(result.gigabytes_per_second(speed)) for speed in speeds], right=True),
-        Column("/image", [_short(speed.cpu_microseconds_per_image) for speed in speeds], above="CPU us", right=True),
-    ]
+    first = statistics.median(result.first_batch_seconds) * 1000
+    given = {"device": "device", "batch_size": "batch", "num_threads": "threads", "prefetch": "prefetch", "io": "io"}
+    yield f"ShardLoader: {', '.join(f'{word} {options[name]}' for name, word in given.items())}"
+    yield f"  {options['io_reason']}"
+    yield f"  {first:.0f} ms from opening the set to the first batch"
 
 
 def _short(value: float) -> str:

@@ -86,22 +86,6 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_count(text: str, least: int = 1) -> int:
-    if not re.fullmatch(r"\d+", text) or int(text) < least:
-        raise ValueError(f"numbers of at least {least}, such as 1,2,4")
-    return int(text)
-
-
-def each(parse: Callable[[str], T], word: str | None = None) -> Any:
-    """Returns a callback that parses values separated by commas, and drops repeats. The text `word` means None."""
-
-    def parse_each(text: str) -> tuple[T | None, ...]:
-        parts = [part.strip() for part in text.split(",")]
-        return tuple(dict.fromkeys(None if part == word else parse(part) for part in parts))
-
-    return parsed(parse_each)
-
-
 def _find_set(context: click.Context, parameter: click.Parameter, value: str) -> Path:
     from shardio.sets.names import find_folder
 

@@ -48,25 +48,22 @@ def next_view(out: object, split: str, samples: Sequence[int]) -> str:
 
 
 class Column(NamedTuple):
-    """One column of a table. `above` is the first line of its header; `right` aligns it like numbers."""
+    """One column of a table. `right` aligns it like numbers."""
 
     title: str
     cells: Sequence[str]
-    above: str = ""
     right: bool = False
 
 
-def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
-    """Yields the lines of a table, with two spaces between columns, or one if the lines would exceed `width`."""
-    has_above = any(column.above for column in columns)
+def table(columns: Sequence[Column]) -> Iterator[str]:
+    """Yields the lines of a table, with two spaces between columns."""
     padded = []
     for column in columns:
-        texts = [*([column.above] if has_above else []), column.title, *column.cells]
+        texts = [column.title, *column.cells]
         widest = max(map(len, texts))
         padded.append([text.rjust(widest) if column.right else text.ljust(widest) for text in texts])
-    gap = 1 if width is not None and sum(len(texts[0]) + 2 for texts in padded) > width else 2
     for row in zip(*padded, strict=True):
-        yield (" " * gap).join(row).rstrip()
+        yield "  ".join(row).rstrip()
 
 
 def wrapped(text: str, first: str, rest: str, most: int | None = None) -> list[str]:

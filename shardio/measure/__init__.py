@@ -1,4 +1,1 @@
-"""Measures the loader next to the limits of the machine, and checks a machine for problems that would end a job.
-
-The loader and the limits are measured in the same run.
-"""
+"""Measures the loader next to the limits of the machine, in the same run."""

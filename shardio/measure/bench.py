@@ -1,43 +1,43 @@
-"""Measures how fast this machine reads a set: loaders with every combination of options, and the machine's limits.
+"""Measures how fast this machine reads a set: a loader, and the limits of the machine.
 
-Loaders and limits take turns, round after round. A ratio compares two turns of the same round, so it holds on a noisy
-machine where an absolute figure does not. The limit depends on how samples are read: "mmap" and "pread" copy from the
-page cache, limited by memcpy and np.take; "direct" reads from the disk, limited by plain O_DIRECT reads. Nothing is
+The loader and the limits take turns, round after round. A ratio compares two turns of the same round, so it holds on a
+noisy machine where an absolute figure does not. The limit depends on how samples are read: "mmap" and "pread" copy from
+the page cache, limited by memcpy and np.take; "direct" reads from the disk, limited by plain O_DIRECT reads. Nothing is
 dropped from the page cache here: benchmarks/cold.py measures the first epoch of a set that is not cached.
 
-A turn opens its loader and closes it again, so only one loader has slots at a time: ten loaders with five slots of
-50 MB would take 2.5 GB from the page cache that they read. A turn makes two passes and measures the second, from when
-the pipeline is full, because only the first epoch of a job pays for touching memory for the first time. The second pass
-reads the batches of the first again, except for "direct" and its limit, which read other batches that no disk or
-hypervisor has cached.
+A turn makes two passes and measures the second, from when the pipeline is full, because only the first epoch of a job
+pays for touching memory for the first time. The second pass reads the batches of the first again, except for "direct"
+and its limit, which read other batches that no disk or hypervisor has cached.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import islice, product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from shardio.format.layout import SampleShape
 from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
-from shardio.loading.options import Function
 from shardio.measure import limits
 from shardio.measure.limits import Steps
-from shardio.measure.result import BenchResult, Combination, LimitSpeed, LoaderSpeed, Speed
-from shardio.reading.choose import Io, choose, fits_in_memory, look_at
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.machine import filesystem_kind, usable_cores
 from shardio.version import __version__
+
+LimitKind = Literal["memcpy", "take", "direct", "pinned_copy"]
 
 _BATCH_SIZE = 256
 # A loader has one slot being filled, and one or two in the consumer's hands.
@@ -45,89 +45,132 @@ _SLOTS_BEYOND_PREFETCH = 3
 _CPU = torch.device("cpu")
 
 
+@dataclass
+class Speed:
+    """The speed of one way to move images: seconds per image, measured once per round."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    """CPU seconds of the whole process per image, measured once per round."""
+
+    @property
+    def images_per_second(self) -> float:
+        """The median over the rounds."""
+        return 1 / statistics.median(self.seconds)
+
+    @property
+    def cpu_microseconds_per_image(self) -> float:
+        """The median over the rounds."""
+        return statistics.median(self.cpu_seconds) * 1e6
+
+    def ratio_to(self, other: Speed) -> float:
+        """Returns the median over the rounds of the ratio of this speed to `other`."""
+        return statistics.median(theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True))
+
+
 @dataclass(frozen=True)
-class Sweep:
-    """Values of options of ShardLoader to measure, in every combination.
+class BenchResult:
+    """The speeds of a loader and of the limits, and facts about the set and the machine that were measured."""
 
-    A batch size of None is 256, or all samples if there are fewer.
-    """
+    path: str
+    split: str
+    digest: str
+    num_samples: int
+    sample_shape: SampleShape | tuple[int]
+    """(height, width, channels); of samples without pixels, (bytes of a sample,)."""
+    resident_share: float | None
+    """The share of the split that was in the page cache before the benchmark; None if unknown."""
+    machine: dict[str, Any]
+    rounds: int
+    seconds: float
+    options: dict[str, Any]
+    """What the loader was given or chose: batch_size, prefetch, device, num_threads, io and io_reason."""
+    mix: Mapping[str, str]
+    """The shares of other sets that the loader mixes with this one, whose share is 1."""
+    limits: dict[LimitKind, Speed]
+    left_out: dict[LimitKind, str]
+    """The reason for each limit that cannot be measured here."""
+    loader: Speed = field(default_factory=Speed)
+    first_batch_seconds: list[float] = field(default_factory=list)
+    """Seconds from opening the set to receiving the first batch, measured once per round."""
 
-    devices: Sequence[str] = ("cpu",)
-    batch_sizes: Sequence[int | None] = (None,)
-    ios: Sequence[Io] = ("auto",)
-    num_threads: Sequence[int | None] = (1, None)
-    prefetches: Sequence[int] = (2,)
-    fresh: bool = False
-    """Measure other samples than the warm-up read, as those are in the page cache. For sets larger than memory."""
+    def gigabytes_per_second(self, speed: Speed) -> float:
+        """Returns the speed in gigabytes per second, counting the stored bytes of the samples."""
+        return speed.images_per_second * math.prod(self.sample_shape) / 1e9
 
-    def combinations(self, num_samples: int) -> Iterator[Combination]:
-        sizes = [min(_BATCH_SIZE, num_samples) if size is None else size for size in self.batch_sizes]
-        options = product(self.devices, sizes, self.ios, self.num_threads, self.prefetches)
-        return (Combination(*values) for values in options)
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the result as JSON values."""
+        ratios = {kind: {"ratio": _rounded(self.loader.ratio_to(speed))} for kind, speed in self.limits.items()}
+        return {
+            **vars(self),
+            "limits": {kind: self._figures(speed) | ratios[kind] for kind, speed in self.limits.items()},
+            "loader": self._figures(self.loader),
+            "first_batch_seconds": _rounded(statistics.median(self.first_batch_seconds)),
+        }
+
+    def _figures(self, speed: Speed) -> dict[str, Any]:
+        return {
+            "images_per_second": _rounded(speed.images_per_second),
+            "images_per_second_range": [_rounded(1 / bound(speed.seconds)) for bound in (max, min)],
+            "gigabytes_per_second": _rounded(self.gigabytes_per_second(speed)),
+            "cpu_microseconds_per_image": _rounded(speed.cpu_microseconds_per_image),
+        }
 
 
-def candidates(shards: ShardSet) -> Sweep:
-    """Returns the sweep of `--tune`, whose first combination is the loader's default.
-
-    A set that fits in memory is read from the page cache, where the readers hardly differ.
-    """
-    facts = look_at(shards, len(shards), shards.main_tables)
-    in_memory = facts.resident_share == 1.0 or fits_in_memory(facts)
-    cores = usable_cores()
-    most = min(64, cores if in_memory else max(8, 2 * cores))
-    ios: list[Io] = [] if in_memory else ["mmap", "pread"]
-    if not in_memory and facts.direct_alignment is not None:
-        ios.append("direct")
-    return Sweep(
-        ios=("auto", *(io for io in ios if io != choose(facts).engine)),
-        num_threads=(None, *(1 << power for power in range(7) if 1 << power <= most)),
-        prefetches=(2, 4),
-        fresh=not in_memory,
-    )
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def bench(
     path: str | os.PathLike[str],
-    sweep: Sweep,
     *,
     split: str = "train",
+    batch_size: int | None = None,
+    mix: Mapping[str, str] | None = None,
     rounds: int = 7,
     seconds: float = 0.5,
-    transform: Function | None = None,
-    mix: Mapping[str, str] | None = None,
     on_turn: Callable[[int, int], None] | None = None,
+    **options: Any,
 ) -> BenchResult:
-    """Measures the limits and every combination in turn, `rounds` times, each for about `seconds` after a warm-up.
+    """Measures the limits and a loader in turn, `rounds` times, each for about `seconds` after a warm-up.
 
-    Loaders also run the `transform`, which competes with their threads for cores; figures still count stored bytes.
-    `mix` has the shares of other sets to mix with this one, whose share is 1; the limits are those of this set.
-    `on_turn` is called with (finished turns, all turns). Raises ValueError before the first turn if a combination
-    cannot work.
+    A batch size of None is 256, or all samples if there are fewer. `mix` has the shares of other sets to mix with this
+    one, whose share is 1; the limits are those of this set. `options` are other arguments of ShardLoader. Its threads
+    compete with a `transform` for cores; figures still count stored bytes. `on_turn` is called with (finished turns,
+    all turns). Raises ValueError before the first turn if the options cannot work.
     """
     shards = open_shards(path, split)
-    shape = shards.sample_shape if shards.has_pixels else (limits.nbytes_of(shards),)
-    open_loader = partial(_open, path, split, transform, mix or {}, len(shards))
-    found = [_look_at(open_loader, combination) for combination in sweep.combinations(len(shards))]
-    loaders = list({loader.combination: loader for loader in found}.values())
+    size = min(_BATCH_SIZE, len(shards)) if batch_size is None else batch_size
+    source: Any = path
+    if mix:
+        source = {os.fspath(path): Fraction(1), **{name: Fraction(share) for name, share in mix.items()}}
+        options["epoch_batches"] = max(1, len(shards) // size)
+    open_loader = partial(ShardLoader, source, size, split=split, **options)
+    with open_loader() as loader:
+        stats = loader.stats()
+        device = loader.device
+        chosen = {"batch_size": size, "prefetch": loader.prefetch}
     why_not = limits.why_no_direct_reads(shards)
-    ways = list(_limits(shards, loaders, direct=why_not is None))
+    ways = _limits(shards, size, device, direct=why_not is None)
     result = BenchResult(
         path=os.fspath(path),
         split=split,
         digest=shards.digest,
         num_samples=len(shards),
-        sample_shape=shape,
+        sample_shape=shards.sample_shape if shards.has_pixels else (limits.nbytes_of(shards),),
         resident_share=_resident_share(shards),
-        machine=_machine(shards, loaders),
+        machine=_machine(shards, device),
         rounds=rounds,
         seconds=seconds,
-        limits=[limit for limit, _ in ways],
-        left_out={"direct": why_not} if why_not else {},
-        loaders=loaders,
+        options=chosen | {name: stats[name] for name in ("device", "num_threads", "io", "io_reason")},
         mix=mix or {},
+        limits={kind: Speed() for kind in ways},
+        left_out={"direct": why_not} if why_not else {},
     )
-    turns: list[Callable[[int], None]] = [partial(_limit_turn, limit, steps, seconds) for limit, steps in ways]
-    turns += [partial(_loader_turn, open_loader, loader, seconds, sweep.fresh) for loader in loaders]
+    turns: list[Callable[[int], None]] = [
+        partial(_limit_turn, kind, result.limits[kind], steps, seconds) for kind, steps in ways.items()
+    ]
+    turns.append(partial(_loader_turn, open_loader, result))
     for done, (number, turn) in enumerate(product(range(rounds), turns), 1):
         turn(number)
         if on_turn is not None:
@@ -141,75 +184,38 @@ def _resident_share(shards: ShardSet) -> float | None:
     return min((share for share in shares if share is not None), default=None)
 
 
-def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combination) -> LoaderSpeed:
-    """Returns a LoaderSpeed without figures, with the settings that the loader chose for `asked`.
-
-    Opens the loader as it will be measured, and closes it. Raises ValueError if the combination cannot work.
-    """
-    with open_loader(asked) as loader:
-        stats = loader.stats()
-    combination = replace(asked, num_threads=stats["num_threads"], device=stats["device"])
-    return LoaderSpeed(combination, engine=stats["io"], io_reason=stats["io_reason"])
-
-
-def _open(
-    path: str | os.PathLike[str],
-    split: str,
-    transform: Function | None,
-    mix: Mapping[str, str],
-    num_samples: int,
-    options: Combination,
-) -> ShardLoader:
-    if not mix:
-        return ShardLoader(path, split=split, transform=transform, **vars(options))
-    shares = {os.fspath(path): Fraction(1), **{name: Fraction(share) for name, share in mix.items()}}
-    length = max(1, num_samples // (options.batch_size or 1))
-    return ShardLoader(shares, split=split, transform=transform, epoch_batches=length, **vars(options))
-
-
 def _limits(
-    shards: ShardSet, loaders: Sequence[LoaderSpeed], direct: bool
-) -> Iterator[tuple[LimitSpeed, Callable[[int], Steps]]]:
-    """Yields each limit once, with a function that returns its steps for a seed."""
+    shards: ShardSet, batch_size: int, device: torch.device, direct: bool
+) -> dict[LimitKind, Callable[[int], Steps]]:
+    """Returns a function for each limit that returns its steps for a seed."""
     nbytes = limits.nbytes_of(shards)
-    yield LimitSpeed("memcpy"), _without_seed(partial(limits.memcpy, nbytes))
-    for size in dict.fromkeys(loader.combination.batch_size for loader in loaders):
-        yield LimitSpeed("take", size), partial(limits.take, shards, size)
+    ways: dict[LimitKind, Callable[[int], Steps]] = {
+        "memcpy": lambda seed: limits.memcpy(nbytes),
+        "take": lambda seed: limits.take(shards, batch_size, seed),
+    }
     if direct:
-        yield LimitSpeed("direct"), partial(limits.direct_reads, shards)
-    for device, size in dict.fromkeys((loader.combination.device, loader.combination.batch_size) for loader in loaders):
-        if device != "cpu":
-            copies = partial(limits.pinned_copies, torch.device(device), size, nbytes)
-            yield LimitSpeed("pinned_copy", size, device), _without_seed(copies)
+        ways["direct"] = lambda seed: limits.direct_reads(shards, seed)
+    if device.type != "cpu":
+        ways["pinned_copy"] = lambda seed: limits.pinned_copies(device, batch_size, nbytes)
+    return ways
 
 
-def _without_seed(steps: Callable[[], Steps]) -> Callable[[int], Steps]:
-    return lambda seed: steps()
-
-
-def _limit_turn(limit: LimitSpeed, steps: Callable[[int], Steps], seconds: float, number: int) -> None:
+def _limit_turn(kind: LimitKind, speed: Speed, steps: Callable[[int], Steps], seconds: float, number: int) -> None:
     # One step of memcpy and of a pinned copy touches all of their memory, and leaves nothing under way.
-    lead = 1 if limit.kind in ("memcpy", "pinned_copy") else 2 * limits.SLOTS_IN_TURN
-    _measure(limit.speed, steps, number, seconds, again=limit.kind != "direct", lead=lead)
+    lead = 1 if kind in ("memcpy", "pinned_copy") else 2 * limits.SLOTS_IN_TURN
+    _measure(speed, steps, number, seconds, again=kind != "direct", lead=lead)
 
 
-def _loader_turn(
-    open_loader: Callable[[Combination], ShardLoader], result: LoaderSpeed, seconds: float, fresh: bool, number: int
-) -> None:
+def _loader_turn(open_loader: Callable[[], ShardLoader], result: BenchResult, number: int) -> None:
     start = time.perf_counter()
-    with open_loader(result.combination) as loader:
+    with open_loader() as loader:
         next(iter(loader))
         limits.synchronize(loader.device)
         result.first_batch_seconds.append(time.perf_counter() - start)
-        _measure(
-            result.speed,
-            partial(_batches, loader),
-            number,
-            seconds,
-            again=result.engine != "direct" and not fresh,
-            lead=2 * (loader.prefetch + _SLOTS_BEYOND_PREFETCH),
-            device=loader.device,
-        )
+        again = result.options["io"] != "direct"
+        lead = 2 * (loader.prefetch + _SLOTS_BEYOND_PREFETCH)
+        steps = partial(_batches, loader)
+        _measure(result.loader, steps, number, result.seconds, again=again, lead=lead, device=loader.device)
 
 
 def _batches(loader: ShardLoader, epoch: int) -> Steps:
@@ -253,20 +259,19 @@ def _measure(
         speed.cpu_seconds.append((time.process_time() - cpu) / images)
 
 
-def _skip(steps: Steps, count: int) -> None:
+def _skip(steps: Iterator[int], count: int) -> None:
     for _ in islice(steps, count):
         pass
 
 
-def _machine(shards: ShardSet, loaders: Sequence[LoaderSpeed]) -> dict[str, Any]:
+def _machine(shards: ShardSet, device: torch.device) -> dict[str, Any]:
     """Returns the facts about machine, versions and set that are needed to interpret the figures later."""
-    devices = dict.fromkeys(loader.combination.device for loader in loaders)
     return {
         "system": f"{platform.system()} {platform.release()}",
         "cores": usable_cores(),
         "filesystem": filesystem_kind(shards.path),
         "kernel": DEFAULT_KERNEL,
-        "devices": {name: torch.cuda.get_device_name(name) for name in devices if name != "cpu"},
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "shardio": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
