@@ -25,7 +25,6 @@ QUERIES = [
     ("find", "--key", "*_10026*"),
     ("find", "--where", "source_width >= 500"),
     ("find", "--json"),
-    *(("info", "--write-index", f"index.{kind}") for kind in ("csv", "parquet")),
 ]
 
 
@@ -67,7 +66,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         page = Path(folder) / "report.html"
         for command, *words in (("report", "-o", "report.html"), *QUERIES):
-            paths = [str(Path(folder) / word) if word.startswith(("index.", "report.")) else word for word in words]
+            paths = [str(Path(folder) / word) if word.startswith("report.") else word for word in words]
             call = [sys.executable, "-m", "shardio", command, str(out), *paths]
             seconds, megabytes = zip(*(measured(call) for _ in range(options.rounds)), strict=True)
             print(f"shardio {command} {' '.join(words)}: {spread(seconds, 2)} s, {spread(megabytes, 0)} MB of memory")

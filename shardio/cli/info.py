@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option
-from shardio.cli.output import Column, levels_text, next_step, say, show, table, telling_of_servers, wrapped
+from shardio.cli.options import json_option
+from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers, wrapped
 from shardio.errors import bytes_text, counted, shortened
 
 if TYPE_CHECKING:
@@ -28,43 +26,19 @@ if TYPE_CHECKING:
 _MOST_FETCHED_NBYTES = 8 << 20
 _WIDEST_NAMES = 40
 _MOST_CLASSES = 3
-_MOST_COMPARED = 5
 
 
 @click.command(short_help="Show what a set holds.")
 @click.argument("out")
 @click.option("-v", "--verbose", is_flag=True, help="Show everything known about how the set was made.")
-@click.option(
-    "--write-index",
-    "target",
-    type=folder,
-    metavar="FILE",
-    help="Write a table of all samples instead, as .csv or .parquet.",
-)
-@click.option("--against", metavar="OTHER", help="Compare the set with another instead; exit code 1 if they differ.")
 @json_option
-def info(out: str, verbose: bool, target: Path | None, against: str | None, as_json: bool) -> None:
+def info(out: str, verbose: bool, as_json: bool) -> None:
     """Show what the set in OUT holds: samples, size, arrays, classes, state, how it was made, and how to use it.
 
     OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
-
-    \b
-    shardio info out/ --write-index index.parquet
-    shardio info out/ --against relabelled/
     """
-    from shardio.sets.index import compare
-    from shardio.sets.index_file import write_index_file
     from shardio.sets.storage import open_storage
 
-    if against is not None:
-        with telling_of_servers([out, against]):
-            differences = compare(out, against)
-        show({"equal": not differences, "differences": differences} if as_json else _difference_lines(differences))
-        sys.exit(1 if differences else 0)
-    if target is not None:
-        with telling_of_servers([out]):
-            say(f"{target}: {counted(write_index_file(out, target), 'sample')}")
-        return
     with telling_of_servers([out]):
         storage = open_storage(out)
         manifest = storage.load_manifest()
@@ -75,14 +49,6 @@ def info(out: str, verbose: bool, target: Path | None, against: str | None, as_j
         show(_facts(storage.name, manifest, fault, in_use, counts))
     else:
         show(_summary(storage.name, manifest, fault, in_use, counts, verbose))
-
-
-def _difference_lines(differences: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    if not differences:
-        yield "the same samples"
-    for what, keys in differences.items():
-        more = ", ..." if len(keys) > _MOST_COMPARED else ""
-        yield f"{what}: {len(keys):,}: {', '.join(keys[:_MOST_COMPARED])}{more}"
 
 
 @dataclass(frozen=True)

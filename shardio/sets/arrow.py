@@ -16,13 +16,13 @@ from shardio.system.opening import check_unpacked
 _BUFFER_NBYTES = 1 << 20
 
 
-def check_installed(path: Path, purpose: str = "read") -> None:
-    """Raises SourceError, naming `path`, if pyarrow is not installed. `purpose`, "read" or "write", is in the text."""
+def check_installed(path: Path) -> None:
+    """Raises SourceError, naming `path`, if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
         raise SourceError(
-            f"{path}: pyarrow is needed to {purpose} parquet, but is not installed. Install it: "
+            f"{path}: pyarrow is needed to read parquet, but is not installed. Install it: "
             'pip install "shardio[parquet]"'
         ) from None
 

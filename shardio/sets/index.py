@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, RowsEntry, SplitEntry
+from shardio.format.entries import FileEntry, IndexEntry, RowsEntry
 from shardio.format.layout import HEADER_NBYTES, columns_of, has_label
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
@@ -63,17 +62,6 @@ def labels_of(rows: NDArray[np.void]) -> list[int | None]:
     """Returns the label of each row of an index; None for every row if the index has no labels."""
     labels: list[int | None] = rows["label"].tolist() if has_label(rows.dtype) else [None] * len(rows)
     return labels
-
-
-def read_order(storage: Storage, split: SplitEntry, array: ArrayEntry | None = None) -> NDArray[np.int64]:
-    """Returns the stored row of each sample of a split, in the pixels or in an array. Raises like `read_index`."""
-    stored = split if array is None else array
-    if stored.order is None:
-        return np.arange(split.num_samples)
-    entry = split.orders[stored.order]
-    order = read_rows(storage, entry)
-    check_range(order, stored.num_rows, "a stored row", storage.path_of(entry))
-    return order
 
 
 def read_rows(storage: Storage, entry: IndexEntry | RowsEntry) -> NDArray[Any]:
@@ -157,92 +145,3 @@ def count_classes(labels: NDArray[np.int64], num_classes: int) -> list[tuple[int
         found, counts = np.unique(labels, return_counts=True)
     rarest = np.argsort(counts, kind="stable")
     return list(zip(found[rarest].tolist(), counts[rarest].tolist(), strict=True))
-
-
-# --- differences -----------------------------------------------------------------------------------------------------
-
-
-def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """Returns how the set `b` differs from the set `a`: the affected keys or names, by kind; {} if equal.
-
-    Samples with the same key are the same sample; a repeated key is matched in order. Pixels and arrays are compared by
-    their checksums.
-    """
-    sets = [read_indexes(place) for place in (a, b)]
-    one, two = (each.manifest for each in sets)
-    shapes = [f"{one.sample_shape} -> {two.sample_shape}"]
-    found = [
-        *_names_differ("classes", one.classes, two.classes),
-        ("classes with another number", _changed(*({x: i for i, x in enumerate(m.classes)} for m in (one, two)))),
-        ("classes with another readable name", _changed(_class_names(one), _class_names(two))),
-        ("sample shape", shapes if one.sample_shape != two.sample_shape else []),
-        *_names_differ("splits", one.splits, two.splits),
-    ]
-    with closing(open_storage(a)) as here, closing(open_storage(b)) as there:
-        for name in (name for name in one.splits if name in two.splits):
-            splits = [_ComparedSplit(storage, each, name) for storage, each in zip((here, there), sets, strict=True)]
-            found += [(f"{name}: {what}", keys) for what, keys in _compare_splits(*splits)]
-    return {what: keys for what, keys in found if keys}
-
-
-class _ComparedSplit:
-    def __init__(self, storage: Storage, indexed: IndexedSet, name: str) -> None:
-        self._storage, self.entry, classes = storage, indexed.manifest.splits[name], indexed.manifest.classes
-        self.rows = indexed.splits[name]
-        has_classes = classes and has_label(self.rows.dtype)
-        self.labels = np.array(classes if has_classes else labels_of(self.rows), object)
-        if has_classes:
-            self.labels = self.labels[self.rows["label"]]
-        self.samples = dict[tuple[bytes, int], int]()
-        """The sample of each key, together with how often the key came before."""
-        seen = Counter[bytes]()
-        for sample, key in enumerate(self.rows["key"].tolist()):
-            self.samples[key, seen[key]] = sample
-            seen[key] += 1
-
-    def checksums(self, array: str) -> NDArray[np.uint32]:
-        entry = self.entry.arrays[array]
-        return read_rows(self._storage, entry.crc32)[read_order(self._storage, self.entry, entry)]
-
-
-def _class_names(of: Manifest) -> dict[str, str]:
-    return dict(zip(of.classes, of.class_names or of.classes, strict=True))
-
-
-def _changed(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
-    """Returns the names in both whose values differ."""
-    return [name for name in a if name in b and a[name] != b[name]]
-
-
-def _names_differ(what: str, a: Iterable[str], b: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    here, there = dict.fromkeys(a), dict.fromkeys(b)
-    yield f"{what} added", [name for name in there if name not in here]
-    yield f"{what} removed", [name for name in here if name not in there]
-
-
-def _compare_splits(a: _ComparedSplit, b: _ComparedSplit) -> Iterator[tuple[str, list[str]]]:
-    yield "added", [os.fsdecode(key[0]) for key in b.samples if key not in a.samples]
-    yield "removed", [os.fsdecode(key[0]) for key in a.samples if key not in b.samples]
-    common = [key for key in a.samples if key in b.samples]
-    in_a, in_b = (np.array([split.samples[key] for key in common], np.int64) for split in (a, b))
-
-    def keys_where(differs: NDArray[np.bool_]) -> list[str]:
-        return [os.fsdecode(common[i][0]) for i in np.flatnonzero(differs)]
-
-    yield "in another order", keys_where(np.diff(in_b, prepend=-1) < 0)
-    was, now = a.labels[in_a], b.labels[in_b]
-    moves = zip(keys_where(was != now), was[was != now], now[was != now], strict=True)
-    yield "relabelled", [f"{key} from {one} to {two}" for key, one, two in moves]
-    columns, others = (dict(split.entry.index.columns) for split in (a, b))
-    yield from _names_differ("columns", columns, others)
-    yield "columns of another type", _changed(columns, others)
-    yield from _names_differ("arrays", a.entry.arrays, b.entry.arrays)
-    types = ({name: (array.kind, array.row, array.names) for name, array in s.entry.arrays.items()} for s in (a, b))
-    yield "arrays of another type", _changed(*types)
-    for name in ("crc32", "source_width", "source_height", *sorted(columns.keys() & others.keys())):
-        x, y = a.rows[name][in_a], b.rows[name][in_b]
-        what = "with other pixels" if name == "crc32" else f"with another {name}"
-        yield what, keys_where((x != y) & ~((x != x) & (y != y)))  # NaN is an empty cell
-    for name in sorted(a.entry.arrays.keys() & b.entry.arrays.keys()):
-        yield f"with other values of {name}", keys_where(a.checksums(name)[in_a] != b.checksums(name)[in_b])
-    yield "squashed in one set only", ["A" if a.entry.squashed else "B"] if a.entry.squashed != b.entry.squashed else []

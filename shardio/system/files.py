@@ -18,7 +18,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,8 @@ def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool 
         file.commit(replace=replace)
 
 
-@contextlib.contextmanager
-def open_output(path: Path) -> Iterator[int]:
-    """Yields a descriptor to write the file `path`, named by a user. The file appears whole when the block ends.
+def write_output(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes `parts`, one after the other, as the file `path`, named by a user. It appears whole.
 
     A symbolic link is followed, and its target replaced. A device or FIFO is written to directly. Raises ValueError if
     `path` is this process's own stdout or stderr, unless that is a device.
@@ -184,15 +183,14 @@ def open_output(path: Path) -> Iterator[int]:
     if status is not None and not stat.S_ISCHR(status.st_mode):
         _check_apart(path, status)
     if status is not None and not stat.S_ISREG(status.st_mode):
-        with open_file(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC) as opened:
-            yield opened.fileno()
+        with open_file(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC) as opened, naming(path):
+            for part in parts:
+                write_all(opened.fileno(), part)
         return
     target = Path(os.path.realpath(path))
     with contextlib.suppress(OSError):  # no folder, or one that may not be read
         sweep_temporaries(target.parent, lambda name: target_of(name) != target.name)
-    with AtomicFile(target) as file:
-        yield file.descriptor
-        file.commit()
+    write_atomic(target, *parts)
 
 
 def _check_apart(path: Path, status: os.stat_result) -> None:
@@ -202,13 +200,6 @@ def _check_apart(path: Path, status: os.stat_result) -> None:
             raise ValueError(
                 f"{path}: expected a file other than the command's own stdout or stderr; name another file or a FIFO"
             )
-
-
-def write_output(path: Path, *parts: bytes | memoryview) -> None:
-    """Writes `parts`, one after the other, as `open_output` does."""
-    with open_output(path) as descriptor, naming(path):
-        for part in parts:
-            write_all(descriptor, part)
 
 
 def target_of(name: str) -> str:

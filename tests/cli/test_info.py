@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from arrays import change_split
 from click.testing import CliRunner
 from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
 from shardio.changes.change import change
-from shardio.changes.merge import merge
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
-from shardio.reading.shardset import open_shards
-from shardio.sets import index_file
 from shardio.sets.index import count_classes, spread_of
 from shardio.sets.selection import Selection
 from shardio.sets.storage import FolderStorage
@@ -160,199 +152,3 @@ def test_counts_of_one_are_singular_and_equal_counts_are_one(num_each: int, said
         assert re.search(r"\b1 class\b", text)
         assert re.search(r"\b1 shard\b", text)
         assert not re.search(r"\b1 (samples|images|shards|classes|workers)\b", text)
-
-
-# --- --against -------------------------------------------------------------------------------------------------------
-
-
-def differences(a: Path, b: Path) -> dict[str, Any]:
-    result = CliRunner().invoke(cli, ["info", str(a), "--against", str(b), "--json"], catch_exceptions=False)
-    facts = json.loads(result.stdout)
-    assert (result.exit_code, facts["equal"]) == (bool(facts["differences"]), not facts["differences"])
-    return facts["differences"]  # type: ignore[no-any-return]
-
-
-def test_differences_are_told_by_key(counted: Path, tmp_path: Path) -> None:
-    assert differences(counted, counted) == {}
-    changed, values = tmp_path / "changed", np.arange(8)
-    change(
-        counted,
-        changed,
-        drop=Selection(indices=[0, 1]),
-        labels={"train/5": "new", "train/6": "c0"},
-        classes="new",
-        arrays={"clip": values},
-        split="train",
-    )
-    assert differences(counted, changed) == {
-        "classes added": ["new"],
-        "train: removed": ["train/0", "train/1"],
-        "train: relabelled": ["train/5 from c1 to new", "train/6 from c1 to c0"],
-        "train: arrays added": ["clip"],
-    }
-    back = differences(changed, counted)
-    assert (back["train: added"], back["train: arrays removed"]) == (["train/0", "train/1"], ["clip"])
-    change(changed, tmp_path / "other", arrays={"clip": values // 2 * 2}, split="train")
-    assert differences(changed, tmp_path / "other") == {
-        "train: with other values of clip": ["train/3", "train/5", "train/7", "train/9"]
-    }
-    change(counted, tmp_path / "turned", keep=Selection(indices=[0, 1, 2, 3, 4, 5, 6, 7, 9, 8]), split="val")
-    change(tmp_path / "turned", tmp_path / "alone", drop=Selection(), split="train")
-    assert differences(counted, tmp_path / "turned") == {"val: in another order": ["val/9"]}
-    assert differences(counted, tmp_path / "alone")["splits removed"] == ["train"]
-    text = CliRunner().invoke(cli, ["info", str(counted), "--against", str(changed)]).stdout
-    assert "train: relabelled: 2: train/5 from c1 to new, train/6 from c1 to c0\n" in text
-
-
-def test_classes_are_compared_by_name_and_pixels_and_columns_by_value(tmp_path: Path) -> None:
-    def write(name: str, classes: list[str], second: int, shape: tuple[int, int, int] = (2, 2, 3), **more: Any) -> Path:
-        with ShardWriter(tmp_path / name, shape, classes=classes, columns={"year": float}, **more) as writer:
-            for i, label in ((0, "cat"), (second, "dog"), (1, "dog")):
-                pixels = np.full(shape, i, np.uint8)
-                writer.append(pixels, classes.index(label), key=label, columns={"year": np.nan if i == 0 else i})
-        return tmp_path / name
-
-    a = write("a", ["cat", "dog"], 5)
-    assert differences(a, write("b", ["dog", "cat"], 5)) == {"classes with another number": ["cat", "dog"]}
-    assert differences(a, write("c", ["cat", "dog"], 7)) == {
-        "train: with other pixels": ["dog"],
-        "train: with another year": ["dog"],
-    }
-    assert differences(a, write("d", ["cat", "dog"], 5, squashed=True)) == {"train: squashed in one set only": ["B"]}
-    more = differences(a, write("m", ["bee", "cat", "dog"], 5))
-    assert more == {"classes added": ["bee"], "classes with another number": ["cat", "dog"]}
-    fewer = differences(tmp_path / "m", a)
-    assert fewer == {"classes removed": ["bee"], "classes with another number": ["cat", "dog"]}
-    named = write("n", ["cat", "dog"], 5, class_names=["cat", "hound"])
-    assert differences(a, named) == {"classes with another readable name": ["dog"]}
-    found = differences(a, write("e", ["cat", "dog"], 5, (2, 3, 3)))
-    assert found["sample shape"] == ["(2, 2, 3) -> (2, 3, 3)"]
-
-
-def test_arrays_and_columns_of_equal_bytes_and_another_type_differ(tmp_path: Path) -> None:
-    def write(name: str, dtype: str, shape: tuple[int, ...], column: type) -> Path:
-        arrays: dict[str, Any] = {"v": ("array", dtype, shape)}
-        with ShardWriter(tmp_path / name, (2, 2, 3), columns={"year": column}, arrays=arrays) as writer:
-            writer.append(np.zeros((2, 2, 3), np.uint8), 0, columns={"year": 0}, v=np.zeros(shape, dtype))
-        return tmp_path / name
-
-    a = write("a", "float32", (2,), int)
-    assert differences(a, write("b", "int32", (2,), int)) == {"train: arrays of another type": ["v"]}
-    assert differences(a, write("c", "float32", (2, 1), int)) == {"train: arrays of another type": ["v"]}
-    assert differences(a, write("d", "float32", (2,), float)) == {"train: columns of another type": ["year"]}
-
-
-# --- --write-index ---------------------------------------------------------------------------------------------------
-
-KEYS = [b"a/1.png", os.fsencode('a/\u00fc,"x"\n.png'), b"b/\xff\xfe.png", b"=1+1", b"\xed\xa0\x80"]
-NUMBERS = [0.1, math.nan, math.inf, -math.inf, 1e300]
-
-
-def write_set(out: Path, keys: list[bytes]) -> Path:
-    columns: dict[str, type] = {"year": int, "score": float}
-    with ShardWriter(out, (2, 2, 3), classes=["x", "y,"], class_names=["an x", 'a "y"'], columns=columns) as writer:
-        for split in ("train", "val"):
-            for i, key in enumerate(keys):
-                numbers = {"year": -i, "score": NUMBERS[i]}
-                pixels = np.full((2, 2, 3), i, np.uint8)
-                writer.append(pixels, i % 2, split=split, key=key, source_size=(i + 1, 7), columns=numbers)
-    return out
-
-
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """Reads a table as a stranger does, but for keys: as bytes."""
-    if path.suffix == ".csv":
-        text = io.StringIO(path.read_bytes().decode("utf-8", "surrogateescape"), newline="")
-        return [{**row, "key": row["key"].encode("utf-8", "surrogateescape")} for row in csv.DictReader(text)]
-    rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
-    return [{**row, "key": row["key"] if isinstance(row["key"], bytes) else row["key"].encode()} for row in rows]
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_every_sample_and_its_exact_key_can_be_read_back(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_file, "_CHUNK", 2)
-    out = write_set(tmp_path / "out", KEYS)
-    assert called("info", out, "--write-index", tmp_path / f"i.{kind}").endswith(": 10 samples\n")
-    rows = read_table(tmp_path / f"i.{kind}")
-    assert len(rows) == 10
-    for place, row in enumerate(rows):
-        split, i = ("train", "val")[place // 5], place % 5
-        index = open_shards(out, split).index[i]
-        assert row["key"] == KEYS[i]
-        assert (row["split"], row["class"], row["class_name"]) == (split, ["x", "y,"][i % 2], ["an x", 'a "y"'][i % 2])
-        for name in ("label", "source_width", "source_height", "crc32", "year"):
-            assert int(row[name]) == index[name]
-        assert (int(row["index"]), row["shard"], int(row["row"])) == (i, f"{split}-00000.npy", i)
-        score = math.nan if row["score"] in ("", None) else float(row["score"])
-        assert score == NUMBERS[i] or (math.isnan(score) and math.isnan(NUMBERS[i]))
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_column_named_as_another_of_the_table_loses_no_number(kind: str, tmp_path: Path) -> None:
-    names = ("split", "index", "class", "class_name", "shard", "row")
-    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=["x"], columns=dict.fromkeys(names, int)) as writer:
-        writer.append(np.zeros((2, 2, 3), np.uint8), 0, columns={name: 7 + i for i, name in enumerate(names)})
-    called("info", tmp_path / "out", "--write-index", tmp_path / f"i.{kind}")
-    (row,) = read_table(tmp_path / f"i.{kind}")
-    assert (row["split"], row["class"], row["shard"], int(row["row"])) == ("train", "x", "train-00000.npy", 0)
-    assert [int(row[f"column:{name}"]) for name in names] == [7, 8, 9, 10, 11, 12]
-
-
-def test_parquet_has_bytes_where_the_name_of_a_class_is_no_text(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=[os.fsdecode(b"\xff"), "b"]) as writer:
-        for label in range(2):
-            writer.append(np.full((2, 2, 3), label, np.uint8), label)
-    index_file.write_index_file(tmp_path / "out", tmp_path / "i.parquet")
-    rows = read_table(tmp_path / "i.parquet")
-    assert [(row["class"], row["split"]) for row in rows] == [(b"\xff", "train"), (b"b", "train")]
-
-
-def test_parquet_refuses_integers_that_floats_of_another_split_would_round(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    for split, kind, time in (("train", int, 2**60 + 1), ("val", float, 0.5)):
-        with ShardWriter(tmp_path / split, (2, 2, 3), columns={"time": kind}) as writer:
-            writer.append(np.full((2, 2, 3), len(split), np.uint8), 0, split=split, columns={"time": time})
-    merge([tmp_path / "train", tmp_path / "val"], tmp_path / "out")
-    with pytest.raises(ValueError, match=r"'time'.*\.csv"):
-        index_file.write_index_file(tmp_path / "out", tmp_path / "i.parquet")
-    index_file.write_index_file(tmp_path / "out", tmp_path / "i.csv")
-    assert [row["time"] for row in read_table(tmp_path / "i.csv")] == [str(2**60 + 1), "0.5"]
-
-
-def test_parquet_has_text_where_all_keys_are_text(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    for number, (keys, kind) in enumerate(((KEYS[:2], "string"), (KEYS, "binary"))):
-        called("info", write_set(tmp_path / str(number), keys), "--write-index", tmp_path / "i.parquet")
-        assert str(parquet.read_schema(tmp_path / "i.parquet").field("key").type) == kind
-
-
-def test_the_table_of_a_changed_set_names_stored_rows_and_assigns_labels(
-    make_set: Callable[..., Path], tmp_path: Path
-) -> None:
-    out = make_set(20)
-    change_split(out, {}, np.array([5, 19, 6, 0]))
-    called("info", out, "--write-index", tmp_path / "i.csv")
-    for row, sample in zip(read_table(tmp_path / "i.csv"), open_shards(out), strict=True):
-        stored = np.load(out / row["shard"])[int(row["row"])]
-        np.testing.assert_array_equal(stored, sample.image)
-    assert change(out, tmp_path / "new", labels=tmp_path / "i.csv").notes["num_relabelled"] == {"train": 0}
-
-
-def test_a_table_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, target = write_set(tmp_path / "out", KEYS), tmp_path / "i.csv"
-    target.write_text("before")
-    for wrong, told in ((out / "i.csv", "outside of the set's folder"), (tmp_path / "x", r"\.csv or \.parquet")):
-        with pytest.raises(ValueError, match=told):
-            index_file.write_index_file(out, wrong)
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(index_file, "_cells", fail)
-    with pytest.raises(OSError, match=r"No space left on device: .*i\.csv"):
-        index_file.write_index_file(out, target)
-    assert target.read_text() == "before"
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["i.csv"]

@@ -61,8 +61,6 @@ def test_samples_without_labels_are_found_shown_written_and_replayed(unlabelled:
     assert json.loads(replayed.stdout)["labels"] == [None] * 4
     with np.load(tmp_path / "batch.npz") as batch:
         assert sorted(batch) == ["images", "indices"]
-    assert call("info", unlabelled, "--write-index", tmp_path / "index.csv").exit_code == 0
-    assert "label" not in (tmp_path / "index.csv").read_text().splitlines()[0].split(",")
 
 
 def test_samples_without_pixels_are_written_and_replayed_and_not_shown(latents: Path, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from shardio.errors import ConvertError, FormatError, ShardioError
 from shardio.format.manifest import parse_manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.index import compare
 from shardio.sets.selection import Selection
 from shardio.sets.verify import verify
 
@@ -346,7 +345,7 @@ def test_a_writer_of_parts_that_no_set_has_is_refused(tmp_path: Path, options: d
 
 @pytest.mark.parametrize("pixels", [True, False])
 @pytest.mark.parametrize("labels", LABELS)
-def test_sets_of_all_parts_are_changed_merged_and_compared(tmp_path: Path, labels: str, pixels: bool) -> None:
+def test_sets_of_all_parts_are_changed_and_merged(tmp_path: Path, labels: str, pixels: bool) -> None:
     out = write(tmp_path / "out", labels, pixels=pixels)
     change(out, tmp_path / "some", keep=Selection(indices=[5, 2, 2, 20]))
     more = write(tmp_path / "more", labels, pixels=pixels, first=100)
@@ -361,8 +360,6 @@ def test_sets_of_all_parts_are_changed_merged_and_compared(tmp_path: Path, label
     assert all(np.array_equal(one.arrays["latent"], latent_of(i)) for one, i in zip(shards, samples, strict=True))
     assert all((one.image is None) is not pixels for one in shards)
     assert verify(tmp_path / "all").ok
-    assert compare(out, out) == {}
-    assert compare(out, more)["train: added"] == [f"{i:03}" for i in range(100, 100 + COUNT)]
 
 
 def test_labels_take_the_place_of_labels_of_another_kind(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def packages_of(module: str) -> set[str]:
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.ilsvrc"}),
         ("distributed", {"conversion.engines.dask_cluster"}),
-        ("pyarrow", {"sets.arrow", "sets.index_file"}),
+        ("pyarrow", {"sets.arrow"}),
         ("fsspec", {"sets.remote"}),
         ("triton", {"augment.resample_cuda", "augment.steps_cuda", "augment.trusted"}),
     ],
