@@ -51,7 +51,6 @@ PARTS = (
         ("benchmarks/train_step.py", "--samples", "20000", "--transform", *SHORT, "--steps", "40"),
         105,
     ),
-    Part("windows", ("benchmarks/roi.py", "--device", "cuda", "--io", "pread", "--only", "warm", *SHORT), 55),
 )
 """Their limits together are less than nine minutes."""
 
@@ -83,7 +82,6 @@ FIGURES = (
     Figure("augmentation", "kernel, uint8, to its floor", r"uint8: fused kernel  .*ratio +([\d.]+)", max, 2.0, True),
     Figure("augmentation", "kernel, bf16, to its floor", r"bfloat16: fused kernel  .*ratio +([\d.]+)", max, 2.0, True),
     Figure("training", "% of a step lost to data", r"^loss +(-?[\d.]+)%", max, 1.0, True),
-    Figure("windows", "windows, to whole pictures", r" roi .* ([\d.]+) \(", min, 0.97, False),
 )
 """What the project aims at on a GPU."""
 

@@ -81,8 +81,6 @@ class ShardLoader(LikeDataLoader):
     images: None to read no pixels, for training on arrays alone; or the name of an array to deliver in their place,
         such as "image128". By default the pixels, if there are any.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
-    roi: False reads whole pictures, not only the region that the transform's first crops and resizes use: to compare
-        the speed. The pixels are the same.
 
     Opening raises SetNotFoundError, or FormatError if the set is damaged or has another digest. An error in a
     gather thread is raised where its batch was due. The threads end when the loader is closed or garbage collected, or
@@ -120,7 +118,6 @@ class ShardLoader(LikeDataLoader):
         columns: Sequence[str] = (),
         images: str | None = "",
         report_every: float | None = None,
-        roi: bool = True,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
@@ -130,7 +127,7 @@ class ShardLoader(LikeDataLoader):
         size = as_integer("batch_size", batch_size)
         options = Options(
             *(seed, prefetch, num_threads, io, check, on_damage, transform, arrays, columns),
-            *(images, report_every, roi),
+            *(images, report_every),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices

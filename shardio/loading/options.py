@@ -41,7 +41,6 @@ class Options:
     columns: Sequence[str] = ()
     images: str | None = ""
     report_every: float | None = None
-    roi: bool = True
 
     def __post_init__(self) -> None:
         check_choice("io", self.io, Io)
@@ -57,8 +56,6 @@ class Options:
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
-        if not isinstance(self.roi, bool):
-            raise TypeError(f"roi must be True or False; found {self.roi!r}")
         for name in ("arrays", "columns"):
             object.__setattr__(self, name, as_names(name, getattr(self, name)))
 

@@ -133,7 +133,7 @@ class Pipeline:
             whole_lines=lines,
         )
         # Damaged samples are found in whole. Arrays are small, and read whole, too.
-        self._may_split = options.roi and not self._guards and windows_pay and parts.images == ""
+        self._may_split = not self._guards and windows_pay and parts.images == ""
         self.set_transform(options.transform)
         make = copier.new_slot if copier else new_slot
         told = {}

@@ -697,7 +697,7 @@ SEEN: dict[str, Transform] = {
 def test_windows_alone_give_the_batches_of_whole_pictures(path: Path, name: str, busy: Busy) -> None:
     pytest.importorskip("triton")
     options: dict[str, Any] = {"transform": SEEN[name], "io": "pread", "seed": 3, "tail": "short"}
-    with loader_on_cuda(path, roi=False, **options) as whole, loader_on_cuda(path, **options) as loader:
+    with loader_on_cuda(path, check="sample", **options) as whole, loader_on_cuda(path, **options) as loader:
         assert loader.stats()["roi"] is True
         for _ in range(3):
             for expected, found in zip(whole, loader, strict=True):

@@ -652,7 +652,6 @@ IMPOSSIBLE: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"transform": 3}, TypeError, "transform"),
     ({"transform": HorizontalFlip}, TypeError, r"not its class: call it, HorizontalFlip\("),
     *(({"path": path}, ValueError, "a set must be a path.*found") for path in (None, 3)),
-    ({"roi": "auto"}, TypeError, "roi"),
     ({"rank": 1}, LaunchError, "rank and world_size together"),
     ({"rank": 3, "world_size": 3}, LaunchError, "found rank 3 of 3"),
     ({"rank": "0", "world_size": 2}, TypeError, "rank and world_size"),

@@ -141,7 +141,7 @@ def test_a_transform_that_a_function_calls_draws_as_if_it_had_been_handed_over(
     path: Path, wrap: Callable[[Any], Any], transform: Any
 ) -> None:
     found = loaded(path, wrap(transform), num_epochs=2)
-    expected = loaded(path, transform, num_epochs=2, roi=False)
+    expected = loaded(path, transform, num_epochs=2)
     assert all(map(torch.equal, found, expected))
 
 

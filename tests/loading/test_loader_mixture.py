@@ -103,7 +103,7 @@ def test_each_sample_is_that_of_its_set_and_comes_once_per_pass(io: str, mixed: 
     assert repr(loader).startswith("<ShardLoader ")
 
 
-@pytest.mark.parametrize("options", [{}, {"transform": CROPPED}, {"transform": CROPPED, "roi": False}])
+@pytest.mark.parametrize("options", [{}, {"transform": CROPPED}])
 def test_batches_do_not_depend_on_ranks_readers_or_the_order_of_the_sets(options: dict[str, Any], mixed: Open) -> None:
     def stream(loaders: list[ShardLoader]) -> list[bytes]:
         steps = zip(*loaders, strict=True)

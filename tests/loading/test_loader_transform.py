@@ -217,7 +217,7 @@ def expected_ssl(path: Path) -> dict[int, bytes]:
     "options",
     [
         *({"size": 9}, {"size": 1}, {"size": 53}, {"num_threads": 1}, {"num_threads": 3}, {"prefetch": 0}),
-        *({"prefetch": 5}, {"io": "mmap"}, {"io": "pread"}, {"io": "direct"}, {"roi": False}),
+        *({"prefetch": 5}, {"io": "mmap"}, {"io": "pread"}, {"io": "direct"}),
         *({"check": "sample"}, {"world_size": 2}, {"world_size": 4}, {"world_size": 4, "io": "pread", "size": 3}),
     ],
     ids=str,
@@ -296,7 +296,7 @@ def test_a_transform_knows_the_true_sizes_of_squashed_pictures(squashed: Path) -
 
 
 def test_a_transform_that_a_function_calls_knows_the_true_sizes(squashed: Path) -> None:
-    options: dict[str, Any] = {"device": "cpu", "seed": 2, "roi": False}
+    options: dict[str, Any] = {"device": "cpu", "seed": 2}
     with (
         ShardLoader(squashed, 4, transform=USUAL, **options) as loader,
         ShardLoader(squashed, 4, transform=lambda images: USUAL(images), **options) as wrapped,

@@ -68,7 +68,7 @@ RECORDED: dict[str, tuple[dict[str, Any], str, str]] = {
         "190b14e06fd3df85",
         "ccc8f5afc71f9eaa",
     ),
-    "warps and mixes": ({"transform": WARPED, "io": "pread", "roi": False}, "3954394eda1a7f4d", "888df33ef466d89c"),
+    "warps and mixes": ({"transform": WARPED, "io": "pread"}, "3954394eda1a7f4d", "888df33ef466d89c"),
     "masks, checked": (
         {"transform": CROPPED, "arrays": ["mask"], "check": "sample", "io": "mmap"},
         "3954394eda1a7f4d",

@@ -74,10 +74,10 @@ def flat(batch: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def check(path: Path, transform: Any = USUAL, batch_size: int = 7, epochs: int = 2, **options: Any) -> None:
-    """Compares every batch of both ways."""
+    """Compares every batch of both ways. A loader that compares checksums reads whole pictures."""
     options = {"device": "cpu", "tail": "short", "seed": 4, "return_indices": True, "num_threads": 2, **options}
     with (
-        ShardLoader(path, batch_size, transform=transform, roi=False, **options) as whole,
+        ShardLoader(path, batch_size, transform=transform, check="sample", **options) as whole,
         ShardLoader(path, batch_size, transform=transform, **options) as loader,
     ):
         assert (whole.stats()["roi"], loader.stats()["roi"]) == (False, True)
@@ -185,7 +185,7 @@ def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path, io: st
         "prefetch": 3,
         "io": io,
     }
-    with ShardLoader(path, 7, roi=False, **options) as whole, ShardLoader(path, 7, **options) as loader:
+    with ShardLoader(path, 7, check="sample", **options) as whole, ShardLoader(path, 7, **options) as loader:
         for transform in changes:
             whole.transform = loader.transform = transform
             batches = iter(loader)
@@ -284,14 +284,13 @@ def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path:
 @pytest.mark.parametrize(
     "options",
     [
-        {"roi": False},
         {"check": "sample"},
         {"on_damage": "skip"},
         {"transform": None},
         {"transform": torch.clone},
         {"transform": Normalize()},
     ],
-    ids=["off", "checked", "skipping", "none", "another", "of pixels"],
+    ids=["checked", "skipping", "none", "another", "of pixels"],
 )
 def test_whole_pictures_are_read_where_they_are_needed(path: Path, options: dict[str, Any]) -> None:
     with ShardLoader(path, 5, device="cpu", **{"transform": USUAL, **options}) as loader:

@@ -418,7 +418,6 @@ def draw_reading(rng: random.Random, model: Model, form: Form, cache: Path) -> R
         "io": rng.choice(["auto", "mmap", "pread", "direct"]),
         "check": rng.choice(["off", "sample"]),
         "on_damage": rng.choice(["raise", "skip"]),
-        "roi": rng.random() < 0.7,
     }
     chance = rng.random()
     if chance < 0.15:
