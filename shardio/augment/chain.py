@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, FreshSeed, Loaded, loaded
 from shardio.augment.description import LATER, Described, is_of_shardio
+from shardio.augment.foreign import check_foreign
 from shardio.augment.targets import MaskFill, Targets, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager, is_recorded
@@ -233,6 +234,7 @@ class Container(Transform):
         parts = tuple(self.transforms)
         for number, transform in enumerate(parts):
             if not isinstance(transform, Transform):
+                check_foreign(transform)
                 raise ValueError(f"transforms must be from shardio.augment; found {transform!r}")
             is_last = isinstance(self, Compose) and number == len(parts) - 1
             if transform.has_views and not (is_last or isinstance(self, Views)):

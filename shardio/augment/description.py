@@ -135,6 +135,11 @@ def _name_of(kind: type) -> str:
     return kind.__name__ if is_of_shardio(kind) else f"{kind.__module__}:{kind.__qualname__}"
 
 
+def is_name(name: str) -> bool:
+    """Returns whether a transform of shardio that can be described has this name."""
+    return "__dataclass_fields__" in vars(Described._classes.get(name, object))
+
+
 def is_of_shardio(kind: type) -> bool:
     return kind.__module__.startswith("shardio.")
 

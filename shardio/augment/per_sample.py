@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from inspect import getclosurevars
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,8 +20,11 @@ from torch import Tensor
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.foreign import Generators, generators_of, name_of, of_library
+from shardio.augment.foreign import name_of, of_library
 from shardio.augment.targets import Targets
+
+# Generators are of the process: two threads that seed them would disturb each other.
+_seeding = threading.RLock()
 
 
 @dataclass
@@ -54,7 +63,7 @@ class PerSample(Transform):
         batch = batch.unsquashed().finished()
         images, targets = batch.images, batch.targets
         call = self._call_for(targets)
-        generators = Generators(images.device, generators_of(self.transform))
+        generators = _Generators(images.device, _generators_of(self.transform))
         made: list[_Sample] = []
         with generators.kept():
             for number, key in enumerate(batch.draws.keys(purpose).tolist()):
@@ -182,3 +191,85 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 def _tensor(made: Any, device: torch.device) -> Tensor:
     return torch.as_tensor(np.ascontiguousarray(made) if isinstance(made, np.ndarray) else made, device=device)
+
+
+Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
+
+# How far a function's own generators are searched for, in all that it holds, calls or names.
+_DEPTH, _MOST_PARTS = 4, 1000
+
+
+def _generators_of(function: object) -> list[Generator]:
+    """Returns the random generators found in the attributes, the closure and the globals of a function."""
+    found: list[Generator] = []
+    seen: dict[int, object] = {}
+    level = [function]
+    for _ in range(_DEPTH):
+        inner: list[object] = []
+        for part in level:
+            if id(part) in seen or len(seen) > _MOST_PARTS or isinstance(part, Tensor | ModuleType | type):
+                continue
+            seen[id(part)] = part
+            if isinstance(part, Generator) and not isinstance(part, random.SystemRandom):
+                found.append(part)
+            elif isinstance(part, FunctionType):
+                with suppress(ValueError):  # a variable that has no value yet
+                    closed = getclosurevars(part)
+                    inner += [*closed.nonlocals.values(), *closed.globals.values()]
+            elif isinstance(part, partial):
+                inner += [part.func, *part.args, *part.keywords.values()]
+            elif isinstance(part, dict | list | tuple):
+                inner += part.values() if isinstance(part, dict) else part
+            else:  # a method, of Python or of C, has both
+                inner += [getattr(part, "__self__", None), getattr(part, "__func__", None)]
+                inner += getattr(part, "__dict__", {}).values()
+        level = inner
+    return found
+
+
+class _Generators:
+    """The random generators that a function may draw from.
+
+    These are the global generators of torch (for the CPU and for `device`), Python and NumPy, and the function's `own`.
+    """
+
+    def __init__(self, device: torch.device, own: list[Generator]) -> None:
+        shared = [torch.default_generator, random.getstate.__self__, np.random.get_state.__self__]  # type: ignore[attr-defined]
+        if device.type == "cuda":
+            shared.append(torch.cuda.default_generators[device.index or 0])
+        self._all: list[Generator] = [*shared, *own]
+
+    def seed(self, number: int) -> None:
+        for one in self._all:
+            if isinstance(one, torch.Generator):
+                one.manual_seed(number)
+            elif isinstance(one, np.random.Generator):
+                one.bit_generator.state = type(one.bit_generator)(number).state
+            else:
+                one.seed(number % (1 << 32))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A context manager that restores the state of the generators at its end. Other threads wait to enter it."""
+        with _seeding:
+            before = [_state_of(one) for one in self._all]
+            try:
+                yield
+            finally:
+                for one, state in zip(self._all, before, strict=True):
+                    if isinstance(one, torch.Generator):
+                        one.set_state(torch.from_numpy(state))
+                    elif isinstance(one, np.random.Generator):
+                        one.bit_generator.state = state
+                    elif isinstance(one, np.random.RandomState):
+                        one.set_state(state)
+                    else:
+                        one.setstate(state)
+
+
+def _state_of(one: Generator) -> Any:
+    if isinstance(one, torch.Generator):
+        return one.get_state().numpy()
+    if isinstance(one, np.random.Generator):
+        return one.bit_generator.state
+    return one.get_state(legacy=False) if isinstance(one, np.random.RandomState) else one.getstate()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardio.augment.boxes import Draws, Loaded
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
-from shardio.augment.foreign import Watch, check_foreign
+from shardio.augment.foreign import check_foreign, name_of
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.options import Function, Parts
 from shardio.loading.prefetch import Tensors, traced
@@ -68,10 +68,8 @@ class TransformStep:
         ours = _ours(function)
         if ours is not None:
             _check_classes(ours, parts.label_row, num_classes)
-        self._watch: Watch | None = None
         if function is not None and ours is None:
-            check_foreign(function, (*self._masks, *self._boxes))
-            self._watch = Watch(function)
+            _check_function(function, [*self._masks, *self._boxes])
         self.split = self._split_of(ours, device) if roi and ours is not None else None
         """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
 
@@ -124,11 +122,10 @@ class TransformStep:
                 return cast(torch.Tensor, finished), targets, {**more, **(moved or {})}
             # The shapes of an empty batch are those of another sample.
             sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
-            if self._watch is not None:
-                batch = Loaded(images, Draws(self._seed, epoch, counters), sizes)
-                return self._watch(batch), labels, more
             ours = _ours(self.function)
-            assert ours is not None
+            if ours is None:
+                with Loaded(images, Draws(self._seed, epoch, counters), sizes).here():
+                    return cast(torch.Tensor, self.function(images)), labels, more
             arrays = self._arrays(more)
             made = ours(
                 images,
@@ -153,6 +150,17 @@ class TransformStep:
             "masks": {name: more[name] for name in self._masks},
             "boxes": {name: more[name] for name in self._boxes},
         }
+
+
+def _check_function(function: Function, arrays: list[str]) -> None:
+    """Raises ValueError if a function cannot be the transform: batches have `arrays` that it would not move."""
+    if arrays:
+        raise ValueError(
+            f"transform: {name_of(function)} gets only the images, so {', '.join(arrays)} would not move with them; "
+            "pass a transform of shardio.augment itself, without a function around it, or PerSample(transform), or "
+            "call the function in the training loop"
+        )
+    check_foreign(function)
 
 
 def _check_classes(

@@ -1,163 +1,77 @@
-"""PerSample calls transforms of other libraries with each sample: doubles stand for torchvision and Albumentations."""
+"""Classes of other libraries that draw once for a batch are refused by name: doubles stand for those libraries."""
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor
-from transforms import by_numpy, by_python, by_torch
+from torch import nn
 
-from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, RandomCrop, Views
+from shardio.augment import Compose, HorizontalFlip
+from shardio.augment.foreign import check_foreign
 
-COUNT, HEIGHT, WIDTH = 24, 12, 10
-IMAGES = torch.randint(0, 256, (COUNT, 3, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-MASKS = {"mask": IMAGES[:, 0].clone(), "parts": IMAGES[:, 1].clone()}
-# One box around the picture's left third, a row without one, and a box at the right edge.
-BOXES = {"found": torch.tensor([[0.0, 1, 3, 9, 4], [0, 0, 0, 0, -1], [9, 2, 10, 5, 2]]).repeat(COUNT, 1, 1)}
+V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2._geometry"
+ALBUMENTATIONS, KORNIA = "albumentations.augmentations.crops.transforms", "kornia.augmentation._2d.geometric.crop"
 
 
-class Flip:
-    """As torchvision's v2: one draw for all that one call is given, and of boxes only those are kept that fit."""
-
-    __module__ = "torchvision.transforms.v2"
-
-    def __call__(self, given: Any) -> Any:
-        flips = torch.rand(()) < 0.5
-        if isinstance(given, Tensor):
-            return given.flip(-1) if flips else given
-        if not flips:
-            return given
-        boxes = given["boxes"].clone()
-        boxes[:, [0, 2]] = WIDTH - boxes[:, [2, 0]]
-        kept = boxes[:, 0] > 0  # as SanitizeBoundingBoxes
-        masks = {name: mask.flip(-1) for name, mask in given["masks"].items()}
-        return {"image": given["image"].flip(-1), "masks": masks, "boxes": boxes[kept], "labels": given["labels"][kept]}
+def double(module: str, name: str, base: type = object, **attributes: Any) -> Any:
+    """Returns an instance of a class of this name, which says to be of this module."""
+    made = type(name, (base,), {"__module__": module})()
+    for key, value in attributes.items():
+        setattr(made, key, value)
+    return made
 
 
-class Album:
-    """As an Albumentations Compose: a generator of its own, arrays by keywords."""
+class Own(nn.Module):
+    """A module of a user, who may call what is inside for each image."""
 
-    __module__ = "albumentations.core.composition"
-
-    def __init__(self, format: str = "pascal_voc", label_fields: tuple[str, ...] = ()) -> None:
-        self.processors = {"bboxes": SimpleNamespace(params=SimpleNamespace(format=format, label_fields=label_fields))}
-        self._rng = np.random.default_rng()
-
-    def set_random_seed(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def __call__(self, **given: Any) -> dict[str, Any]:
-        if self._rng.random() < 0.5:
-            return given
-        boxes = given["bboxes"].copy()
-        boxes[:, [0, 2]] = WIDTH - boxes[:, [2, 0]]
-        flipped = {name: given[name][:, ::-1] for name in ("image", "mask") if name in given}
-        if "masks" in given:
-            flipped["masks"] = [mask[:, ::-1] for mask in given["masks"]]
-        return {**given, **flipped, "bboxes": boxes[boxes[:, 0] > 0]}
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
 
 
-@pytest.fixture(autouse=True)
-def _torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    double: Any = ModuleType("torchvision.tv_tensors")
-    double.Image = double.Mask = lambda tensor: tensor
-    double.BoundingBoxes = lambda tensor, format, canvas_size: tensor
-    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
-    monkeypatch.setitem(sys.modules, "torchvision.tv_tensors", double)
-
-
-def flipped(images: Any, of: Tensor = IMAGES) -> list[bool]:
-    """Which of the pictures are mirror images; all others are as they were."""
-    found = [torch.equal(one, other.flip(-1)) for one, other in zip(images, of, strict=True)]
-    same = [torch.equal(one, other) for one, other in zip(images, of, strict=True)]
-    assert all(one != other for one, other in zip(found, same, strict=True))
-    return found
-
-
-class Own:
-    """A function with a generator of its own."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng()
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return image.flip(-1) if self.rng.random() < 0.5 else image
-
-
-each = pytest.mark.parametrize("make", [lambda: by_torch, lambda: by_python, lambda: by_numpy, Own, Flip, Album])
-
-
-@each
-def test_each_sample_draws_for_itself_by_seed_epoch_and_sample(make: Callable[[], Any]) -> None:
-    transform = PerSample(make())
-    one = flipped(transform(IMAGES, seed=3, epoch=2, indices=range(COUNT)))
-    assert 0 < sum(one) < COUNT
-    assert flipped(transform(IMAGES[5:9], seed=3, epoch=2, indices=range(5, 9)), IMAGES[5:9]) == one[5:9]
-    for other in ({"seed": 4}, {"epoch": 3}, {"view": 1}, {"indices": range(COUNT, 2 * COUNT)}):
-        assert flipped(transform(IMAGES, **{"seed": 3, "epoch": 2, "indices": range(COUNT), **other})) != one
-
-
-@each
-def test_the_callers_generators_are_restored(make: Callable[[], Any]) -> None:
-    def drawn() -> tuple[float, float, float]:
-        return torch.rand(()).item(), random.random(), np.random.rand()
-
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
-    expected = drawn()
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
-    PerSample(make())(IMAGES, seed=1)
-    assert drawn() == expected
-
-
-@pytest.mark.parametrize("make", [Flip, Album, lambda: Album(label_fields=("label",))])
-@pytest.mark.parametrize("masks", [{"mask": MASKS["mask"]}, MASKS])
-def test_masks_and_boxes_go_along(make: Callable[[], Any], masks: dict[str, Tensor]) -> None:
-    images, arrays = PerSample(make())(IMAGES, masks=masks, boxes=BOXES, seed=1)
-    moved = flipped(images)
-    for name, mask in masks.items():
-        assert flipped(arrays[name], mask) == moved
-    for boxes, was_flipped in zip(arrays["found"], moved, strict=True):
-        expected = (
-            [[7.0, 1, 10, 9, 4], [0, 0, 0, 0, -1], [0, 0, 0, 0, -1]] if was_flipped else BOXES["found"][0].tolist()
-        )
-        assert boxes.tolist() == expected
-
-
-def test_it_goes_between_transforms_of_shardio() -> None:
-    chain = Compose([RandomCrop(8), PerSample(Flip()), HorizontalFlip(), Normalize()])
-    assert chain(IMAGES, seed=1).shape == (COUNT, 3, 8, 8)  # type: ignore[union-attr]
-    one, other = Views([PerSample(Flip()), PerSample(Flip())])(IMAGES, seed=1)
-    assert flipped(one) != flipped(other)
-
-
-def test_no_samples_have_the_size_and_the_type_of_others() -> None:
-    found = PerSample(lambda image: image[:, 2:, 3:].float())(IMAGES[:0])
-    assert isinstance(found, Tensor)
-    assert (found.shape, found.dtype) == ((0, 3, HEIGHT - 2, WIDTH - 3), torch.float32)
+FLIP = double(V2, "RandomHorizontalFlip", nn.Module)
+SUBCLASS = type("Mine", (type(FLIP),), {"__module__": "user"})()
 
 
 @pytest.mark.parametrize(
-    ("transform", "arrays", "kind", "match"),
+    ("function", "names"),
     [
-        (lambda image: image[:, : 5 + int(image[0, 0, 0]) % 2], {}, ValueError, "sample"),
-        (lambda image: image.numpy(), {}, TypeError, "ndarray"),
-        (lambda image: image.flip(-1), {"masks": MASKS}, ValueError, "mask, parts"),
-        (Album("coco"), {"boxes": BOXES}, ValueError, "pascal_voc"),
+        (FLIP, ["RandomHorizontalFlip", "HorizontalFlip of"]),
+        (SUBCLASS, ["Mine", "HorizontalFlip of"]),
+        (double(V1, "ColorJitter"), ["ColorJitter of"]),
+        (double(V1, "MixUp"), ["Mixup of"]),
+        (double(V2, "RandomUnknown"), ["RandomUnknown", "transforms of"]),
+        (double(V1, "Compose", transforms=[double(V1, "ToTensor"), double(V1, "RandomCrop")]), ["RandomCrop of"]),
+        (nn.Sequential(nn.Identity(), nn.Sequential(FLIP)), ["HorizontalFlip of"]),
+        (double(ALBUMENTATIONS, "OneOf"), ["OneOf", "RandomChoice of"]),
+        (double(ALBUMENTATIONS, "Normalize"), ["Normalize"]),
     ],
 )
-def test_what_cannot_be_one_batch_is_an_error(
-    transform: Any, arrays: dict[str, Any], kind: type[Exception], match: str
-) -> None:
-    with pytest.raises(kind, match=match):
-        PerSample(transform)(IMAGES, **arrays)
+def test_classes_that_draw_once_for_a_batch_are_refused_by_name(function: Any, names: list[str]) -> None:
+    with pytest.raises(ValueError, match="PerSample") as caught:
+        check_foreign(function)
+    assert all(name in str(caught.value) for name in names)
+    with pytest.raises(ValueError, match="PerSample"):
+        Compose([HorizontalFlip(), function])
+
+
+def test_kornia_may_not_draw_once_for_a_batch() -> None:
+    crop = double(KORNIA, "RandomCrop", nn.Module, same_on_batch=True)
+    for function in (crop, nn.Sequential(crop)):
+        with pytest.raises(ValueError, match="same_on_batch"):
+            check_foreign(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(double(V1, name) for name in ("Normalize", "Resize", "CenterCrop", "ToTensor", "ConvertImageDtype")),
+        double(V2, "Compose", nn.Module, transforms=[double(V2, "Resize", nn.Module), double(V2, "GaussianNoise")]),
+        double(KORNIA, "RandomCrop", nn.Module, same_on_batch=False),
+        double("user.torchvision", "RandomCrop"),
+        *(Own(FLIP), FLIP.forward, lambda images: FLIP(images)),
+    ],
+)
+def test_others_are_left_to_the_caller(function: Any) -> None:
+    check_foreign(function)

@@ -1,10 +1,7 @@
-"""One transform of each public class of shardio.augment, for tests of what all of them promise; and foreign ones."""
+"""One transform of each public class of shardio.augment, for tests of what all of them promise."""
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 import torch
 
@@ -108,19 +105,9 @@ SINGLE = [*FIXED, *RANDOM]
 ALL = [*SINGLE, *OF_BATCHES]
 
 
-# Functions of other libraries, which draw once per call.
-
-
 def by_torch(images: torch.Tensor) -> torch.Tensor:
+    """A function that draws once per call."""
     return images.flip(-1) if torch.rand(()) < 0.5 else images
-
-
-def by_python(images: torch.Tensor) -> torch.Tensor:
-    return images.flip(-1) if random.random() < 0.5 else images
-
-
-def by_numpy(images: torch.Tensor) -> torch.Tensor:
-    return images.flip(-1) if np.random.rand() < 0.5 else images
 
 
 needs_export = pytest.mark.skipif(

@@ -285,8 +285,16 @@ def draw_chain(rng: random.Random, fit: str) -> list[Transform]:
 
 
 def flip_all(images: torch.Tensor) -> torch.Tensor:
-    """What torchvision's RandomHorizontalFlip does to a batch: one draw for all pictures."""
     return images.flip(-1) if torch.rand(()) < 0.5 else images
+
+
+class RandomHorizontalFlip:
+    """As torchvision's: one draw for all pictures of a batch."""
+
+    __module__ = "torchvision.transforms.v2"
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return flip_all(images)
 
 
 def flip_by_python(images: torch.Tensor) -> torch.Tensor:
@@ -385,7 +393,7 @@ def draw_form(rng: random.Random, model: Model) -> Form:
         # Of a squashed picture it is given the true one, and there must be one size.
         each = Compose([RandomResizedCrop(16), PerSample(drawing)]) if model.fit == "squash" else PerSample(drawing)
         return Form(name, each, each, sees_targets=False)
-    return Form(name, drawing, None, reason="a foreign random transform")
+    return Form(name, RandomHorizontalFlip(), None, reason="a foreign random transform")
 
 
 # --- loaders ---------------------------------------------------------------------------------------------------------
@@ -428,9 +436,7 @@ def draw_reading(rng: random.Random, model: Model, form: Form, cache: Path) -> R
         options["cache"] = cache
     world_size = rng.choice([1, 1, 2, 3])
     most = len(options.get("indices", range(count))) // world_size
-    # One draw for a batch of one picture is right.
-    least = 2 if form.name == "foreign random" else 1
-    options["batch_size"] = rng.randint(least, max(least, min(7, most)))
+    options["batch_size"] = rng.randint(1, max(1, min(7, most)))
     arrays = [name for name in model.kinds if rng.random() < 0.7]
     if not form.sees_targets and rng.random() < 0.8:
         arrays = [name for name in arrays if name not in model.targets]
