@@ -19,20 +19,10 @@ from shardio.augment.description import LATER, Described, is_of_shardio
 from shardio.augment.foreign import check_foreign
 from shardio.augment.targets import MaskFill, Targets, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
-from shardio.system.eager import eager, is_recorded
+from shardio.system.eager import eager
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-class _NoDraws(Draws):
-    """Raises ValueError on a draw: torch.export would record random numbers as constants."""
-
-    def _key(self, purpose: str) -> np.uint64:
-        raise ValueError(
-            f"torch.export: cannot export {purpose}, which draws random numbers: the exported program would use the "
-            "same numbers for every batch; export only Resize, CenterCrop, Normalize and ToDtype"
-        )
 
 
 class _Samples(TypedDict, total=False):
@@ -131,9 +121,7 @@ class Transform(Described, ABC):
         draws = _draws(count, given, indices, seed, epoch, view)
         mask_fill = self.mask_fill if mask_fill is None else mask_fill
         targets = Targets.of(images, masks, boxes, mask_fill)
-        if is_recorded(images):
-            draws = _NoDraws(0, 0, draws.indices)
-        elif not count:
+        if not count:
             sizes = found if len(found) else None
             return self._of_no_samples(images, labels, sizes, masks=masks, boxes=boxes, mask_fill=mask_fill)
         piece = (self, type(self).__name__)

@@ -17,7 +17,6 @@ from torch import Tensor
 from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Steps
 from shardio.kernels import pixels as kernel
-from shardio.system.eager import is_recorded
 
 # Coordinates are whole numbers of this part of a pixel, so that all devices choose the same pixels.
 _BITS = 32
@@ -41,8 +40,7 @@ def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) 
     steps = tuple(step for step in steps if not step.does_nothing)
     if not steps or not images.numel():
         return images
-    # torch.export records operations of torch, and no kernel of ours.
-    if not native or images.device.type != "cpu" or is_recorded(images):
+    if not native or images.device.type != "cpu":
         return run_steps_by_torch(images, steps)
     pixels = images.detach().permute(0, 2, 3, 1).contiguous().numpy()
     kernel.run_steps(pixels, np.stack([step.codes for step in steps]), np.stack([step.values for step in steps]))

@@ -21,7 +21,6 @@ from shardio.augment.boxes import Boxes
 from shardio.kernels import resample as kernel
 from shardio.kernels.pixels import in_slices
 from shardio.kernels.rowcopy import Places, Windows
-from shardio.system.eager import is_recorded
 
 Interpolation = Literal["bilinear", "bicubic", "random"]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -91,8 +90,7 @@ def resample(
     `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
-    # torch.export records operations of torch, and no kernel of ours.
-    if native and images.device.type == "cpu" and not is_recorded(images):
+    if native and images.device.type == "cpu":
         return _resample_natively(images, spans, flips, how)
     return resample_by_torch(repeated(images, len(flips)), spans, flips, how)
 
@@ -109,8 +107,7 @@ def resample_by_torch(
     if how.cubic is not None:
         return chosen(how.cubic, *(resample_by_torch(images, spans, flips, one) for one in how.of_each_filter))
     nbytes = _nbytes_of_a_picture(images, how.size)
-    # What is recorded holds for batches of any size.
-    if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
+    if len(images) * nbytes <= _MOST_NBYTES:
         return _resample_at_once(images, spans, flips, how)
     shape = (len(images), *how.size, images.shape[1])
     out = torch.empty(shape, dtype=how.made, device=images.device).permute(0, 3, 1, 2)
@@ -232,7 +229,7 @@ def normalized(
     if statistics is None:
         return images if dtype is None else images.to(dtype)
     is_last = images.is_contiguous(memory_format=torch.channels_last)
-    if native and images.device.type == "cpu" and is_last and not is_recorded(images):
+    if native and images.device.type == "cpu" and is_last:
         size = (images.shape[2], images.shape[3])
         whole = Boxes.whole(len(images), *size)
         how = Resampling(size, statistics=statistics, dtype=dtype)

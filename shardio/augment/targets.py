@@ -21,7 +21,6 @@ from shardio.augment.pixels import run_steps
 from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
 from shardio.kernels.pixels import in_slices
-from shardio.system.eager import is_recorded
 
 Floats = NDArray[np.float64]
 MaskFill = float | Mapping[str, float]
@@ -287,7 +286,7 @@ def taken(mask: Tensor, rows: Places, columns: Places, fill: Tensor) -> Tensor:
     """Returns a mask of the given rows and columns of `mask`, with `fill`, (1,), where a row or column is -1."""
     count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
     rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))
-    if mask.device.type != "cpu" or is_recorded(mask):
+    if mask.device.type != "cpu":
         down, across = (to_device(torch.from_numpy(np.array(places)), mask.device).long() for places in (rows, columns))
         down, across = down[:, :, None], across[:, None, :]
         numbers = torch.arange(count, device=mask.device)[:, None, None]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardio.augment.resample import Statistics, affine_of
 from shardio.errors import printable
-from shardio.system.eager import is_recorded, warn_caller
+from shardio.system.eager import warn_caller
 
 try:
     import triton as triton
@@ -48,7 +48,7 @@ _chosen: dict[Signature, str] = {}
 
 def fits(images: Tensor, size: tuple[int, int], programs: int) -> bool:
     """Returns whether kernels can make images of `size`, height and width, from these, in so many programs."""
-    if is_recorded(images) or images.dtype != torch.uint8 or not images.numel():
+    if images.dtype != torch.uint8 or not images.numel():
         return False
     _, channels, height, width = images.shape
     nbytes = max(height * width, size[0] * size[1]) * channels

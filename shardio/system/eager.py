@@ -1,4 +1,4 @@
-"""Keeps functions away from torch's compiler, detects torch.export, and warns at the caller's line.
+"""Keeps functions away from torch's compiler, and warns at the caller's line.
 
 torch.compile breaks its graph around a call of an `eager` function, and traces nothing inside it. Threads, mapped
 memory and NumPy's random integers cannot be traced, and compiling would not make them faster.
@@ -40,19 +40,6 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
         return disabled(*args, **kwargs)
 
     return call
-
-
-def is_recorded(images: object) -> bool:
-    """Returns whether torch.export is recording operations on `images`, a tensor that then has no values.
-
-    `torch.compiler.is_compiling` is different: it is true in all threads while any of them compiles.
-    """
-    # The latter is what versions before 2.5 record with.
-    for name, kind in (("fake_tensor", "FakeTensor"), ("functional_tensor", "FunctionalTensor")):
-        module = sys.modules.get(f"torch._subclasses.{name}")
-        if module is not None and isinstance(images, getattr(module, kind)):
-            return True
-    return False
 
 
 _OWN = str(Path(__file__).parents[1]) + os.sep

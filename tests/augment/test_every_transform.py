@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pictures import as_batch
-from transforms import ALL, FIXED, RANDOM, SINGLE, needs_export
+from transforms import ALL, FIXED, RANDOM, SINGLE
 
 import shardio.augment
 from shardio import ShardLoader
@@ -188,29 +188,6 @@ def test_squashed_pictures_have_the_true_size(transform: Transform) -> None:
     true = changed(transform, IMAGES.repeat_interleave(2, 2)[:, :, :24].repeat_interleave(2, 3)[..., :30])
     assert found.shape in {true.shape, IMAGES.shape}
     assert torch.equal(changed(transform, IMAGES[3:5], sizes=sizes[3:5], indices=[3, 4]), found[3:5])
-
-
-def exported(transform: Transform) -> Any:
-    class Model(torch.nn.Module):
-        def forward(self, batch: torch.Tensor) -> Any:
-            return transform(batch)
-
-    return torch.export.export(Model(), (IMAGES[:4],), strict=False).module()
-
-
-@needs_export
-@pytest.mark.parametrize("transform", FIXED, ids=name_of)
-def test_what_draws_nothing_is_exported(transform: Transform) -> None:
-    expected = changed(transform, IMAGES[4:8])
-    found = exported(transform)(IMAGES[4:8])
-    assert found.dtype == expected.dtype
-    assert (found.float() - expected.float()).abs().max() <= (1 if expected.dtype == torch.uint8 else 0.02)
-
-
-@each_random
-def test_what_draws_is_not_exported(transform: Transform) -> None:
-    with pytest.raises(ValueError, match=r"torch.export: cannot export"):
-        exported(transform)
 
 
 def test_a_loader_gives_the_same_pixels_after_a_resume_on_other_ranks_in_other_batches(

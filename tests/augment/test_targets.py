@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transforms import FIXED, RANDOM, needs_export
+from transforms import FIXED, RANDOM
 
 import shardio.augment.batch
 import shardio.augment.detection
@@ -566,21 +566,6 @@ def test_a_transform_of_the_users_that_changes_the_size_must_move_masks_itself()
         Halved()(IMAGES, masks={"m": IMAGES[:, 0]})
     images, arrays = moved(Compose([RandomCrop(9), VerticalFlip(), Inverted()]), IMAGES, masks={"m": IMAGES[:, 0]})
     assert torch.equal(images[:, 0], 255 - arrays["m"])
-
-
-@needs_export
-@pytest.mark.parametrize("transform", FIXED, ids=repr)
-def test_masks_and_boxes_are_exported(transform: Transform) -> None:
-    class Model(torch.nn.Module):
-        def forward(self, images: Tensor, mask: Tensor, boxes: Tensor) -> Any:
-            return transform(images, masks={"m": mask}, boxes={"b": boxes})
-
-    boxes = box_of([1, 2, 9, 8, 3], NO_BOX, count=8)
-    program = torch.export.export(Model(), (IMAGES[:4], as_mask(IMAGES[:4]), boxes[:4]), strict=False).module()
-    _, expected = moved(transform, IMAGES[4:8], masks={"m": as_mask(IMAGES[4:8])}, boxes={"b": boxes[4:]})
-    _, found = program(IMAGES[4:8], as_mask(IMAGES[4:8]), boxes[4:])
-    assert torch.equal(found["m"], expected["m"])
-    assert torch.equal(found["b"], expected["b"])
 
 
 MASK, BOXES = IMAGES[:, 0], box_of([1, 2, 9, 8, 3], count=COUNT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from shardio.augment import (
@@ -108,8 +107,3 @@ ALL = [*SINGLE, *OF_BATCHES]
 def by_torch(images: torch.Tensor) -> torch.Tensor:
     """A function that draws once per call."""
     return images.flip(-1) if torch.rand(()) < 0.5 else images
-
-
-needs_export = pytest.mark.skipif(
-    torch.__version__.startswith("2.4."), reason="torch 2.4 exports constants as tensors without values"
-)
