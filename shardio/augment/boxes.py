@@ -89,7 +89,7 @@ class Draws:
 
 
 @dataclass
-class Loaded:
+class LoaderBatch:
     """The batch that a loader passes to its transform, if the transform is a plain function.
 
     If the function calls transforms of shardio, they draw the random numbers of the batch's samples. Each call counts
@@ -104,27 +104,27 @@ class Loaded:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """A context manager, inside of which `loaded()` returns this batch in the same thread."""
-        token = _LOADED.set(self)
+        """A context manager, inside of which `loader_batch()` returns this batch in the same thread."""
+        token = _CURRENT.set(self)
         try:
             yield
         finally:
-            _LOADED.reset(token)
+            _CURRENT.reset(token)
 
     def next_view(self) -> int:
         self.num_calls += 1
         return self.num_calls - 1
 
 
-_LOADED: ContextVar[Loaded | None] = ContextVar("shardio_loaded", default=None)
+_CURRENT: ContextVar[LoaderBatch | None] = ContextVar("shardio_loaded", default=None)
 
 
-def loaded(count: int) -> Loaded | None:
+def loader_batch(count: int) -> LoaderBatch | None:
     """Returns the batch that a loader is passing to a plain function in this thread.
 
     Returns None if no loader is calling a function, or if the batch has fewer than `count` samples.
     """
-    found = _LOADED.get()
+    found = _CURRENT.get()
     return found if found is not None and count <= len(found.draws.indices) else None
 
 

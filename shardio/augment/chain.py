@@ -14,8 +14,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
-from shardio.augment.boxes import Draws, FreshSeed, Loaded, loaded
-from shardio.augment.description import LATER, Described, is_of_shardio
+from shardio.augment.boxes import Draws, FreshSeed, LoaderBatch, loader_batch
+from shardio.augment.description import LATER, Configuration, is_of_shardio
 from shardio.augment.foreign import check_foreign
 from shardio.augment.targets import MaskFill, Targets, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
@@ -50,7 +50,7 @@ class _WithArrays(_Samples, total=False):
     boxes: Mapping[str, torch.Tensor] | None
 
 
-class Transform(Described, ABC):
+class Transform(Configuration, ABC):
     """Changes each image of a batch. Threads may share a transform."""
 
     mask_fill: MaskFill | None = None
@@ -106,7 +106,7 @@ class Transform(Described, ABC):
         if images.device.type == "cpu":
             warn_of_missing_kernels()
         count = len(images)
-        given = loaded(count) if indices is None else None
+        given = loader_batch(count) if indices is None else None
         if sizes is None and given is not None and given.images is images and given.sizes is not None:
             sizes = given.sizes()
         found = sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
@@ -239,7 +239,7 @@ def _is_known(transform: Transform) -> bool:
 
 def _draws(
     count: int,
-    given: Loaded | None,
+    given: LoaderBatch | None,
     indices: ArrayLike | None,
     seed: int | None,
     epoch: int | None,

@@ -1,6 +1,6 @@
 """Checks arguments. Errors name the argument, the expected values, and the value found.
 
-A transform names the check of an argument in its annotation, as in `p: Probability = 0.5`; `Described` calls the check.
+A transform names the check of an argument in its annotation, as in `p: Probability = 0.5`. `Configuration` calls it.
 """
 
 from __future__ import annotations

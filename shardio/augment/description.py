@@ -25,14 +25,14 @@ LATER = {"later": True}
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-class Described:
-    """A dataclass whose arguments are numbers, names, dtypes, other `Described`, or lists of them."""
+class Configuration:
+    """A dataclass whose arguments are numbers, names, dtypes, other `Configuration`, or lists of them."""
 
-    _classes: dict[str, type[Described]] = {}  # noqa: RUF012 - all classes share it
+    _classes: dict[str, type[Configuration]] = {}  # noqa: RUF012 - all classes share it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        Described._classes[_name_of(cls)] = cls
+        Configuration._classes[_name_of(cls)] = cls
 
     def __post_init__(self) -> None:
         """Normalizes the arguments, then checks them as their annotations say.
@@ -54,7 +54,7 @@ class Described:
         arguments = []
         for field in _arguments_of(self):
             value = getattr(self, field.name)
-            if isinstance(value, tuple) and value and all(isinstance(part, Described) for part in value):
+            if isinstance(value, tuple) and value and all(isinstance(part, Configuration) for part in value):
                 lines = ""
                 for part, several in groupby(value):
                     count = len([*several])
@@ -87,13 +87,13 @@ class Described:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def from_dict(values: Mapping[str, Any]) -> Described:
+def from_dict(values: Mapping[str, Any]) -> Configuration:
     """Returns the transform that a dictionary from `to_dict` describes.
 
     Raises ValueError if `values` do not describe a transform.
     """
     kind = values.get(KIND) if isinstance(values, Mapping) else None
-    known = Described._classes.get(kind) if isinstance(kind, str) else None
+    known = Configuration._classes.get(kind) if isinstance(kind, str) else None
     # What has no arguments of its own is a base of other classes.
     if known is None or "__dataclass_fields__" not in vars(known):
         raise ValueError(f'expected a dictionary whose "{KIND}" names a transform class; found {_shown(values)}')
@@ -137,14 +137,14 @@ def _name_of(kind: type) -> str:
 
 def is_name(name: str) -> bool:
     """Returns whether a transform of shardio that can be described has this name."""
-    return "__dataclass_fields__" in vars(Described._classes.get(name, object))
+    return "__dataclass_fields__" in vars(Configuration._classes.get(name, object))
 
 
 def is_of_shardio(kind: type) -> bool:
     return kind.__module__.startswith("shardio.")
 
 
-def _arguments_of(described: Described) -> list[Field[Any]]:
+def _arguments_of(described: Configuration) -> list[Field[Any]]:
     return [field for field in fields(described) if field.init]  # type: ignore[arg-type]
 
 
@@ -157,7 +157,7 @@ def _kept(value: object) -> object:
 
 
 def _plain(value: object) -> Any:
-    if isinstance(value, Described):
+    if isinstance(value, Configuration):
         return value.to_dict()
     if isinstance(value, str | bool | int | None):
         return value

@@ -93,7 +93,7 @@ def _number(share: Floats, count: int) -> Numbers:
     return (share * count).astype(np.int64)
 
 
-class _Drawn(NamedTuple):
+class _Choice(NamedTuple):
     """One operation for each image: its number among the policy's names, and its magnitude, (B,) each."""
 
     chosen: Numbers
@@ -111,12 +111,12 @@ class _Policy(Transform):
     fill: Fill
 
     @abstractmethod
-    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         """Yields the operations to apply, in order. Each item holds an operation for every image."""
 
     def _at_bins(
         self, space: _Bins, size: tuple[int, int], chosen: Numbers, bins: Numbers | int, sign: Floats
-    ) -> _Drawn:
+    ) -> _Choice:
         """Returns the operations `chosen`, numbers into `names`, at the magnitudes of `bins` of `space`.
 
         Operations that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
@@ -124,7 +124,7 @@ class _Policy(Transform):
         by_name = space.table(size)
         table = np.stack([by_name.get(name, np.zeros(space.count)) for name in self.names])
         has_sign = np.array([name in _SIGNED for name in self.names])[chosen]
-        return _Drawn(chosen, table[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1))
+        return _Choice(chosen, table[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1))
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
@@ -168,7 +168,7 @@ class RandAugment(_Policy):
         super().__post_init__()
         check_whole("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
 
-    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         for number in range(self.num_ops):
             which, sign = batch.draws.uniform(f"{purpose}/{number}", 2)
             chosen = _number(which, len(self.names))
@@ -188,7 +188,7 @@ class TrivialAugmentWide(_Policy):
 
     names = ("Identity", *_SPACE)
 
-    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         which, share, sign = batch.draws.uniform(purpose, 3)
         chosen, bins = _number(which, len(self.names)), _number(share, self.num_magnitude_bins)
         space = _Bins(self.num_magnitude_bins, 0.99, 32.0, 135.0, 0.99, 2)
@@ -245,7 +245,7 @@ class AutoAugment(_Policy):
 
     names = ("Invert", *_SPACE)
 
-    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNT[self.policy].split(";")]
         numbers = batch.draws.uniform(purpose, 5)
         pair = _number(numbers[0], len(pairs))
@@ -309,7 +309,7 @@ class TimmRandAugment(_Policy):
             )
         return values
 
-    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Drawn]:
+    def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         parts = self._parts
         for number in range(int(parts["n"])):
             which, whether, sign, reading, share = batch.draws.uniform(f"{purpose}/{number}", 5)
@@ -324,7 +324,7 @@ class TimmRandAugment(_Policy):
             bilinear, bicubic = Sampling.PILLOW_BILINEAR, Sampling.PILLOW_BICUBIC
             by_chance = np.where(reading < 0.5, bilinear, bicubic)
             readings = {"bilinear": bilinear, "bicubic": bicubic}.get(self.interpolation, by_chance)
-            yield _Drawn(chosen, magnitudes, whether < parts["p"], readings)
+            yield _Choice(chosen, magnitudes, whether < parts["p"], readings)
 
     def _magnitudes(self, shares: Floats, sign: Floats, size: tuple[int, int]) -> dict[str, Floats]:
         """Returns the magnitudes by operation, (B,) each. `shares` are shares of the maximum, `sign` is -1 or 1."""

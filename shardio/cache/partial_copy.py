@@ -30,7 +30,7 @@ from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import Manifest
 from shardio.reading.mapping import RowMapping
-from shardio.sets.fill import Filler, Read, Stopped
+from shardio.sets.fill import Filler, Read, Stop
 from shardio.system.files import fsync_folder, lock_at_once, reserve, write_all
 from shardio.system.machine import boot_id
 from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_untrusted
@@ -307,7 +307,7 @@ class PartialFiller(Filler):
                     self._progress(-entry.nbytes)
                     raise self._damaged(entry, found)
             self.copied.append(entry)
-        except Stopped:
+        except Stop:
             pass
         except BaseException:
             self._failed.set()
@@ -327,7 +327,7 @@ class PartialFiller(Filler):
                 copy.wait(entry, *span)
             for start, stop, state in copy.runs(entry, *span):
                 if self._ends():
-                    raise Stopped
+                    raise Stop
                 if state == MISSING or (waits and state == COMING):
                     copy.fetch(entry, start, stop, self._storage.read_into, copy.write)
                     self._progress(stop - start)

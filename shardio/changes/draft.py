@@ -47,7 +47,7 @@ class OldFile(Generic[AnyEntry]):
         return self.folder / self.entry.file
 
 
-class Kept(NamedTuple):
+class UsedShards(NamedTuple):
     """The shards that samples use, and the order of the samples in them; shards that no sample uses are dropped."""
 
     shards: tuple[OldFile[ShardEntry], ...]
@@ -84,9 +84,9 @@ class StoredRows:
             return self
         return replace(self, order=samples if self.order is None else self.order[samples])
 
-    def kept(self) -> Kept:
+    def kept(self) -> UsedShards:
         if self.order is None:
-            return Kept(self.shards, None, None)
+            return UsedShards(self.shards, None, None)
         counts = np.array([shard.entry.num_samples for shard in self.shards])
         starts = np.cumsum([0, *counts])
         shard_of = np.searchsorted(starts, self.order, side="right") - 1
@@ -96,7 +96,7 @@ class StoredRows:
         order = self.order - gone[shard_of]
         shards = tuple(shard for shard, is_used in zip(self.shards, used, strict=True) if is_used)
         is_all = len(order) == counts[used].sum() and np.array_equal(order, np.arange(len(order)))
-        return Kept(shards, None if is_all else order, None if used.all() else np.repeat(used, counts))
+        return UsedShards(shards, None if is_all else order, None if used.all() else np.repeat(used, counts))
 
 
 def concatenated(parts: Sequence[StoredRows]) -> StoredRows:

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec, SourceBoxes
-from shardio.conversion.images.decode import Decoded, read_turn, turn
+from shardio.conversion.images.decode import DecodedImage, read_turn, turn
 from shardio.conversion.images.fit import resize_pixels
 from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished, note_refused
-from shardio.conversion.sources.collection import Given, Source
+from shardio.conversion.sources.collection import DatasetItem, Source
 from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, FormatError
@@ -114,14 +114,14 @@ def make_rows(
     return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), None, parts)
 
 
-def read_item(task: ShardTask, source: Source) -> Given | Reject:
+def read_item(task: ShardTask, source: Source) -> DatasetItem | Reject:
     """Returns a source without a picture, with the values of all arrays, or why it is refused."""
     try:
         with KeptWarnings():
             found = task.origin.read(source)
     except DecodeError as error:
         return Reject(task.split, source.key, error.reason, error.detail)
-    assert isinstance(found, Given)
+    assert isinstance(found, DatasetItem)
     labels = {spec.name: _label(spec, source) for spec in task.arrays if spec.source == "label"}
     return found._replace(arrays={**found.arrays, **labels}) if labels else found
 
@@ -250,7 +250,7 @@ def _label(spec: ArraySpec, source: Source) -> NDArray[Any]:
     return np.array(source.label, spec.dtype).reshape(spec.row.shape)
 
 
-def check_values(task: ShardTask, source: Source, found: bytes | Given, decoded: Decoded) -> None:
+def check_values(task: ShardTask, source: Source, found: bytes | DatasetItem, decoded: DecodedImage) -> None:
     """Checks the source's values for the task's arrays. `found` is the source as read, `decoded` its picture.
 
     Raises DecodeError if the source is to be refused, TypeError or ValueError if an item of a dataset does not match
@@ -273,10 +273,10 @@ def make_value(
     if spec.source == "pixels":
         height, width, _ = spec.row.shape
         return resize_pixels(pixels, (height, width), fit.resample)
-    found: bytes | Given = b""
+    found: bytes | DatasetItem = b""
     if spec.source == "item" or task.options.decode.exif_rotate:
         found = task.origin.read(source)
-    orientation = read_turn(found.image if isinstance(found, Given) else found, task.options.decode)
+    orientation = read_turn(found.image if isinstance(found, DatasetItem) else found, task.options.decode)
     raw = _raw(task, spec, source, found, orientation, source_size)
     if spec.kind == "mask":
         return fit.apply_nearest(raw)
@@ -289,7 +289,7 @@ def _raw(
     task: ShardTask,
     spec: ArraySpec,
     source: Source,
-    found: bytes | Given,
+    found: bytes | DatasetItem,
     orientation: int,
     source_size: tuple[int, int],
 ) -> Raw:
@@ -312,7 +312,7 @@ def _raw(
     if spec.source == "boxes":
         boxes = source.boxes or SourceBoxes(b"")  # an estimate tries a task with the sources of other splits
         return spec.check(boxes.in_pixels(*source_size))
-    assert isinstance(found, Given)
+    assert isinstance(found, DatasetItem)
     split, number = source.item()
     where = f"dataset {split.decode()!r}, item {number}: "
     if spec.kind != "mask":

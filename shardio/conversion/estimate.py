@@ -32,7 +32,7 @@ from shardio.conversion.options import (
     count_workers,
 )
 from shardio.conversion.plan import ShardTask, make_plan
-from shardio.conversion.sources.collection import Collection, Given, Origin, Source
+from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.table import Tables
 from shardio.conversion.sources.tree import Labels
@@ -242,9 +242,9 @@ def _measure(
 class _ReadAhead(Origin):
     """An origin of images in memory. Reading from parquet is not timed, as a conversion reads its copies instead."""
 
-    images: Mapping[Source, bytes | Given | DecodeError]
+    images: Mapping[Source, bytes | DatasetItem | DecodeError]
 
-    def read(self, source: Source) -> bytes | Given:
+    def read(self, source: Source) -> bytes | DatasetItem:
         found = self.images[source]
         if isinstance(found, DecodeError):
             raise found
@@ -256,10 +256,10 @@ class _ReadAhead(Origin):
 
 def _read_ahead(
     origin: Origin, sources: Iterable[Source], seconds: float
-) -> Mapping[Source, bytes | Given | DecodeError]:
+) -> Mapping[Source, bytes | DatasetItem | DecodeError]:
     """Returns the images, or the errors, of as many sources as can be read in `seconds`, and at least one."""
     deadline = time.monotonic() + seconds
-    found: dict[Source, bytes | Given | DecodeError] = {}
+    found: dict[Source, bytes | DatasetItem | DecodeError] = {}
     for source in sources:
         try:
             found[source] = origin.read(source)

@@ -31,7 +31,7 @@ from shardio.conversion.records import (
     note_refused,
     save_record,
 )
-from shardio.conversion.sources.collection import Given, Source, digest
+from shardio.conversion.sources.collection import DatasetItem, Source, digest
 from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
@@ -46,7 +46,7 @@ Report = Callable[[int, int], None]
 """Takes the number of sources done since the last call, and how many of these were refused."""
 
 
-class Stopped(Exception):
+class Stop(Exception):
     """A task was asked to stop."""
 
 
@@ -59,9 +59,9 @@ class Control:
     threads: int = 1
 
     def check(self) -> None:
-        """Raises Stopped if the task is to stop."""
+        """Raises Stop if the task is to stop."""
         if self.stopped():
-            raise Stopped
+            raise Stop
 
 
 class PreparedSample(NamedTuple):
@@ -92,7 +92,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
-            if isinstance(found, Given):
+            if isinstance(found, DatasetItem):
                 image, label = found.image, found.label
             else:
                 image, label = found, source.indexed
@@ -170,7 +170,7 @@ def needs_torch(task: ShardTask) -> bool:
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
-    """Makes the task's shard and arrays, writes their record, and returns it. Raises Stopped if `control` says so.
+    """Makes the task's shard and arrays, writes their record, and returns it. Raises Stop if `control` says so.
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """

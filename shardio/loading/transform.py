@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.boxes import Draws, Loaded
+from shardio.augment.boxes import Draws, LoaderBatch
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
 from shardio.augment.foreign import check_foreign, name_of
@@ -124,7 +124,7 @@ class TransformStep:
             sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
             ours = _ours(self.function)
             if ours is None:
-                with Loaded(images, Draws(self._seed, epoch, counters), sizes).here():
+                with LoaderBatch(images, Draws(self._seed, epoch, counters), sizes).here():
                     return cast(torch.Tensor, self.function(images)), labels, more
             arrays = self._arrays(more)
             made = ours(

@@ -20,7 +20,7 @@ Read = Callable[[FileEntry, int, memoryview], None]
 """`Storage.read_into`, or a function like it."""
 
 
-class Stopped(Exception):
+class Stop(Exception):
     """Raised to end the copy of a file, because `stop` was set or another thread has failed."""
 
 
@@ -83,7 +83,7 @@ class Filler:
             try:
                 if not self._ends():
                     do(entry)
-            except Stopped:
+            except Stop:
                 pass
             except Exception:
                 self._failed.set()
@@ -135,7 +135,7 @@ class Filler:
 
         def read(offset: int, buffer: memoryview) -> int:
             if self._ends():
-                raise Stopped
+                raise Stop
             read_into(entry, offset, buffer)
             return len(buffer)
 

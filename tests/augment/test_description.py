@@ -114,7 +114,7 @@ def test_equal_arguments_of_other_types_are_equal_transforms(one: Transform, oth
         {"transform": "_Sometimes"},
         {"transform": "_Sometimes", "p": 0.5},
         {"transform": "_Mix", "num_classes": 3},
-        {"transform": "Described"},
+        {"transform": "Configuration"},
         {"transform": "os.system"},
         {"transform": "CenterCrop"},
         {"transform": "CenterCrop", "size": 8, "more": 1},

@@ -25,7 +25,7 @@ from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
 from shardio.conversion.convert import convert
-from shardio.conversion.images.decode import Decoded, decode_image
+from shardio.conversion.images.decode import DecodedImage, decode_image
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Item, Source
 from shardio.conversion.sources.datasets import collect_datasets
@@ -314,7 +314,7 @@ def test_images_are_converted_as_files_of_them_are() -> None:
         image = Image.fromarray(RGBA).convert(mode)
         expected = decode_image(encode(image, "PNG")).pixels
         np.testing.assert_array_equal(decode_image(image).pixels, expected, err_msg=mode)
-    assert isinstance(decode_image(RGB), Decoded)
+    assert isinstance(decode_image(RGB), DecodedImage)
 
 
 # --- labels and classes ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pictures import encode, random_picture
 from PIL import Image, ImageOps
 from places import DATA, SHARED
 
-from shardio.conversion.images.decode import Decoded, DecodeOptions, decode_image, parse_colour
+from shardio.conversion.images.decode import DecodedImage, DecodeOptions, decode_image, parse_colour
 from shardio.conversion.images.headers import MAX_PIXELS, MAX_SIDE_PIXELS, check_pixels
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError
@@ -619,7 +619,7 @@ PNGS: dict[str, bytes] = {
 
 def same_or_refused(data: bytes, expected: NDArray[np.uint8], what: str) -> None:
     outcome = decode_or_refuse(data)
-    if isinstance(outcome, Decoded):
+    if isinstance(outcome, DecodedImage):
         np.testing.assert_array_equal(outcome.pixels, expected, err_msg=what)
 
 

@@ -9,7 +9,7 @@ from command import run_python
 from mutate_images import judge, mutated_image, sound_images
 from places import CHAOS
 
-from shardio.conversion.images.decode import Decoded
+from shardio.conversion.images.decode import DecodedImage
 from shardio.errors import DecodeError
 
 
@@ -41,16 +41,16 @@ def black(height: int, width: int, channels: int = 3) -> np.ndarray:  # type: ig
         (ZeroDivisionError(), "ZeroDivisionError"),
         (DecodeError("odd", "x"), "without a known reason"),
         (DecodeError("damaged", ""), "without a known reason and a detail"),
-        (Decoded(black(40, 56, 4)), "pixels of uint8 (40, 56, 4)"),
-        (Decoded(black(40, 55)), "but the header claims {(40, 56)}"),
-        (Decoded(black(20, 28), "", 4, (40, 56)), "for a source of (40, 56) over 4"),
+        (DecodedImage(black(40, 56, 4)), "pixels of uint8 (40, 56, 4)"),
+        (DecodedImage(black(40, 55)), "but the header claims {(40, 56)}"),
+        (DecodedImage(black(20, 28), "", 4, (40, 56)), "for a source of (40, 56) over 4"),
     ],
     ids=["another exception", "unknown reason", "no detail", "four channels", "another size", "another reduction"],
 )
 def test_what_a_decoder_must_not_do_is_noticed(
-    result: Decoded | Exception, wrong: str, monkeypatch: pytest.MonkeyPatch
+    result: DecodedImage | Exception, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decode_image(data: bytes, least_size: object) -> Decoded:
+    def decode_image(data: bytes, least_size: object) -> DecodedImage:
         if isinstance(result, Exception):
             raise result
         return result

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image, features
 
-from shardio.conversion.images.decode import Decoded, DecodeOptions, decode_image
+from shardio.conversion.images.decode import DecodedImage, DecodeOptions, decode_image
 from shardio.conversion.images.headers import holds_image
 from shardio.errors import DecodeError
 
@@ -171,7 +171,7 @@ def test_a_file_cut_at_any_byte_is_refused_or_the_same(kind: str) -> None:
     expected = decode_image(data).pixels
     for length in {*range(0, len(data), max(1, len(data) // 50)), *range(len(data) - 12, len(data))}:
         outcome = decode_or_refuse(data[:length])
-        if isinstance(outcome, Decoded):  # without the padding or the terminator
+        if isinstance(outcome, DecodedImage):  # without the padding or the terminator
             assert length >= len(data) - 5
             np.testing.assert_array_equal(outcome.pixels, expected)
 
@@ -184,7 +184,7 @@ def test_avif_decodes_as_with_pillow_and_is_refused_when_cut() -> None:
         expected = over(RGB, ALPHA) if channels.shape[2] == 4 else np.broadcast_to(channels, RGB.shape)
         assert np.abs(decode_image(data, BEHIND).pixels.astype(int) - expected).max() <= 6
         for length in range(1, len(data), 29):
-            assert not isinstance(decode_or_refuse(data[:length]), Decoded)
+            assert not isinstance(decode_or_refuse(data[:length]), DecodedImage)
 
 
 def test_avif_without_a_decoder_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from shardio.conversion.plan import ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, load_record, refused_so_far
 from shardio.conversion.report import Progress
 from shardio.conversion.sources.tree import scan_tree
-from shardio.conversion.task import Control, Stopped, do_task
+from shardio.conversion.task import Control, Stop, do_task
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.system.files import sweep_temporaries
 
@@ -212,7 +212,7 @@ FAILURES: dict[str, tuple[Exception, type[Exception], str]] = {
         SpaceError,
         "/x: No space left; 15 of 18 images are kept in .*: make room",
     ),
-    "stopped": (Stopped(), ConvertError, "train-00002.npy: stopped unexpectedly: does its machine see"),
+    "stopped": (Stop(), ConvertError, "train-00002.npy: stopped unexpectedly: does its machine see"),
 }
 
 
@@ -274,7 +274,7 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
         with pytest.raises(error):
             convert(tmp_path / "src", out, **options, executor=pool, on_progress=stop)
         assert [future.cancelled() for future in futures] == [False, True, True]
-        assert isinstance(futures[0].exception(60), Stopped)
+        assert isinstance(futures[0].exception(60), Stop)
     assert sorted(hashes(out)) == [".convert/plan.json"]
     assert convert(tmp_path / "src", out, **options, workers=2).num_converted == 600
 

@@ -21,7 +21,7 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import load_record, refused_so_far
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.task import Control, Stopped, do_task
+from shardio.conversion.task import Control, Stop, do_task
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 from shardio.errors import DecodeError, FormatError
@@ -82,7 +82,7 @@ def test_a_task_that_is_stopped_leaves_nothing_but_the_list_of_what_it_refused(
     task: ShardTask, monkeypatch: pytest.MonkeyPatch, threads: int, after: int
 ) -> None:
     monkeypatch.setattr(writer, "BLOCK_NBYTES", 3 * SIDE * SIDE * 3)
-    with pytest.raises(Stopped):
+    with pytest.raises(Stop):
         do_task(task, Reports(stop_after=after).control(threads))
     assert {path.name for path in task.out.iterdir()} == {WORK_FOLDER}
     assert {path.name for path in (task.out / WORK_FOLDER).iterdir()} <= {f"{task.name}.refused.jsonl"}

@@ -15,7 +15,7 @@ import pytest
 from folders import hashes
 
 from shardio.conversion.convert import convert
-from shardio.conversion.images.decode import Decoded, decode_image
+from shardio.conversion.images.decode import DecodedImage, decode_image
 from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection as sources
@@ -103,7 +103,7 @@ def failing_storage(key: str) -> Iterator[None]:
         yield
 
 
-def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
+def decode_or_refuse(data: bytes) -> DecodedImage | DecodeError:
     try:
         return decode_image(data)
     except DecodeError as error:

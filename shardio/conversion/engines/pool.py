@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from shardio.conversion.plan import ShardTask, difference, library_versions
 from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
-from shardio.conversion.task import Control, Report, Stopped, do_task
+from shardio.conversion.task import Control, Report, Stop, do_task
 from shardio.errors import ConvertError, ShardioError
 from shardio.system.opening import open_untrusted, read_untrusted
 
@@ -162,7 +162,7 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
         _read_counts(run_file)
         if isinstance(error, (ShardioError, OSError)):
             raise
-        what = "stopped unexpectedly: does its machine see OUT?" if isinstance(error, Stopped) else ""
+        what = "stopped unexpectedly: does its machine see OUT?" if isinstance(error, Stop) else ""
         raise ConvertError(f"{task.name}: {what or f'{type(error).__name__}: {error}'}. {RESUME}") from error
 
 

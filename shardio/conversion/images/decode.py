@@ -97,7 +97,7 @@ def parse_colour(text: str) -> Colour:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedImage:
     """A decoded image: `pixels` is (height, width, 3) uint8, RGB. `warning` says what was mended or left out."""
 
     pixels: NDArray[np.uint8]
@@ -118,7 +118,9 @@ class Decoded:
 _DEFAULTS = DecodeOptions()
 
 
-def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
+def decode_image(
+    image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None
+) -> DecodedImage:
     """Decodes one image: the bytes of a file, a PIL image, or an array. Returns a copy of its pixels.
 
     Arrays with one channel are grey. A fourth channel is alpha: the image is blended onto the background color. PIL
@@ -135,8 +137,8 @@ def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_siz
         if isinstance(image, bytes):
             return _decode_bytes(image, options, least_size)
         if isinstance(image, np.ndarray):
-            return Decoded(_array_to_rgb(image, options.background))
-        return Decoded(_pil_to_rgb(image, options.background))
+            return DecodedImage(_array_to_rgb(image, options.background))
+        return DecodedImage(_pil_to_rgb(image, options.background))
     except Exception as error:  # a PIL image may be a file that is decoded only now
         raise as_decode_error(error) from None
 
@@ -203,7 +205,7 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> Decoded:
+def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> DecodedImage:
     orientation = read_turn(data, options)
     if is_jpeg(data):
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
@@ -222,12 +224,12 @@ def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | N
     return replace(decoded, pixels=turn(decoded.pixels, orientation), orientation=orientation)
 
 
-def _first_picture(image: Image.Image, kind_of_several: str, background: Colour) -> Decoded:
+def _first_picture(image: Image.Image, kind_of_several: str, background: Colour) -> DecodedImage:
     warning = f"{kind_of_several} of several pictures: the first one was taken" if kind_of_several else ""
-    return Decoded(_to_rgb(image, background), warning)
+    return DecodedImage(_to_rgb(image, background), warning)
 
 
-def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
+def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> DecodedImage:
     header = read_jpeg_header(data)
     if not header.is_supported:
         raise DecodeError(
@@ -253,7 +255,7 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
         except ValueError as again:
             raise DecodeError("damaged", str(again)) from None
         warning = f"{JUNK}: {error}"
-    return Decoded(pixels, warning, reduction, None if reduction == 1 else size)
+    return DecodedImage(pixels, warning, reduction, None if reduction == 1 else size)
 
 
 def _choose_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
@@ -280,7 +282,7 @@ def _strict_jpeg(data: bytes, size: tuple[int, int], reduction: int) -> NDArray[
     return pixels
 
 
-def _decode_png(data: bytes, background: Colour) -> Decoded:
+def _decode_png(data: bytes, background: Colour) -> DecodedImage:
     header = read_png_header(data)
     check_pixels(header.width, header.height)
     transparent = find_png_chunk(data, b"tRNS")

@@ -62,7 +62,7 @@ class Item(NamedTuple):
     number: int
 
 
-class Given(NamedTuple):
+class DatasetItem(NamedTuple):
     """An image from a dataset with its label, which the scan did not know."""
 
     image: object
@@ -107,7 +107,7 @@ class Origin(ABC):
     """The folder for the copies that `prepare` makes. If it is None, nothing is copied, and reading may be slow."""
 
     @abstractmethod
-    def read(self, source: Source) -> bytes | Given:
+    def read(self, source: Source) -> bytes | DatasetItem:
         """Returns an encoded image, or an item of a dataset, whose label replaces the source's label.
 
         Raises DecodeError if the source cannot be read, is not a regular file, or is too large to be an image. Raises
@@ -207,7 +207,7 @@ class FileOrigin(Origin):
         file = place if isinstance(place, bytes) else place[0]
         return os.path.join(self.folder, os.fsdecode(file)), place if isinstance(place, Extent) else None
 
-    def read(self, source: Source) -> bytes | Given:
+    def read(self, source: Source) -> bytes | DatasetItem:
         return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:

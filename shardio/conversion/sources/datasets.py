@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ARRAY, ArraySpec, Label, as_float32, declare, label_array, label_name
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
+from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want
 from shardio.conversion.sources.names import DEFAULT_SPLIT, check_label, check_split_words, split_name
 from shardio.errors import DecodeError, SourceError, counted
 from shardio.format.layout import LABELS_NAME, MAX_CLASSES, check_split_name
@@ -66,7 +66,7 @@ class DatasetOrigin(Origin):
     arrays: tuple[ArraySpec, ...] = ()
     has_pixels: bool = True
 
-    def read(self, source: Source) -> Given:
+    def read(self, source: Source) -> DatasetItem:
         """Returns an item. Raises DecodeError if the dataset raises, TypeError or ValueError if the item is invalid."""
         where, number = source.item()
         split = where.decode()
@@ -239,7 +239,7 @@ def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
     return tuple(map(float, numbers.reshape(-1)))
 
 
-def _given(item: Any, where: str, origin: DatasetOrigin) -> Given:
+def _given(item: Any, where: str, origin: DatasetOrigin) -> DatasetItem:
     like, arrays, has_pixels = origin.like, origin.arrays, origin.has_pixels
     if not has_pixels and not isinstance(item, Mapping):
         item = {ARRAY: item}
@@ -268,7 +268,7 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> Given:
     values = {spec.name: check(spec, item[spec.name], f"{where}: ").copy() for spec in arrays}
     for spec in label_array(label):
         values[spec.name] = np.array(label, spec.dtype).reshape(spec.row.shape)
-    return Given(image, label if isinstance(label, int) else None, values)
+    return DatasetItem(image, label if isinstance(label, int) else None, values)
 
 
 def _kind(label: Label) -> object:
@@ -320,7 +320,7 @@ def _try_items(split: str, origin: DatasetOrigin) -> bytes:
     return hashes
 
 
-def _hash_item(given: Given) -> bytes:
+def _hash_item(given: DatasetItem) -> bytes:
     sha256 = hashlib.sha256(f"{given.label} ".encode())
     if given.image is not None:
         pixels = decode_image(given.image).pixels

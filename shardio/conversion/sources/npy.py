@@ -25,9 +25,9 @@ from shardio.conversion.arrays import ARRAY, ArraySpec, as_float32, declare, lab
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import (
     Collection,
+    DatasetItem,
     Extent,
     FileOrigin,
-    Given,
     Item,
     Origin,
     Source,
@@ -92,7 +92,7 @@ class TreeOrigin(FileOrigin):
     first: str = ""
     """The key of the file that decided about the type."""
 
-    def read(self, source: Source) -> Given:
+    def read(self, source: Source) -> DatasetItem:
         data = super().read(source)
         assert isinstance(data, bytes)
         if not data:
@@ -114,7 +114,7 @@ class TreeOrigin(FileOrigin):
             raise DecodeError("damaged", f"expected {header.nbytes:,} bytes, found {len(data):,}")
         values = np.frombuffer(data, header.dtype, offset=header.start)
         values = values.reshape(header.shape, order="F" if header.by_columns else "C")
-        return Given(None, source.indexed, {ARRAY: _check_values(values)})
+        return DatasetItem(None, source.indexed, {ARRAY: _check_values(values)})
 
 
 def _scan_tree(src: Path, labels: Labels | None) -> Collection:
@@ -166,7 +166,7 @@ class RowsOrigin(Origin):
     label: str = ""
     """The member with labels that are stored as float32."""
 
-    def read(self, source: Source) -> Given:
+    def read(self, source: Source) -> DatasetItem:
         number = source.item().number
         values = {name: self._read_row(name, number) for name in self.members}
         if self.label:
@@ -174,7 +174,7 @@ class RowsOrigin(Origin):
                 values[LABELS_NAME] = as_float32(values.pop(self.label))
             except ValueError as error:
                 raise DecodeError("unsupported", str(error)) from None
-        return Given(None, source.indexed, values)
+        return DatasetItem(None, source.indexed, values)
 
     def _read_row(self, name: str, number: int) -> NDArray[Any]:
         header, row, offset, _ = self.members[name]
