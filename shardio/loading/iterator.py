@@ -45,16 +45,15 @@ class Flow:
 
     _device: DevicePrefetch | None
 
-    def __init__(self, pipeline: Pipeline, position: Position, prefetch: int) -> None:
+    def __init__(self, pipeline: Pipeline, position: Position) -> None:
         sampler, epoch = position.rest(), position.order_epoch(position.next.epoch)
         self.transform = pipeline.transform
         self._pipeline = pipeline
         self._sampler = sampler
-        self._redraws = position.redraws
         self._batches = sampler.batches(epoch)
         self._num_drawn = 0
         self._epoch = epoch
-        self._prefetch = prefetch
+        self._prefetch = pipeline.options.prefetch
         self._announces = pipeline.begin_epoch()
         self._last_step = pipeline.last_step(epoch)
         # Has an entry once no more batches are wanted: gather threads then announce none.
@@ -142,11 +141,11 @@ class Flow:
             indices = next(self._batches, None)
             if indices is None:
                 return
-            counters = _counters(self._sampler, self._num_drawn, indices, self._redraws)
+            counters = _counters(self._sampler, self._num_drawn, indices)
             self._num_drawn += 1
             try:
                 cut = self.transform.cut(indices, counters, self._epoch)
-                request = self._pipeline.request(indices, cut, resamples=self.transform.resamples)
+                request = self._pipeline.request(indices, cut, resamples=self.transform.cutting.resamples)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
@@ -162,11 +161,9 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
     loader, raises RuntimeError and changes nothing.
     """
 
-    def __init__(self, pipeline: Pipeline, position: Position, *, prefetch: int, return_indices: bool) -> None:
+    def __init__(self, pipeline: Pipeline, position: Position) -> None:
         self._pipeline = pipeline
         self._position = position
-        self._prefetch = prefetch
-        self._return_indices = return_indices
         self._token = object()
         self._flow: Flow | None = None
         self._failed = False
@@ -182,7 +179,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         """Begins the epoch, at the first `next`. `iter()` alone changes nothing: Lightning calls it too often."""
         self._take_place()
         self._pipeline.meter.begin_epoch(self._place.epoch)
-        flow = Flow(self._pipeline, self._position, self._prefetch)
+        flow = Flow(self._pipeline, self._position)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -247,15 +244,15 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         pipeline, position, place, step = self._pipeline, self._position, self._place, self._step
         sampler = self._sampler
         tensors, indices, cut = flow.take()
-        counters = _counters(sampler, step, indices, position.redraws)
+        counters = _counters(sampler, step, indices)
         start = time.perf_counter()
         epoch = position.order_epoch(place.epoch)
         images, labels, more = flow.transform(tensors, indices, counters, epoch, cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
-            *((images,) if pipeline.image_shape else ()),
+            *((images,) if pipeline.parts.image_shape else ()),
             *((labels,) if labels is not None else ()),
-            *((tensors.indices,) if self._return_indices else ()),
+            *((tensors.indices,) if pipeline.options.return_indices else ()),
             *((more,) if more else ()),
         )
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
@@ -270,13 +267,12 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         return batch
 
 
-def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], redraws: bool) -> NDArray[np.int64]:
+def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the counters from which random numbers of a batch's samples are computed.
 
-    They are the sample indices; or, with `redraws`, where a sample may come more than once in an epoch, the positions
-    in the epoch's order.
+    They are the sample indices; or, where a sample may come more than once in an epoch, the positions in its order.
     """
-    if not redraws:
+    if not sampler.order.redraws and sampler.repeats == 1:
         return indices
     start, stop = sampler.bounds(step)
     return np.arange(start, stop) % sampler.num_samples

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from shardio.cache.cached_split import open_source
 from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
-from shardio.loading.cuda import make_copier
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.mixture import Sets, as_mixture, open_mixture
 from shardio.loading.options import Check, Function, OnDamage, Options, check_function, choose_device
@@ -23,7 +22,7 @@ from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
 from shardio.loading.world import World, check_world, find_world, meet_in_torch
 from shardio.order.mixture import MixedOrder
-from shardio.order.orders import Endless, Order, Shuffle, as_integer, make_order
+from shardio.order.orders import Endless, Order, Shuffle, make_order
 from shardio.order.sampler import Sampler, Tail
 from shardio.reading.choose import Io, SplitSource
 from shardio.reading.mixed import MixedSource
@@ -123,16 +122,28 @@ class ShardLoader(LikeDataLoader):
         if unknown:
             refuse_options(unknown)
         warn_of_missing_kernels()
-        length = None if epoch_batches is None else as_integer("epoch_batches", epoch_batches)
-        size = as_integer("batch_size", batch_size)
+        world = find_world(rank, world_size)
         options = Options(
-            *(seed, prefetch, num_threads, io, check, on_damage, transform, arrays, columns),
-            *(images, report_every),
+            batch_size=batch_size,
+            seed=seed,
+            epoch_batches=epoch_batches,
+            repeats=repeats,
+            tail=tail,
+            world=world,
+            device=choose_device(device, world),
+            num_threads=num_threads,
+            prefetch=prefetch,
+            io=io,
+            transform=transform,
+            return_indices=return_indices,
+            check=check,
+            on_damage=on_damage,
+            arrays=arrays,
+            columns=columns,
+            images=images,
+            report_every=report_every,
         )
-        self.prefetch = options.prefetch
-        self.return_indices = return_indices
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
-        self.world = find_world(rank, world_size)
         if together and cache is None:
             raise ValueError("together=True copies into a cache on each node: give cache=, a folder on its own disk")
         meet = meet_in_torch if together else lambda: None
@@ -154,16 +165,11 @@ class ShardLoader(LikeDataLoader):
                 order = make_order(
                     source.num_samples, shuffle=shuffle, seed=options.seed, weights=weights, indices=indices
                 )
-            sampler = _sampler(order, size, self.world, tail, length, as_integer("repeats", repeats))
-            self.device = choose_device(device, self.world)
+            sampler = _sampler(order, options)
             self.shards = source.open(sampler.batches(0))
-            self._position = position = Position(sampler, self.shards)
-            copier = make_copier(self.device)
+            self._position = Position(sampler, self.shards)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
-            self._pipeline = Pipeline(
-                *(source, self.shards, options, sampler.batch_size, position.num_distinct, copier, self.world),
-                *(self.device, position.indices),
-            )
+            self._pipeline = Pipeline(source, self.shards, options, self._position.indices)
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()
             raise
@@ -187,21 +193,34 @@ class ShardLoader(LikeDataLoader):
     def num_threads(self) -> int:
         return self._pipeline.num_threads
 
+    @property
+    def prefetch(self) -> int:
+        return self._pipeline.options.prefetch
+
+    @property
+    def world(self) -> World:
+        """Rank and world size, and where they come from."""
+        return self._pipeline.options.world
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches arrive."""
+        return self._pipeline.options.device
+
     def __repr__(self) -> str:
         world, closed = self.world, ", closed" if self.closed else ""
-        arrays = f" with {', '.join(self._pipeline.rows)}" if self._pipeline.rows else ""
+        parts = self._pipeline.parts
+        arrays = f" with {', '.join(parts.rows)}" if parts.rows else ""
         return printable(
             f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
-            f"x {self._pipeline.image_shape or 'no pixels'}{arrays}, rank {world.rank} of {world.world_size}, on "
+            f"x {parts.image_shape or 'no pixels'}{arrays}, rank {world.rank} of {world.world_size}, on "
             f"{self.device}{closed}>"
         )
 
     @eager
     def __iter__(self) -> LoaderIterator:
         check_world(self.world)
-        iterator = LoaderIterator(
-            self._pipeline, self._position, prefetch=self.prefetch, return_indices=self.return_indices
-        )
+        iterator = LoaderIterator(self._pipeline, self._position)
         self._iterators.add(iterator)
         return iterator
 
@@ -269,14 +288,18 @@ class ShardLoader(LikeDataLoader):
         )
 
 
-def _sampler(order: Order, batch_size: int, world: World, tail: Tail, length: int | None, repeats: int) -> Sampler:
-    if length is not None:
-        if length < 1 or tail != "drop":
-            raise ValueError(
-                f"epoch_batches must be at least 1, and needs no tail, as batches go on; found {length}, tail={tail!r}"
-            )
-        order = order if isinstance(order, MixedOrder) else Endless(order)
-    sampler = Sampler(order, batch_size, world.rank, world.world_size, tail, length=length, repeats=repeats)
+def _sampler(order: Order, options: Options) -> Sampler:
+    if options.epoch_batches is not None and not isinstance(order, MixedOrder):
+        order = Endless(order)
+    sampler = Sampler(
+        order,
+        options.batch_size,
+        options.world.rank,
+        options.world.world_size,
+        options.tail,
+        length=options.epoch_batches,
+        repeats=options.repeats,
+    )
     if not sampler.num_batches:
         raise ValueError(
             f"expected at least one batch, but {order.num_samples} samples are fewer than the global batch of "

@@ -11,9 +11,10 @@ import torch
 from shardio.augment.chain import Transform
 from shardio.errors import check_choice
 from shardio.format.entries import ArrayEntry
-from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape
+from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape, sample_nbytes
 from shardio.loading.world import World
 from shardio.order.orders import as_integer
+from shardio.order.sampler import Tail
 from shardio.reading.choose import Io
 from shardio.reading.layout import SplitLayout
 from shardio.reading.mixed import SOURCE, MixedSet
@@ -26,29 +27,43 @@ Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 _NUMBERS = ("source_width", "source_height", "crc32")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Arguments of `ShardLoader`, under the same names, checked before a set is opened."""
 
+    batch_size: int
     seed: int
-    prefetch: int
+    epoch_batches: int | None
+    repeats: int
+    tail: Tail
+    world: World
+    """`rank` and `world_size`, or where they come from by default."""
+    device: torch.device
     num_threads: int | None
+    prefetch: int
     io: Io
+    transform: Function | None
+    """The transform that a loader begins with: it may be set later."""
+    return_indices: bool
     check: Check
     on_damage: OnDamage
-    transform: Function | None
-    arrays: Sequence[str] = ()
-    columns: Sequence[str] = ()
-    images: str | None = ""
-    report_every: float | None = None
+    arrays: Sequence[str]
+    columns: Sequence[str]
+    images: str | None
+    report_every: float | None
 
     def __post_init__(self) -> None:
         check_choice("io", self.io, Io)
         check_choice("check", self.check, Check)
         check_choice("on_damage", self.on_damage, OnDamage)
-        for name in ("seed", "prefetch", "num_threads"):
+        for name in ("batch_size", "seed", "epoch_batches", "repeats", "num_threads", "prefetch"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_integer(name, value))
+        if (length := self.epoch_batches) is not None and (length < 1 or self.tail != "drop"):
+            raise ValueError(
+                f"epoch_batches must be at least 1, and needs no tail, as batches go on; found {length}, "
+                f"tail={self.tail!r}"
+            )
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             found = f"num_threads={self.num_threads}, prefetch={self.prefetch}"
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
@@ -114,6 +129,16 @@ class Parts:
         if self.image_shape is not None:
             arrays["images"] = ("image", RowType("|u1", self.image_shape))
         return {**arrays, **{name: ("column", row) for name, row in self.columns.items()}}
+
+    @property
+    def stored_shape(self) -> SampleShape:
+        """The shape of an image in a slot, which has no bytes if there are no images."""
+        return self.image_shape or (0, 0, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a sample in a slot."""
+        return sample_nbytes(self.stored_shape) + sum(row.nbytes for row in self.rows.values())
 
     @property
     def rows(self) -> dict[str, RowType]:

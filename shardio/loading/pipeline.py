@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,16 +18,17 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.cut import Cut
-from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType, SampleShape, sample_nbytes
+from shardio.format.layout import LABEL_ROW, LABELS_NAME
 from shardio.kernels.built import kernels_in_use
+from shardio.loading.cuda import make_copier
 from shardio.loading.gather import Finish, GatherThreads, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Function, Options, find_parts
-from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors, traced
+from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, traced
 from shardio.loading.report import LoaderFacts, LoaderReport, ReportThread
 from shardio.loading.ring import Ring, Slot, new_slot
-from shardio.loading.transform import CUT_ROWS, TransformStep
-from shardio.loading.world import World, least_local_ranks
+from shardio.loading.transform import CUT_ROWS, Cutting, TransformStep
+from shardio.loading.world import least_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.guard import GuardedReader, replace_damaged
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
@@ -40,26 +41,6 @@ from shardio.system.threads import close_at_exit
 _MOST_THREADS = 4
 # Gather threads that resample, too. Where torch has more for a transform, they are quicker than these would be.
 _MOST_CUTTING_THREADS = 16
-
-
-# What a slot has of pictures where a set has no pixels.
-_NO_PIXELS = (0, 0, 0)
-
-
-def _num_classes(shards: AnySet, indices: NDArray[np.int64] | None) -> tuple[int, bool]:
-    """Returns the number of classes, and whether it is exact.
-
-    Without class names, it is not exact: the largest label among the samples, plus 1.
-    """
-    if shards.classes:
-        return len(shards.classes), True
-    labels = shards.labels if indices is None else shards.labels[indices]
-    return int(labels.max(initial=-1)) + 1, False
-
-
-def _nbytes(shape: SampleShape, rows: Mapping[str, RowType]) -> int:
-    """Returns the bytes of one sample in a slot."""
-    return sample_nbytes(shape) + sum(row.nbytes for row in rows.values())
 
 
 def _damage(guards: Sequence[tuple[int, GuardedReader]]) -> dict[int, str]:
@@ -85,35 +66,24 @@ class Pipeline:
         source: SplitSource | MixedSource,
         shards: AnySet,
         options: Options,
-        batch_size: int,
-        num_samples: int,
-        copier: Copier | None,
-        world: World,
-        device: torch.device,
         indices: NDArray[np.int64] | None,
     ) -> None:
-        """`num_samples` is the number of different samples to read: those in `indices`, or all samples of the split."""
+        """`indices` are the samples to read, if not all samples of the split."""
+        self.options = options
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
         """{"thread": the thread that is requesting a batch}; empty if none is."""
-        self._parts = parts = find_parts(shards, options.arrays, options.columns, options.images)
-        self.image_shape = parts.image_shape
-        """None if batches have no images."""
-        shape = self.image_shape or _NO_PIXELS
-        self.rows = rows = parts.rows
-        """The row types of arrays and columns in a batch, by name."""
+        self.parts = parts = find_parts(shards, options.arrays, options.columns, options.images)
+        self._copier = copier = make_copier(options.device)
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
-        reserved = least_local_ranks(world) * under_way * batch_size * _nbytes(shape, rows)
+        batch_nbytes = options.batch_size * parts.nbytes
+        reserved = least_local_ranks(options.world) * under_way * batch_nbytes
         self._guards: list[tuple[int, GuardedReader]] = []
         """Guards against damaged samples, each with the index of its first sample."""
-        self._reader = self._make_reader(source, shards, options, num_samples, reserved)
         self._source = source
         self._shards = shards
-        self._copier = copier
-        self._device = device
-        self._slot_shape = (batch_size, *shape)
-        self._seed = options.seed
+        self._reader = self._make_reader(len(shards) if indices is None else len(np.unique(indices)), reserved)
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
         lines = self._reader.whole_lines
@@ -122,27 +92,19 @@ class Pipeline:
         # On the CPU, the threads that gather take the place of torch's, which a transform uses, if they are as many.
         enough = threads <= (options.num_threads or _MOST_CUTTING_THREADS)
         windows_pay = lines > 0 or (copier is None and enough)
-        self._make_step = partial(
-            TransformStep,
-            seed=options.seed,
-            shards=shards,
-            parts=parts,
-            num_classes=partial(_num_classes, shards, indices),
-            device=device,
-            resamples=resamples,
-            whole_lines=lines,
-        )
+        self._make_step = partial(TransformStep, options=options, parts=parts, shards=shards, indices=indices)
         # Damaged samples are found in whole. Arrays are small, and read whole, too.
-        self._may_split = not self._guards and windows_pay and parts.images == ""
-        self.set_transform(options.transform)
+        splits = not self._guards and windows_pay and parts.images == ""
+        self.transform = self._make_step(options.transform, Cutting(splits, resamples, lines))
         make = copier.new_slot if copier else new_slot
-        told = {}
+        rows = parts.rows
         if copier is not None:
             # Slots have room for what the kernel is told, or not.
-            self._may_split = self.splits
-            told = CUT_ROWS if self._may_split else {}
-        self._ring = Ring(under_way, lambda: make(batch_size, shape, {**rows, **told}))
-        self.read_ahead = read_ahead_batches(batch_size * _nbytes(shape, rows), memory_left())
+            splits = self.splits
+            rows |= CUT_ROWS if splits else {}
+        self._cutting = Cutting(splits, resamples, lines)
+        self._ring = Ring(under_way, lambda: make(options.batch_size, parts.stored_shape, rows))
+        self.read_ahead = read_ahead_batches(batch_nbytes, memory_left())
         """The number of batches to announce to the reader in addition to the batches under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         if self.splits and resamples:
@@ -152,8 +114,8 @@ class Pipeline:
             num_threads=self.num_threads,
             num_cores=usable_cores(),
             prefetch=options.prefetch,
-            rank=world.rank,
-            world_size=world.world_size,
+            rank=options.world.rank,
+            world_size=options.world.world_size,
         )
         close_at_exit(self)
         # Last, as nothing else of the above has to be closed.
@@ -163,11 +125,10 @@ class Pipeline:
             self._reports = ReportThread(self, self.meter, self.about, options.report_every)
             self._reports.begin()
 
-    def _make_reader(
-        self, source: SplitSource | MixedSource, shards: AnySet, options: Options, num_samples: int, reserved: int
-    ) -> Reader:
-        """Returns the reader of the batches. `reserved` are the bytes that they will take."""
-        tables = (*([] if (images := self._parts.images) is None else [images]), *self._parts.arrays)
+    def _make_reader(self, num_samples: int, reserved: int) -> Reader:
+        """Returns the reader of `num_samples` different samples, whose batches will take `reserved` bytes."""
+        source, shards, options = self._source, self._shards, self.options
+        tables = (*([] if (images := self.parts.images) is None else [images]), *self.parts.arrays)
         splits: list[tuple[SplitSource, ShardSet, int, int]]
         if isinstance(source, MixedSource):
             assert isinstance(shards, MixedSet)
@@ -209,7 +170,7 @@ class Pipeline:
 
     def set_transform(self, function: Function | None) -> None:
         """Sets the transform of iterators that begin from now on."""
-        self.transform = self._make_step(function, roi=self._may_split)
+        self.transform = self._make_step(function, self._cutting)
 
     @property
     def splits(self) -> bool:
@@ -226,7 +187,9 @@ class Pipeline:
         The function has no reference to the pipeline. Otherwise a gather thread could be the last to free the pipeline,
         and would close it.
         """
-        return partial(replace_damaged, partial(_damage, self._guards), self._seed, epoch) if self._guards else None
+        return (
+            partial(replace_damaged, partial(_damage, self._guards), self.options.seed, epoch) if self._guards else None
+        )
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns the queue that copies batches of one epoch to the device; None if batches stay on the CPU."""
@@ -237,7 +200,7 @@ class Pipeline:
 
         Raises the errors of `cut`, for example if its results would have several sizes.
         """
-        parts = self._parts
+        parts = self.parts
         request = Request(indices, parts.images, parts.label_row == LABEL_ROW, tuple(parts.arrays), parts.read_columns)
         if isinstance(self._shards, MixedSet):
             sources = self._shards.sources_of(indices)
@@ -255,8 +218,8 @@ class Pipeline:
         """Starts to gather a batch into a slot. Returns the pending batch. See `GatherThreads.submit`."""
         slot = self._ring.acquire()
         if cut is None:
-            if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:
-                slot.lay_out(self._slot_shape)
+            if slot.images.shape[1:] != self.parts.stored_shape or slot.images.dtype != np.uint8:
+                slot.lay_out((self.options.batch_size, *self.parts.stored_shape))
         elif request.resample is not None:
             slot.lay_out((len(request), *cut.size, cut.num_channels), cut.dtype)
         else:
@@ -295,7 +258,7 @@ class Pipeline:
         more = {}
         for name, array in slot.more.items():
             some = array[:size]
-            is_small = name == LABELS_NAME or name in self._parts.columns
+            is_small = name == LABELS_NAME or name in self.parts.columns
             beside = some.copy() if is_small else self._ring.lend_beside(images, some)
             more[name] = torch.from_numpy(beside)
         # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
@@ -312,11 +275,11 @@ class Pipeline:
 
     def _kernels_on_device(self) -> dict[str, str | None]:
         """Returns the kernels that do some kinds of work on the device; nothing if that is the CPU."""
-        if self._device.type == "cpu":
+        if self.options.device.type == "cpu":
             return {}
         from shardio.augment.trusted import chosen_on  # Triton takes its time to import
 
-        return chosen_on(self._device)
+        return chosen_on(self.options.device)
 
     def stats(self) -> dict[str, Any]:
         """Returns the counters of `ShardLoader.stats`, except for the device."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from shardio.errors import shortened, show
 from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Subset, as_integer
@@ -43,9 +41,6 @@ class Position:
         """The samples given by the `indices` argument; None for all samples of the split."""
         self.sampler = sampler
         self.is_endless = sampler.length is not None
-        self.num_distinct = len(shards) if self.indices is None else len(np.unique(self.indices))
-        self.redraws = sampler.order.redraws or sampler.repeats > 1
-        """Whether samples may come more than once in an epoch."""
         self.next = Place(0, 0)
         self.num_padded = 0
         """The number of samples of the latest batch that came earlier in the same epoch."""

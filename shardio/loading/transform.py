@@ -7,9 +7,8 @@ each batch has a Cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
 from shardio.augment.foreign import check_foreign, name_of
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
-from shardio.loading.options import Function, Parts
+from shardio.loading.options import Function, Options, Parts
 from shardio.loading.prefetch import Tensors, traced
 from shardio.reading.mixed import AnySet
 
@@ -32,54 +31,52 @@ CUT_ROWS = {"/parameters": RowType("<f8", (9,)), "/places": RowType("<i8", (2,))
 _NUM_DRAWN = 3
 
 
+class Cutting(NamedTuple):
+    """How pictures are read for a transform whose first crops and resizes can be split off."""
+
+    splits: bool
+    """Read only the region that these crops and resizes use."""
+    resamples: bool
+    """Gather threads perform these crops and resizes."""
+    whole_lines: int
+    """See `Split.cut`."""
+
+
 class TransformStep:
     """Calls the loader's transform with each batch. Immutable; to be used by one thread."""
 
     def __init__(
         self,
         function: Function | None,
-        seed: int,
-        shards: AnySet,
+        cutting: Cutting,
+        options: Options,
         parts: Parts,
-        num_classes: Callable[[], tuple[int, bool]],
-        *,
-        device: torch.device,
-        roi: bool,
-        resamples: bool,
-        whole_lines: int,
+        shards: AnySet,
+        indices: NDArray[np.int64] | None,
     ) -> None:
-        """Raises ValueError if `function` does not suit the split.
-
-        num_classes: returns the number of classes, and whether it is exact. If not, labels may need more classes.
-        roi: read only the region that the transform's first crops and resizes use, if they can be split off.
-        resamples: gather threads perform these crops and resizes.
-        whole_lines: see `Split.cut`.
-        """
+        """Raises ValueError if `function` does not suit the split. `indices` are the samples to read, if not all."""
         self.function = function
-        self.resamples = resamples
-        self._whole_lines = whole_lines
+        self.cutting = cutting
+        self._options = options
+        self._parts = parts
         if function is not None and parts.images is None:
             raise ValueError(f"{shards.path}: transform changes images, but found no images: leave out transform=")
         self._shards = shards
-        self._label_row = parts.label_row
-        self._seed = seed
-        self._masks = parts.masks
-        self._boxes = parts.boxes
         ours = _ours(function)
         if ours is not None:
-            _check_classes(ours, parts.label_row, num_classes)
+            _check_classes(ours, parts.label_row, shards, indices)
         if function is not None and ours is None:
-            _check_function(function, [*self._masks, *self._boxes])
-        self.split = self._split_of(ours, device) if roi and ours is not None else None
+            _check_function(function, [*parts.masks, *parts.boxes])
+        self.split = self._split_of(ours) if cutting.splits and ours is not None else None
         """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
 
-    def _split_of(self, transform: Transform, device: torch.device) -> Split | None:
-        split = Split.of(transform)
+    def _split_of(self, transform: Transform) -> Split | None:
+        split, device = Split.of(transform), self._options.device
         if split is None or device.type == "cpu":
             return split
         try:
             draws, shape = Draws(0, 0, np.arange(_NUM_DRAWN)), self._shards.sample_shape
-            works = split.cut(draws, shape, None, self._whole_lines).works_on(device)
+            works = split.cut(draws, shape, None, self.cutting.whole_lines).works_on(device)
         except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
             return None
         return split if works else None
@@ -88,8 +85,8 @@ class TransformStep:
         """Returns the region to read of each picture of a batch; None if pictures are read whole, or not at all."""
         if self.split is None or not len(indices):
             return None
-        draws, shape = Draws(self._seed, epoch, counters), self._shards.sample_shape
-        return self.split.cut(draws, shape, self._shards.source_sizes(indices), self._whole_lines)
+        draws, shape = Draws(self._options.seed, epoch, counters), self._shards.sample_shape
+        return self.split.cut(draws, shape, self._shards.source_sizes(indices), self.cutting.whole_lines)
 
     def __call__(
         self,
@@ -107,8 +104,8 @@ class TransformStep:
         one-dimensional, they are the windows that `cut` resamples.
         """
         images, more = tensors.images, dict(tensors.more)
-        if self._label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
-            labels = None if self._label_row is None else tensors.labels
+        if self._parts.label_row in (None, LABEL_ROW):  # without labels, a column may have the name of the array
+            labels = None if self._parts.label_row is None else tensors.labels
         else:
             labels = more.pop(LABELS_NAME)
         told = [more.pop(name) for name in CUT_ROWS if name in more]
@@ -124,7 +121,7 @@ class TransformStep:
             sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
             ours = _ours(self.function)
             if ours is None:
-                with LoaderBatch(images, Draws(self._seed, epoch, counters), sizes).here():
+                with LoaderBatch(images, Draws(self._options.seed, epoch, counters), sizes).here():
                     return cast(torch.Tensor, self.function(images)), labels, more
             arrays = self._arrays(more)
             made = ours(
@@ -132,7 +129,7 @@ class TransformStep:
                 labels,
                 **arrays,
                 indices=counters,
-                seed=self._seed,
+                seed=self._options.seed,
                 epoch=epoch,
                 sizes=sizes(),
             )
@@ -144,12 +141,10 @@ class TransformStep:
 
     def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments `masks` and `boxes` of a transform; empty if there are neither."""
-        if not self._masks and not self._boxes:
+        masks, boxes = self._parts.masks, self._parts.boxes
+        if not masks and not boxes:
             return {}
-        return {
-            "masks": {name: more[name] for name in self._masks},
-            "boxes": {name: more[name] for name in self._boxes},
-        }
+        return {"masks": {name: more[name] for name in masks}, "boxes": {name: more[name] for name in boxes}}
 
 
 def _check_function(function: Function, arrays: list[str]) -> None:
@@ -164,7 +159,7 @@ def _check_function(function: Function, arrays: list[str]) -> None:
 
 
 def _check_classes(
-    transform: Transform, label_row: RowType | None, num_classes: Callable[[], tuple[int, bool]]
+    transform: Transform, label_row: RowType | None, shards: AnySet, indices: NDArray[np.int64] | None
 ) -> None:
     """Raises ValueError if the transform mixes labels that the split does not have, or has another `num_classes`."""
     for number in transform.mixed_classes:
@@ -176,7 +171,10 @@ def _check_classes(
                     f"transform: Mixup and CutMix of float32 labels must have no num_classes; found {number}"
                 )
             continue
-        expected, is_known = num_classes()
+        expected, is_known = len(shards.classes), bool(shards.classes)
+        if not is_known:  # the largest label, but others may need more classes
+            labels = shards.labels if indices is None else shards.labels[indices]
+            expected = int(labels.max(initial=-1)) + 1
         if number is None or number < expected or (is_known and number != expected):
             at_least = f"must have num_classes of at least {expected}"
             wanted = f"must have num_classes={expected}, like the set" if is_known else at_least

@@ -23,7 +23,7 @@ from pictures import sample_images
 from simulated_cuda import Event, Simulation, Stream, Tensor
 
 import shardio.loading.cuda
-import shardio.loading.loader
+import shardio.loading.pipeline
 from shardio.augment.cut import margin_of
 from shardio.format.layout import RowType
 from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot
@@ -72,7 +72,7 @@ def loader_on(
 
         def make(seed: int = 0, haste: float = 0.4, **options: object) -> tuple[Simulation, ShardLoader]:
             simulation = simulate(seed, haste)
-            monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
+            monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
             path = make_set(NUM_SAMPLES, SHAPE)
             loader = ShardLoader(path, BATCH, device="cpu", seed=seed, return_indices=True, **options)  # type: ignore[arg-type]
             return simulation, stack.enter_context(loader)

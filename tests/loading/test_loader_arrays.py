@@ -26,7 +26,7 @@ from simulated_cuda import Simulation, Tensor
 from torch.utils.data import DataLoader
 
 import shardio.loading.cuda
-import shardio.loading.loader
+import shardio.loading.pipeline
 from shardio import augment
 from shardio.cache.stage import stage
 from shardio.conversion.writing.set_writer import ShardWriter
@@ -520,7 +520,7 @@ def test_arrays_arrive_on_the_device_whenever_it_gets_to_them(
 ) -> None:
     simulation = Simulation(seed, haste)
     monkeypatch.setattr(shardio.loading.cuda, "torch", simulation.torch())
-    monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
+    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
     release = Ring.release
 
     def poison(ring: Ring, slot: Slot) -> None:
@@ -545,7 +545,7 @@ def test_arrays_arrive_on_the_device_whenever_it_gets_to_them(
 
 def test_a_copier_hands_over_arrays_with_the_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copier = FakeCopier()
-    monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: copier)
+    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: copier)
     with ShardLoader(path, 5, device="cpu", return_indices=True, tail="short", arrays=NAMES) as loader:
         held = list(loader)
         copier.synchronize()

@@ -22,7 +22,7 @@ import torch
 from copiers import SECONDS, FakeCopier
 from pictures import sample_images
 
-import shardio.loading.loader
+import shardio.loading.pipeline
 from shardio.loading.loader import ShardLoader
 from shardio.loading.meter import Counts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
@@ -252,7 +252,7 @@ def device_loader(monkeypatch: pytest.MonkeyPatch, make_set: Callable[..., Path]
     monkeypatch.setattr(Ring, "release", poison)
 
     def make(copier: FakeCopier, batch_size: int, num_samples: int = 47, **options: object) -> ShardLoader:
-        monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: copier)
+        monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: copier)
         path = make_set(num_samples, LOADER_SHAPE)
         return ShardLoader(path, batch_size, device="cpu", return_indices=True, **options)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
 
-import shardio.loading.loader
+import shardio.loading.pipeline
 from shardio.augment import (
     CenterCrop,
     ColorJitter,
@@ -229,7 +229,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hand_over_later = FakeTransfer.hand_over
     monkeypatch.setattr(FakeTransfer, "hand_over", hand_over)  # what is on the host looks at the device's memory
-    monkeypatch.setattr(shardio.loading.loader, "make_copier", make_copier)
+    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", make_copier)
     monkeypatch.setattr(Cut, "resampled_on_cuda", resampled)
 
 

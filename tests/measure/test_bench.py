@@ -14,7 +14,7 @@ import pytest
 import torch
 from copiers import FakeCopier
 
-import shardio.loading.loader
+import shardio.loading.pipeline
 import shardio.measure.bench
 import shardio.measure.limits
 import shardio.reading.choose
@@ -241,7 +241,7 @@ class FakeDevice:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a double of {device}")
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(shardio.loading.loader, "make_copier", self.make_copier)
+        monkeypatch.setattr(shardio.loading.pipeline, "make_copier", self.make_copier)
         monkeypatch.setattr(shardio.measure.limits, "pinned_empty", lambda shape: torch.empty(shape, dtype=torch.uint8))
         monkeypatch.setattr(shardio.measure.limits, "device_empty", lambda shape, device: self)
 

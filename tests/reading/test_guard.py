@@ -26,7 +26,7 @@ from simulated_cuda import Simulation
 import shardio.kernels.built
 import shardio.kernels.rowread
 import shardio.loading.cuda
-import shardio.loading.loader
+import shardio.loading.pipeline
 import shardio.reading.file_reader
 import shardio.reading.guard
 import shardio.reading.mapped_table
@@ -518,7 +518,7 @@ def test_on_the_way_to_a_device_too_an_error_waits_until_its_batch_is_due(
     change(path, 3, *range(16, 24))
     monkeypatch.setattr(shardio.loading.cuda, "torch", Simulation(0, 1.0).torch())
     copier = shardio.loading.cuda.CudaCopier
-    monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: copier("simulated"))  # type: ignore[arg-type]
+    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: copier("simulated"))  # type: ignore[arg-type]
     loader = loader_of(on_damage="skip", shuffle=False, prefetch=3)
     batches = iter(loader)
     for _ in range(2):
