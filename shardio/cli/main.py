@@ -30,7 +30,7 @@ from shardio.cli.info import info
 from shardio.cli.output import say
 from shardio.cli.replay import replay
 from shardio.cli.report import report
-from shardio.cli.share import evict, list_sets, publish, stage, warm
+from shardio.cli.share import evict, list_sets, publish, stage
 from shardio.cli.verify import repair, verify
 from shardio.cli.view import view
 from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
@@ -57,7 +57,7 @@ COMMANDS = {
     "Look at it": [info, view, find, extract, report],
     "Make a new set from it": [change, append, merge],
     "Train with it": [bench, replay],
-    "Share it": [publish, list_sets, stage, evict, warm],
+    "Share it": [publish, list_sets, stage, evict],
     "Begin": [demo],
 }
 

@@ -1,4 +1,4 @@
-"""`shardio publish`, `list`, `stage`, `evict` and `warm`: sets that many jobs share, and copies near them."""
+"""`shardio publish`, `list`, `stage` and `evict`: sets that many jobs share, and copies near them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from shardio.errors import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from shardio.cache.folder import CachedCopy, EvictReport
-    from shardio.reading.warm import WarmReport
     from shardio.sets.catalogue import Listing
     from shardio.sets.publish import PublishReport
 
@@ -251,35 +250,3 @@ def _evicted(report: EvictReport, cache: Path) -> Iterator[str]:
             why += f" by process {some(copy.processes)}"
         yield f"kept     {copy.digest[:16]}  {bytes_text(copy.nbytes):>8}  {copy.source}: {why}"
     yield f"{cache}: {bytes_text(report.nbytes)} of copies remain"
-
-
-# --- warm -------------------------------------------------------------------------------------------------------------
-
-
-@click.command(short_help="Read a set into the page cache.")
-@set_argument
-@click.option("--split", help="Read only this split.  [default: all]")
-@workers_option("Parallel reads.", default=4)
-@click.option("--force", is_flag=True, help="Read the set even if it is larger than the available memory.")
-@json_option
-def warm(out: Path, as_json: bool, **options: Any) -> None:
-    """Read the set in OUT into the page cache, so a job's first epoch is as fast as the others.
-
-    The kernel shares its page cache among all processes, so run this once per machine.
-    """
-    import shardio.reading.warm as warmer
-    from shardio.system.progress import BytesBar
-
-    with BytesBar() as bar:
-        report = warmer.warm(out, on_progress=bar.add, **options)
-    show(dataclasses.asdict(report) if as_json else _warmed(report, out))
-
-
-def _warmed(report: WarmReport, out: Path) -> Iterator[str]:
-    rate = bytes_text(int(report.nbytes / report.seconds))
-    yield f"{out}: read {bytes_text(report.nbytes)} in {report.seconds:,.1f} s ({rate}/s)"
-    if report.resident_before is None or report.resident_after is None:
-        yield "  the kernel shows what is in the page cache only to users who may write to the files"
-    else:
-        yield f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}"
-    yield next_step("bench", out)

@@ -140,7 +140,7 @@ class LoaderReport:
             case "storage":
                 rate = f"{self.counts.nbytes / max(self.seconds, 1e-9) / 1e6:,.0f} MB/s"
                 return (
-                    f"storage gave {rate}: try cache= on a disk of the node, a set in memory (shardio warm), "
+                    f"storage gave {rate}: try cache= on a disk of the node, a set in memory, "
                     'shuffle="block", or more num_threads='
                 )
             case "gather" if busy and self.no_core_seconds / busy > _NO_CORE:

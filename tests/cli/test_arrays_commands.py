@@ -64,7 +64,7 @@ def test_info_of_a_set_without_arrays_says_nothing_of_them(make_set: Callable[..
     assert "order" not in text
 
 
-def test_list_warm_publish_and_stage_take_all_files(out: Path, tmp_path: Path) -> None:
+def test_list_publish_and_stage_take_all_files(out: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     nbytes = load_manifest(out).nbytes
@@ -72,9 +72,6 @@ def test_list_warm_publish_and_stage_take_all_files(out: Path, tmp_path: Path) -
     assert contents(root / "copy") == contents(out)
     (listed,) = facts("list", root)["roots"][0]["sets"]  # type: ignore[index]
     assert (listed["state"], listed["nbytes"], listed["num_samples"]) == ("published", nbytes, {"train": 8})
-    warm = facts("warm", out, "--split", "train")
-    assert warm["num_files"] == len(load_manifest(out).splits["train"].files)
-    assert warm["nbytes"] == nbytes - load_manifest(out).rejects.nbytes
     staged = facts("stage", root / "copy", tmp_path / "cache")
     assert contents(Path(str(staged["path"]))) == contents(out)
     assert facts("verify", str(staged["path"]))["ok"]

@@ -21,7 +21,7 @@ import click
 import numpy as np
 import pytest
 from command import assert_one_clear_error, shardio
-from folders import drop, flip
+from folders import flip
 from pictures import random_picture, write_jpeg
 from places import ROOT
 
@@ -112,7 +112,7 @@ def test_values_that_no_set_can_have_are_wrong_usage(image_tree: Path, tmp_path:
     assert_one_clear_error(result, 2, "size must be (height, width)")
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "bench", "warm"])
+@pytest.mark.parametrize("command", ["info", "verify", "bench"])
 def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
     result = shardio(command, tmp_path)
     assert_one_clear_error(result, 1, str(tmp_path / "manifest.json"), "shardio convert SRC OUT")
@@ -281,22 +281,6 @@ def test_bench_prints_the_limits_and_the_loader(converted: Path) -> None:
 def test_bench_names_what_cannot_work_before_it_measures(converted: Path) -> None:
     result = shardio("bench", converted, "--seconds", "600", "--batch-size", "9999")
     assert_one_clear_error(result, 2, "fewer than the global batch of 9999")
-
-
-def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(converted: Path) -> None:
-    drop(converted)
-    first = json.loads(shardio("warm", converted, "--split", "val", "--json").stdout)
-    assert first["splits"] == ["val"]
-    assert first["resident_after"] == 1
-    result = shardio("warm", converted, "--workers", "2")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "now 100.0%" in result.stdout
-    again = json.loads(shardio("warm", converted, "--json", "--force").stdout)
-    assert (again["num_files"], again["resident_before"]) == (4, 1)
-    assert again["nbytes"] == sum(path.stat().st_size for path in converted.glob("*.npy"))
-    assert_one_clear_error(
-        shardio("warm", converted, "--split", "test"), 1, "expected a split 'test', found train, val"
-    )
 
 
 @pytest.mark.parametrize("columns", [0, 40, 100])

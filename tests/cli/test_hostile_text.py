@@ -103,7 +103,6 @@ def test_commands_show_a_hostile_set_as_text(evil_set: Path, tmp_path: Path) -> 
     assert_clean(shardio("info", evil_set), code=0)
     assert json.loads(shardio("info", evil_set, "--json").stdout)["provenance"][EVIL] == EVIL
     assert_clean(shardio("verify", evil_set), code=0)
-    assert_clean(shardio("warm", evil_set), code=0)
     assert_clean(shardio("list", tmp_path), code=0)
     copies = tmp_path / "copies"
     assert_clean(shardio("stage", evil_set, copies), code=0)
@@ -126,8 +125,7 @@ def test_commands_name_what_is_damaged_in_a_hostile_set_as_text(evil_set: Path, 
     assert_shows_only_text(*(problem.detail for problem in verify(evil_set).problems))
     assert_clean(shardio("stage", evil_set, tmp_path / "copies"), code=1)
     (evil_set / "train-index.npy").unlink()
-    for command in ("verify", "warm"):
-        assert_clean(shardio(command, evil_set), code=1)
+    assert_clean(shardio("verify", evil_set), code=1)
 
 
 def test_manifests_that_are_refused_are_quoted_as_text(evil_set: Path, tmp_path: Path) -> None:
@@ -283,7 +281,6 @@ def test_words_of_the_command_line_are_shown_as_text(tmp_path: Path) -> None:
         ["stage", EVIL, EVIL],
         ["evict", EVIL, "--keep", EVIL],
         ["evict", EVIL, "--keep", "0"],
-        ["warm", EVIL, "--split", EVIL],
     ):
         result = shardio(*words, cwd=tmp_path)
         assert result.returncode in (1, 2)

@@ -33,7 +33,6 @@ from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.file_reader import FileReader
 from shardio.reading.shardset import open_shards
-from shardio.reading.warm import warm
 from shardio.sets.verify import verify
 
 GOLDEN = DATA / "golden-columns"
@@ -186,9 +185,8 @@ def test_every_reader_finds_the_labels_among_the_columns(with_columns: Path) -> 
             assert [label for _, batch in loader for label in batch.tolist()] == labels
 
 
-def test_verify_and_warm_take_a_set_with_columns(with_columns: Path) -> None:
+def test_verify_takes_a_set_with_columns(with_columns: Path) -> None:
     assert verify(with_columns).ok
-    assert warm(with_columns).num_files == 3 + 1 + 2
     index = with_columns / "train-index.npy"
     data = bytearray(index.read_bytes())
     row = open_shards(with_columns).index.dtype.itemsize

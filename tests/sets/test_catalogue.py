@@ -231,7 +231,7 @@ def test_list_tells_of_roots_that_cannot_be_read(root: Path, tmp_path: Path) -> 
 
 def test_commands_take_the_name_of_a_set(root: Path, tmp_path: Path) -> None:
     env = {**os.environ, "SHARDIO_PATH": str(root)}
-    for command in ("info", "verify", "warm"):
+    for command in ("info", "verify"):
         result = shardio(command, "sound", env=env)
         assert result.returncode == 0, result.stderr
         assert str(root / "sound") in result.stdout

@@ -12,7 +12,6 @@ from shardio.format.entries import ShardEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.reading.warm import warm
 from shardio.sets.storage import open_storage
 from shardio.sets.verify import verify
 from shardio.system.direct import direct_alignment
@@ -32,7 +31,7 @@ def make_plain_set(
 
 
 def read_in_every_way(path: Path) -> None:
-    """Opens a set, reads it by every engine with and without a check, verifies it and warms it."""
+    """Opens a set, reads it by every engine with and without a check, and verifies it."""
     manifest = load_manifest(path)
     ios = ["auto", "mmap", "pread"]
     if direct_alignment(path / manifest.splits["train"].shards[0].file) is not None:
@@ -45,7 +44,6 @@ def read_in_every_way(path: Path) -> None:
     assert len(ShardDataset(path).__getitems__([0, 3])) == 2
     for how in ({}, {"quick": True}, {"subset": 0.5}):
         assert verify(path, **how).ok  # type: ignore[arg-type]
-    assert warm(path).num_files > 0
     storage = open_storage(path)
     index = storage.load_manifest().splits["train"].index
     storage.read_into(index, 4096, memoryview(bytearray(8)))
