@@ -37,7 +37,7 @@ ifeq ($(IMAGES),$(DRAWN))
 	$(BIN)/python tools/draw_images.py $(DRAWN)
 endif
 	rm -rf build/demo/shards
-	$(BIN)/shardio demo "$(IMAGES)" --out build/demo/shards
+	$(BIN)/python examples/demo.py "$(IMAGES)" --out build/demo/shards
 
 test: $(INSTALLED)
 	$(PYTEST) $(ARGS)

@@ -24,7 +24,6 @@ import click
 from shardio.cli.bench import bench
 from shardio.cli.change import append, change, merge
 from shardio.cli.convert import convert, plan
-from shardio.cli.demo import demo
 from shardio.cli.find import extract, find
 from shardio.cli.info import info
 from shardio.cli.output import say
@@ -58,7 +57,6 @@ COMMANDS = {
     "Make a new set from it": [change, append, merge],
     "Train with it": [bench, replay],
     "Share it": [publish, list_sets, stage, evict],
-    "Begin": [demo],
 }
 
 

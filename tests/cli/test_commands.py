@@ -359,27 +359,6 @@ def test_convert_shows_a_bar_from_python(
     assert capsys.readouterr().err == ""
 
 
-def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) -> None:
-    for number in range(8):
-        picture = random_picture(np.random.default_rng(number), 32, 32)
-        write_jpeg(tmp_path / "images" / f"c{number % 2}" / f"{number}.jpg", picture)
-    (tmp_path / "tmp").mkdir()
-    words = ("demo", tmp_path / "images", "--steps", "1", "--size", "16")
-    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    result = shardio(*words, cwd=tmp_path, env=env)
-    assert result.returncode == 0, result.stderr
-    assert f"$ shardio convert {tmp_path / 'images'} {tmp_path / 'tmp' / 'shardio-demo-'}" in result.stdout
-    assert "--out FOLDER" in result.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "tmp"]
-    assert not list((tmp_path / "tmp").glob("shardio*"))
-    for picture in (tmp_path / "images").glob("*/*"):
-        picture.rename(tmp_path / "images" / picture.name)
-    result = shardio(*words, "--out", tmp_path / "kept")
-    assert result.returncode == 0, result.stderr
-    assert "no classes: nothing is trained" in result.stdout
-    assert (tmp_path / "kept" / "manifest.json").exists()
-
-
 def test_help_names_every_command_once() -> None:
     listed = re.findall(r"^  ([a-z]\S*) ", shardio("--help").stdout.rpartition("--help")[2], re.MULTILINE)
     modules = [import_module(f"shardio.cli.{path.stem}") for path in (ROOT / "shardio" / "cli").glob("*.py")]

@@ -1,0 +1,75 @@
+"""examples/demo.py and examples/elastic.py: what they print, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import random_picture, write_jpeg
+from places import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run_example(name: str, *words: object, tmp: Path) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, words)]
+    env = {**os.environ, "TMPDIR": str(tmp)}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) -> None:
+    images, tmp = tmp_path / "images", tmp_path / "tmp"
+    tmp.mkdir()
+    for number in range(8):
+        picture = random_picture(np.random.default_rng(number), 32, 32)
+        write_jpeg(images / f"c{number % 2}" / f"{number}.jpg", picture)
+    said = run_example("demo.py", images, "--steps", 1, "--size", 16, tmp=tmp)
+    assert f"$ shardio convert {images} {tmp / 'shardio-demo-'}" in said
+    assert "1 steps in" in said
+    assert "--out FOLDER" in said
+    assert not list(tmp.glob("shardio*"))
+    for path in images.glob("*/*"):
+        path.rename(images / path.name)
+    said = run_example("demo.py", images, "--out", tmp_path / "kept", "--size", 16, tmp=tmp)
+    assert "no classes: nothing is trained" in said
+    assert (tmp_path / "kept" / "manifest.json").exists()
+
+
+def test_killed_and_resumed_ranks_read_the_batches_of_one_process(tmp_path: Path) -> None:
+    assert run_example("elastic.py", "--steps", 9, tmp=tmp_path).splitlines()[3:] == [
+        "  1 process, uninterrupted: steps 1 to 9",
+        "  4 ranks of 15 samples: steps 1 to 5, then killed",
+        "  3 ranks of 20 samples: steps 5 to 8, then killed",
+        "  5 ranks of 12 samples: steps 8 to 9",
+        "all 11 global batches are bit-equal to the uninterrupted run's: pixels, labels, order",
+        "  9 steps, and 2 repeated: they came after the last saved state",
+    ]
+    assert not list(tmp_path.glob("shardio*"))
+
+
+@pytest.mark.parametrize(
+    ("first", "changed", "words"),
+    [
+        ({1: 1, 4: 1, 3: 5, 5: 8}, (3, 6), "step 6 on 3 ranks"),
+        ({1: 1, 4: 1, 3: 7, 5: 8}, None, "skipped"),
+    ],
+)
+def test_a_difference_is_an_error(
+    first: dict[int, int], changed: object, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import elastic
+
+    def batches(run: elastic.Run) -> object:
+        for step in range(first[run.world_size], run.last + 1):
+            yield step, [bytes([step, sample + ((run.world_size, step) == changed)]) for sample in range(60)]
+
+    monkeypatch.setattr(elastic, "global_batches", batches)
+    with pytest.raises(SystemExit, match=words):
+        elastic.compare_runs(tmp_path, tmp_path, 9)
