@@ -110,7 +110,7 @@ class Recipe:
 class Run:
     """The options that may change from one start of a run to the next."""
 
-    shards: str = field(metadata={"help": "the set: a path, or a name in SHARDIO_PATH"})
+    shards: str = field(metadata={"help": "folder of the set, or a URL with --cache"})
     out: Path = field(metadata={"help": "folder of the run, on a filesystem that all its nodes share"})
     batch_size: int = option(256, "images in a batch of one process")
     cache: str = option("", "folder on the node's own disk for a copy of the set")

@@ -17,7 +17,7 @@ from shardio.format.entries import ArrayEntry, OrderEntry, SplitEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.index import check_range, read_index, read_rows
-from shardio.sets.names import find_folder
+from shardio.sets.names import local_folder
 from shardio.sets.storage import FolderStorage
 
 
@@ -63,7 +63,6 @@ class Parent:
 
 
 def open_parent(place: str | os.PathLike[str]) -> Parent:
-    """Returns the set in the folder `place`, or with the name `place` in the catalogue. Raises SetNotFoundError,
-    FormatError."""
-    folder = Path(os.path.realpath(find_folder(place)))
+    """Returns the set in the folder `place`. Raises SetNotFoundError, FormatError."""
+    folder = Path(os.path.realpath(local_folder(place)))
     return Parent(folder, load_manifest(folder))

@@ -35,7 +35,7 @@ _MOST_CLASSES = 3
 def info(out: str, verbose: bool, as_json: bool) -> None:
     """Show what the set in OUT holds: samples, size, arrays, classes, state, how it was made, and how to use it.
 
-    OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
+    OUT is a folder, or a URL such as s3://bucket/name.
     """
     from shardio.sets.storage import open_storage
 

@@ -87,16 +87,16 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def _find_set(context: click.Context, parameter: click.Parameter, value: str) -> Path:
-    from shardio.sets.names import find_folder
+    from shardio.sets.names import local_folder
 
-    return Path(find_folder(value))
+    return Path(local_folder(value))
 
 
 folder = click.Path(path_type=Path)
 output_file = click.Path(path_type=Path, dir_okay=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 set_argument = click.argument("out", callback=_find_set)
-"""The argument OUT: the folder of a set, or the set's name in the catalogue."""
+"""The argument OUT: the folder of a set."""
 
 
 def _parse_mix(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:

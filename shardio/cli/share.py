@@ -35,7 +35,6 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
 
     NAME appears whole or not at all, and never replaces anything. Copies are compared with their checksums; a set that
     is moved by a rename is checked as by `verify --quick`. Permissions and group are the same as for new files in ROOT.
-    With ROOT in SHARDIO_PATH, jobs call the set by its NAME.
     """
     import shardio.sets.publish as publisher
     from shardio.system.progress import BytesBar
@@ -58,8 +57,8 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
-@click.command("list", short_help="List the sets in a root.")
-@click.argument("roots", metavar="[ROOT]...", nargs=-1)
+@click.command("list", short_help="List the sets in a folder.")
+@click.argument("roots", metavar="[DIR]...", nargs=-1)
 @click.option(
     "--cache",
     type=folder,
@@ -69,19 +68,17 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
 )
 @json_option
 def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
-    """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and state.
+    """Show the sets in each DIR, a folder or a URL: samples, shape, size, digest, and state.
 
     published: there is a manifest, and each file has the right size. damaged: a file is missing or has another size, or
     the manifest is not valid. unfinished: a conversion has not published its set yet. `shardio verify` also checks the
     bytes.
 
-    Without a ROOT, the roots of SHARDIO_PATH are listed, in search order. Exit code 1 if a root cannot be read.
+    Without a DIR, the current folder is listed. Exit code 1 if a DIR cannot be read.
     """
     import shardio.sets.catalogue as catalogue
-    from shardio.sets.names import catalogue_roots
 
-    if not (roots := roots or catalogue_roots()):
-        raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH, separated by colons; found neither")
+    roots = roots or ["."]
     with telling_of_servers(roots):
         listings = catalogue.list_sets(roots)
     copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}

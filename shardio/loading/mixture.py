@@ -31,7 +31,7 @@ Classes = Literal["same", "join", "stored"]
 class Part:
     """One set of a mixture, and its share of the samples.
 
-    path: the set: a folder, a name in the catalogue, or a URL if the loader has a `cache`.
+    path: the set: a folder, or a URL if the loader has a `cache`.
     share: a number of at least 0, in relation to the shares of the other sets. 0 rests: the set keeps its place.
     split: the split to read; by default that of the loader.
     digest: the digest that the set must have, as for ShardLoader.

@@ -37,19 +37,19 @@ from shardio.reading.sample import (
     some_of,
     table_html,
 )
-from shardio.sets.names import find_folder
+from shardio.sets.names import local_folder
 from shardio.system.eager import eager
 
 
 @eager
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
-    """Opens one split of a set. `path` is its folder, or its name in the catalogue (`shardio.sets.names`).
+    """Opens one split of a set. `path` is its folder.
 
     `digest` pins the content of all splits: the digest that `shardio info` prints, or its first 12 digits or
     more. Raises SetNotFoundError if there is no set or no such split; FormatError if the set has another digest, or if
     a file differs from the manifest.
     """
-    path = find_folder(path)
+    path = local_folder(path)
     return ShardSet(Path(path), load_manifest(path, digest), split)
 
 

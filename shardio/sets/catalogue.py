@@ -13,7 +13,7 @@ from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.layout import WORK_FOLDER, SampleShape
 from shardio.sets.names import is_url, join_place, shown
 from shardio.sets.new_folder import LeftOver, find_left_overs
-from shardio.sets.storage import storage_at
+from shardio.sets.storage import open_storage
 from shardio.system.threads import ThreadPool
 
 # Reading a manifest is waiting for a server, mostly.
@@ -94,7 +94,7 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
 def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
     """Returns a root's folder names, why they cannot be listed, and the temporary folders that publishers left."""
     try:
-        names = storage_at(root).list_folders()
+        names = open_storage(root).list_folders()
         return names, "", () if is_url(root) else tuple(find_left_overs(root))
     except (OSError, ValueError) as error:
         return [], str(error), ()
@@ -110,7 +110,7 @@ def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
     if root in silent:
         return CatalogueEntry(name, path, "unreadable", "not read: the server did not answer in time for another set")
     try:
-        storage = storage_at(place)
+        storage = open_storage(place)
         manifest = storage.load_manifest()
         fault = storage.find_fault(manifest)
     except SetNotFoundError:

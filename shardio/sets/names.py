@@ -1,8 +1,4 @@
-"""Resolves what a caller names: a path, a URL, or a name in the roots of SHARDIO_PATH. Detects folders mixed up.
-
-A path that exists is that path. Any other word without a separator is a name: the set is the first folder of that name
-with a manifest, in the order of the roots.
-"""
+"""Tells URLs from paths, shows URLs without their credentials, and detects folders mixed up."""
 
 from __future__ import annotations
 
@@ -21,16 +17,11 @@ from shardio.system.opening import kind_at
 PLAN_NAME = "plan.json"
 """The file in the work folder that says which conversion is under way."""
 
-PATH_VARIABLE = "SHARDIO_PATH"
-
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _IS_URL = re.compile(_SCHEME)
 _URL_IN_TEXT = re.compile(_SCHEME + r"[^\s'\"<>]+")
 # As it is written, and as a Path has it, which makes one slash of two.
 _URL_OR_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+")
-# Colons separate roots; but the colon of "scheme://" and, before the next slash, the colon of a port or a password
-# belong to the root. There a colon ends the root only if a path or another URL follows.
-_ROOT = re.compile(rf"(?:{_SCHEME}(?:[^/:]|:(?!/|{_SCHEME}))*)?[^:]*")
 
 
 def is_url(place: str) -> bool:
@@ -72,37 +63,10 @@ def join_place(place: str, name: str) -> str:
     return f"{place.rstrip('/')}/{name}"
 
 
-def catalogue_roots() -> list[str]:
-    """Returns the folders and URLs that SHARDIO_PATH lists, separated by colons."""
-    return [root.removeprefix("file://") for root in _ROOT.findall(os.environ.get(PATH_VARIABLE, "")) if root]
+def local_folder(place: str | os.PathLike[str]) -> str:
+    """Returns the folder of the set `place`, unchecked, for callers that map or change its files.
 
-
-def candidates(place: str | os.PathLike[str]) -> list[str]:
-    """Returns the paths to try for the set `place`: only `place` if it is a path; for a name, its path in each root."""
-    place = os.fspath(place)
-    roots = catalogue_roots()
-    if not roots or os.path.basename(place) != place or place in ("", ".", "..") or os.path.lexists(place):
-        return [place]
-    return [join_place(root, place) for root in roots]
-
-
-def holds_set(folder: str) -> bool:
-    return os.path.lexists(os.path.join(folder, MANIFEST_NAME))
-
-
-def not_in_catalogue(name: str, hint: str = "") -> SetNotFoundError:
-    searched = ", ".join(map(shown, catalogue_roots()))
-    return SetNotFoundError(
-        f"{name}: not found: there is no such folder here, and no finished set of this name in the roots of "
-        f"{PATH_VARIABLE}: {searched}{hint}"
-    )
-
-
-def find_folder(place: str | os.PathLike[str]) -> str:
-    """Returns the folder of the set `place`, for callers that map or change its files.
-
-    A path is returned unchanged and unchecked. Raises SetNotFoundError for a name that no folder among the roots
-    has, and for a URL: sets at URLs are read through `shardio.sets.storage`.
+    Raises SetNotFoundError for a URL: sets at URLs are read through `shardio.sets.storage`.
     """
     place = os.fspath(place)
     if is_url(place):
@@ -110,15 +74,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
             f"{without_credentials(place)}: expected a folder, found a URL: copy the set to this machine, such as by "
             "`shardio stage`"
         )
-    found = candidates(place)
-    if found == [place]:
-        return place
-    folders = [folder for folder in found if not is_url(folder) and os.path.isdir(folder)]
-    if folders:
-        # Opening a folder without a set raises the fitting error.
-        return next(filter(holds_set, folders), folders[0])
-    hint = " (URLs were not looked into: sets there must be staged first)" if any(map(is_url, found)) else ""
-    raise not_in_catalogue(place, hint)
+    return place
 
 
 # --- folders of a call -----------------------------------------------------------------------------------------------

@@ -103,13 +103,6 @@ class RemoteStorage:
             raise SetNotFoundError(f"{path}: not found: no shard set is published there") from None
         return manifest_of(path, bytes(data), digest)
 
-    def is_published(self) -> bool:
-        try:
-            self._size_of(MANIFEST_NAME)
-        except FileNotFoundError:
-            return False
-        return True
-
     def path_of(self, entry: FileEntry) -> str:
         return join_place(self.name, entry.file)
 

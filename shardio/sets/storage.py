@@ -14,7 +14,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import check_not_cut, open_sized, wrong_size
-from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
+from shardio.sets.names import is_url
 from shardio.sets.remote import RemoteStorage
 from shardio.system.opening import FileAt, FolderHandle, OpenFiles, kind_of, missing_file, most_open
 from shardio.system.pour import TRANSIENT, Attempts, reading_failed
@@ -25,9 +25,6 @@ class Storage(Protocol):
 
     name: str
     """The folder or URL, for people to read: credentials in a URL are left out."""
-
-    def is_published(self) -> bool:
-        """Returns whether the manifest exists. Raises OSError if this cannot be determined."""
 
     def list_folders(self) -> list[str]:
         """Returns the names of the folders directly below, in order. Raises OSError if that fails."""
@@ -65,9 +62,6 @@ class FolderStorage:
         self.name = str(folder)
         self._folder = os.path.abspath(self.name)  # wherever the process may go
         self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(lambda file: open_sized(*file), most_open())
-
-    def is_published(self) -> bool:
-        return holds_set(self._folder)
 
     def list_folders(self) -> list[str]:
         with os.scandir(self._folder) as entries:
@@ -121,24 +115,8 @@ class FolderStorage:
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """Returns the storage of the set that a path, a URL or a name in the catalogue (`shardio.sets.names`) stands for.
-
-    Names are looked up in the roots, the folders and URLs of the catalogue; no file of the set is read. Raises
-    SetNotFoundError if no root has the name, or if a package that the URL needs is missing; OSError if a root that may
-    have the name does not answer.
-    """
-    found = candidates(place)
-    if found == [os.fspath(place)]:
-        return storage_at(found[0])
-    for candidate in found:
-        storage = storage_at(candidate)
-        if storage.is_published():
-            return storage
-    raise not_in_catalogue(os.fspath(place))
-
-
-def storage_at(place: str) -> Storage:
     """Returns the storage of a folder or URL without reading from it. Raises the errors of RemoteStorage."""
+    place = os.fspath(place)
     if place.startswith("file://"):
         return FolderStorage(place.removeprefix("file://"))
     return RemoteStorage(place) if is_url(place) else FolderStorage(place)

@@ -112,8 +112,8 @@ def test_the_dask_job_starts_a_scheduler_and_workers_and_converts_on_them(tmp_pa
 
 
 def assert_stages(command: list[str]) -> None:
-    """Checks that the command is `shardio stage` of a set by its name, and that shardio's command line takes it."""
-    assert command[:4] == ["shardio", "stage", "imagenet-256", "/nvme/shardio"]
+    """Checks that the command is `shardio stage` of a set, and that shardio's command line takes it."""
+    assert command[:4] == ["shardio", "stage", "/data/sets/imagenet-256", "/nvme/shardio"]
     assert "--together" in command
     assert share_commands.stage.make_context("stage", command[2:]).params["cache"] == Path("/nvme/shardio")
 
@@ -132,8 +132,6 @@ def test_training_jobs_of_pbs_stage_the_set_once_per_node_and_then_train(tmp_pat
     assert staging[:3] == ["mpiexec", "--map-by", "ppr:1:node"]
     assert_stages(staging[staging.index("shardio") :])
     assert training[-2:] == ["python", "train.py"]
-    for words in (staging, training):  # Open MPI passes on what it is told to
-        assert "SHARDIO_PATH" in words
 
 
 def test_training_jobs_of_kubernetes_stage_the_set_and_then_train(tmp_path: Path) -> None:
@@ -145,7 +143,7 @@ def test_training_jobs_of_kubernetes_stage_the_set_and_then_train(tmp_path: Path
     assert training["volumeMounts"] == staging["volumeMounts"]
     assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in staging["volumeMounts"]}
     mounted = {mount["mountPath"] for mount in staging["volumeMounts"]}
-    assert mounted == set(variables.values())
+    assert mounted == {"/data/sets", *variables.values()}
     ran = [
         run_script(container["command"][2].replace("exec ", ""), tmp_path, JOB_COMPLETION_INDEX="3", **variables)
         for container in (staging, training)

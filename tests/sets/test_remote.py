@@ -477,7 +477,7 @@ def test_a_signature_is_sent_with_every_file(store: ObjectStore, out: Path, monk
             return {"size": first_shard(out).nbytes, "type": "file"}
 
     monkeypatch.setattr(remote, "_filesystem", lambda url: Recorder())
-    assert open_storage("https://user:secret@host/a/b/?sig=1").is_published()
+    assert remote.RemoteStorage("https://user:secret@host/a/b/?sig=1")._size_of("manifest.json")
     assert asked == ["https://user:secret@host/a/b/manifest.json?sig=1"]
 
 
