@@ -62,15 +62,13 @@ class Pending:
         request: Request,
         slot: Slot,
         num_parts: int,
-        finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> None:
-        """Gathering starts after `head_start_seconds`, or as soon as the consumer waits. For `finish` see `Finish`."""
+        """Gathering starts after `head_start_seconds`, or as soon as the consumer waits."""
         self._reader = reader
         self._request = request
         self._slot = [slot]  # the thread that pops it owns it
         self._unfinished = [None] * num_parts
-        self._finish = [finish]  # the thread that pops it ends the batch
         self._seconds: list[float] = []
         self._cpu_seconds: list[float] = []
         self._errors: list[BaseException] = []
@@ -100,27 +98,14 @@ class Pending:
         self._seconds.append(time.perf_counter() - start)
         self._cpu_seconds.append(time.thread_time() - cpu_start)
         self._unfinished.pop()
-        if not self._unfinished:
-            self._end()
+        if not self._unfinished:  # two threads may see this, and the rest may be done twice
+            self._finished = True
+            self._signal.put(None)
+            self._give_back()
 
     def _hurry(self) -> None:
         """Ends the head start."""
         self._begin_signal.put(None)
-
-    def _end(self) -> None:
-        """Ends the batch after its last part. If two threads call it at the same time, only one does the work."""
-        try:
-            finish = self._finish.pop()
-        except IndexError:
-            return
-        try:
-            if finish is not None and self._release is None and not self._errors:
-                finish(self._slot[0], len(self._request))
-        except BaseException as error:
-            self._errors.append(error)
-        self._finished = True
-        self._signal.put(None)
-        self._give_back()
 
     @property
     def gather_seconds(self) -> float:
@@ -166,9 +151,6 @@ class Pending:
             self._release(slot)
 
 
-Finish = Callable[[Slot, int], None]
-"""A function of (slot, number of samples) that is called after all parts of a batch were read, in a gather thread."""
-
 _Job = partial[None]
 # Anything else tells a thread to end: None, or a weak reference that has died.
 _Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
@@ -200,18 +182,16 @@ class GatherThreads:
         reader: Reader,
         request: Request,
         slot: Slot,
-        finish: Finish | None = None,
         head_start_seconds: float = 0.0,
     ) -> Pending:
         """Queues a batch for the threads, which read its parts into `slot`. Returns the pending batch.
 
-        Reading starts after `head_start_seconds`, or as soon as the consumer waits for the batch. When all parts are
-        read, one of the threads calls `finish` with the slot and the number of samples, unless a part failed.
+        Reading starts after `head_start_seconds`, or as soon as the consumer waits for the batch.
         """
         size = len(request)
         shares = max(1, min(self.num_threads, size))
         bounds = [size * share // shares for share in range(shares + 1)]
-        pending = Pending(reader, request, slot, shares, finish, head_start_seconds)
+        pending = Pending(reader, request, slot, shares, head_start_seconds)
         for start, stop in pairwise(bounds):
             self._jobs.put(partial(pending.run, slice(start, stop)))
         if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more

@@ -55,7 +55,6 @@ class Flow:
         self._epoch = epoch
         self._prefetch = pipeline.options.prefetch
         self._announces = pipeline.begin_epoch()
-        self._last_step = pipeline.last_step(epoch)
         # Has an entry once no more batches are wanted: gather threads then announce none.
         self._given_up: list[None] = []
         # Drawn from the order, and announced if that is of use.
@@ -131,7 +130,7 @@ class Flow:
             is_ahead = self._pending[-1][1].done() if self._pending else bool(self._started)
             head_start = self._head_start_seconds if is_ahead else 0.0
             due = self._coming.popleft()
-            self._pending.append((due, self._pipeline.submit(*due, self._last_step, head_start)))
+            self._pending.append((due, self._pipeline.submit(*due, head_start)))
         if self._announces:
             self._draw(self._pipeline.read_ahead)
 

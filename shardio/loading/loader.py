@@ -15,7 +15,7 @@ from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.mixture import Sets, as_mixture, open_mixture
-from shardio.loading.options import Check, Function, OnDamage, Options, check_function, choose_device
+from shardio.loading.options import Check, Function, Options, check_function, choose_device
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import LoaderReport
 from shardio.loading.state import Position
@@ -73,8 +73,6 @@ class ShardLoader(LikeDataLoader):
     digest: the digest that the set must have, as `shardio info` prints it, or its first 12 digits: for reproducible
         experiments.
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
-    on_damage: "skip" replaces a damaged sample by another sample of the batch, with a warning, in a job that must not
-        end.
     arrays, columns: names of arrays of the split, and of number columns of its index, to add to each batch. By default
         none, or all arrays if the set has no pixels.
     images: None to read no pixels, for training on arrays alone; or the name of an array to deliver in their place,
@@ -112,7 +110,6 @@ class ShardLoader(LikeDataLoader):
         return_indices: bool = False,
         digest: str | None = None,
         check: Check = "off",
-        on_damage: OnDamage = "raise",
         arrays: Sequence[str] = (),
         columns: Sequence[str] = (),
         images: str | None = "",
@@ -137,7 +134,6 @@ class ShardLoader(LikeDataLoader):
             transform=transform,
             return_indices=return_indices,
             check=check,
-            on_damage=on_damage,
             arrays=arrays,
             columns=columns,
             images=images,
@@ -232,11 +228,6 @@ class ShardLoader(LikeDataLoader):
         """
         return self._position.num_padded
 
-    @property
-    def damaged(self) -> list[int]:
-        """The indices of damaged samples that were replaced, ascending. Batches that were read ahead count, too."""
-        return self._pipeline.damaged
-
     def report(self) -> LoaderReport:
         """Returns a report on whether data has been the bottleneck so far. Print the report to see cause and advice."""
         return self._pipeline.report()
@@ -254,7 +245,6 @@ class ShardLoader(LikeDataLoader):
         waited, limited_by: the share of the time spent waiting for data, without first batches, and the cause.
         io, io_reason: how samples are read, and why.
         read_nbytes, read_retries: bytes read, and reads that were repeated after an error or a wrong crc32.
-        damaged: damaged samples that were replaced by other samples.
         read_ahead_batches, read_ahead_hits: batches announced to the kernel, and the share of their samples that was in
             the page cache in time. The share is None if nothing was announced, or the kernel does not report it.
         staging: the progress of the copy in the cache. None without `cache`.

@@ -20,7 +20,6 @@ from shardio.reading.layout import SplitLayout
 from shardio.reading.mixed import SOURCE, MixedSet
 
 Check = Literal["off", "sample"]
-OnDamage = Literal["raise", "skip"]
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 
 # Fields of every index that are numbers of the picture. Labels are in every batch, and keys are no numbers.
@@ -46,7 +45,6 @@ class Options:
     """The transform that a loader begins with: it may be set later."""
     return_indices: bool
     check: Check
-    on_damage: OnDamage
     arrays: Sequence[str]
     columns: Sequence[str]
     images: str | None
@@ -55,7 +53,6 @@ class Options:
     def __post_init__(self) -> None:
         check_choice("io", self.io, Io)
         check_choice("check", self.check, Check)
-        check_choice("on_damage", self.on_damage, OnDamage)
         for name in ("batch_size", "seed", "epoch_batches", "repeats", "num_threads", "prefetch"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_integer(name, value))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from shardio.augment.cut import Cut
 from shardio.format.layout import LABEL_ROW, LABELS_NAME
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.cuda import make_copier
-from shardio.loading.gather import Finish, GatherThreads, Pending
+from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, traced
@@ -30,7 +29,7 @@ from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.transform import CUT_ROWS, Cutting, TransformStep
 from shardio.loading.world import least_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
-from shardio.reading.guard import GuardedReader, replace_damaged
+from shardio.reading.guard import GuardedReader
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
 from shardio.reading.reader import Reader, Request
 from shardio.reading.shardset import ShardSet
@@ -41,11 +40,6 @@ from shardio.system.threads import close_at_exit
 _MOST_THREADS = 4
 # Gather threads that resample, too. Where torch has more for a transform, they are quicker than these would be.
 _MOST_CUTTING_THREADS = 16
-
-
-def _damage(guards: Sequence[tuple[int, GuardedReader]]) -> dict[int, str]:
-    """Returns what is wrong with each damaged sample."""
-    return {start + index: text for start, guard in guards for index, text in guard.damaged.items()}
 
 
 class Pipeline:
@@ -79,8 +73,6 @@ class Pipeline:
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         batch_nbytes = options.batch_size * parts.nbytes
         reserved = least_local_ranks(options.world) * under_way * batch_nbytes
-        self._guards: list[tuple[int, GuardedReader]] = []
-        """Guards against damaged samples, each with the index of its first sample."""
         self._source = source
         self._shards = shards
         self._reader = self._make_reader(len(shards) if indices is None else len(np.unique(indices)), reserved)
@@ -93,8 +85,8 @@ class Pipeline:
         enough = threads <= (options.num_threads or _MOST_CUTTING_THREADS)
         windows_pay = lines > 0 or (copier is None and enough)
         self._make_step = partial(TransformStep, options=options, parts=parts, shards=shards, indices=indices)
-        # Damaged samples are found in whole. Arrays are small, and read whole, too.
-        splits = not self._guards and windows_pay and parts.images == ""
+        # The checksum is of the whole sample. Arrays are small, and read whole, too.
+        splits = options.check == "off" and windows_pay and parts.images == ""
         self.transform = self._make_step(options.transform, Cutting(splits, resamples, lines))
         make = copier.new_slot if copier else new_slot
         rows = parts.rows
@@ -129,24 +121,20 @@ class Pipeline:
         """Returns the reader of `num_samples` different samples, whose batches will take `reserved` bytes."""
         source, shards, options = self._source, self._shards, self.options
         tables = (*([] if (images := self.parts.images) is None else [images]), *self.parts.arrays)
-        splits: list[tuple[SplitSource, ShardSet, int, int]]
+        splits: list[tuple[SplitSource, ShardSet, int]]
         if isinstance(source, MixedSource):
             assert isinstance(shards, MixedSet)
             sizes = [len(one) for one in shards.sets]
-            splits = list(zip(source.sources, shards.sets, sizes, shards.starts.tolist(), strict=False))
+            splits = list(zip(source.sources, shards.sets, sizes, strict=True))
         else:
             assert isinstance(shards, ShardSet)
-            splits = [(source, shards, num_samples, 0)]
-        nbytes = [count * sum(one.table_of(name).row_nbytes for name in tables) for _, one, count, _ in splits]
+            splits = [(source, shards, num_samples)]
+        nbytes = [count * sum(one.table_of(name).row_nbytes for name in tables) for _, one, count in splits]
         readers: list[Reader] = []
-        for (each, one, count, start), mine in zip(splits, nbytes, strict=True):
+        for (each, one, count), mine in zip(splits, nbytes, strict=True):
             # What the others will take of the page cache is not there for this one.
             reader = each.make_reader(options.io, count, tables, reserved + sum(nbytes) - mine)
-            if options.check != "off" or options.on_damage != "raise":
-                second = each.make_second() if options.check == "sample" else None
-                reader = GuardedReader(reader, one, second=second, skips=options.on_damage == "skip")
-                self._guards.append((start, reader))
-            readers.append(reader)
+            readers.append(reader if options.check == "off" else GuardedReader(reader, one, each.make_second()))
         return MixedReader(shards, readers) if isinstance(shards, MixedSet) else readers[0]
 
     def __del__(self) -> None:
@@ -181,16 +169,6 @@ class Pipeline:
         """Lets the reader choose how to read this epoch. Returns whether batches should be announced to the reader."""
         return self._reader.begin_epoch()
 
-    def last_step(self, epoch: int) -> Finish | None:
-        """Returns the function to call with each gathered batch of this epoch, or None.
-
-        The function has no reference to the pipeline. Otherwise a gather thread could be the last to free the pipeline,
-        and would close it.
-        """
-        return (
-            partial(replace_damaged, partial(_damage, self._guards), self.options.seed, epoch) if self._guards else None
-        )
-
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns the queue that copies batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
@@ -214,7 +192,7 @@ class Pipeline:
         self._threads.announce(self._reader, request, given_up)
         self.meter.counts.read_ahead_batches += 1
 
-    def submit(self, request: Request, cut: Cut | None, last_step: Finish | None, head_start_seconds: float) -> Pending:
+    def submit(self, request: Request, cut: Cut | None, head_start_seconds: float) -> Pending:
         """Starts to gather a batch into a slot. Returns the pending batch. See `GatherThreads.submit`."""
         slot = self._ring.acquire()
         if cut is None:
@@ -226,7 +204,7 @@ class Pipeline:
             slot.lay_out((int(cut.ends[-1]),))
             for name in CUT_ROWS.keys() & slot.more.keys():
                 slot.more[name][: len(request)] = getattr(cut, name[1:])
-        return self._threads.submit(self._reader, request, slot, last_step, head_start_seconds)
+        return self._threads.submit(self._reader, request, slot, head_start_seconds)
 
     def abandon(self, pending: Pending) -> None:
         """Gives up a batch. Its slot returns to the ring once no thread writes to it. Does not wait."""
@@ -243,8 +221,6 @@ class Pipeline:
             meter.end_wait()
         meter.counts.gather_seconds += pending.gather_seconds
         meter.counts.gather_cpu_seconds += pending.gather_cpu_seconds
-        for _, guard in self._guards:
-            guard.warn()
         return slot
 
     def lend(self, slot: Slot, size: int) -> Tensors:
@@ -264,10 +240,6 @@ class Pipeline:
         # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
         pictures = torch.from_numpy(images if images.ndim == 1 else images.transpose(0, 3, 1, 2))
         return Tensors(pictures, labels, indices, more)
-
-    @property
-    def damaged(self) -> list[int]:
-        return sorted(_damage(self._guards))
 
     def report(self) -> LoaderReport:
         """Returns the report on the time since the pipeline was made."""
@@ -295,7 +267,6 @@ class Pipeline:
             "io": self._reader.name,
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
-            "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
             "roi": self.splits,
             "kernels": {**kernels_in_use(), **self._kernels_on_device()},

@@ -280,7 +280,6 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
         next(batches)
         read_epoch(loader)
         assert loader.stats()["read_retries"] > 0
-        assert not loader.damaged
         wait_for(loader)
         assert len(list(batches)) == 10  # a reader that has the copy open goes on with it
         read_epoch(loader)  # mapped pages stay damaged, and are read from the source again
@@ -304,10 +303,9 @@ def test_a_damaged_source_costs_the_copy_nothing(src: Path, cache: Path) -> None
     for folder in (src, path):
         damage(folder / "train-00003.npy")
     before = (path / "train-00003.npy").stat()
-    with loaded(src, cache, check="sample", on_damage="skip") as loader:
-        with pytest.warns(RuntimeWarning, match="sample 31 is damaged"):
+    with loaded(src, cache, check="sample") as loader:
+        with pytest.raises(FormatError, match="sample 31 "):
             list(loader)
-        assert loader.damaged == [31]
         assert loader.stats()["staging"]["state"] == "complete"
     assert (path / "train-00003.npy").stat().st_ino == before.st_ino
 
@@ -330,7 +328,7 @@ def test_a_copy_that_opening_refuses_is_mended_while_training_goes_on(
     assert (path / file).read_bytes() == (src / file).read_bytes()
 
 
-def test_a_server_that_is_away_is_no_damage(
+def test_a_server_that_is_away_is_an_error_until_it_is_back(
     src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = FolderStorage.read_into
@@ -340,13 +338,12 @@ def test_a_server_that_is_away_is_no_damage(
             raise OSError(errno.EHOSTUNREACH, "the server is away", entry.file)
         real(storage, entry, offset, buffer)
 
-    with loaded(src, cache, on_damage="skip") as loader:
+    with loaded(src, cache) as loader:
         monkeypatch.setattr(FolderStorage, "read_into", away)
         with pytest.raises(OSError, match="the server is away"):
             list(loader)
         monkeypatch.setattr(FolderStorage, "read_into", real)
         assert len(list(loader)) == 11
-        assert not loader.damaged
         gate.opened.set()
 
 
@@ -373,11 +370,9 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
 
 def test_what_is_damaged_in_the_source_is_found_while_the_copy_is_made(src: Path, cache: Path, gate: Gate) -> None:
     damage(src / "train-00003.npy")
-    with loaded(src, cache, check="sample", on_damage="skip") as loader:
-        with pytest.warns(RuntimeWarning, match="sample 31 is damaged"):
-            batches = list(loader)
-        assert loader.damaged == [31]
-        assert len(batches) == 11
+    with loaded(src, cache, check="sample") as loader:
+        with pytest.raises(FormatError, match="sample 31 "):
+            list(loader)
         gate.opened.set()
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 import shardio.loading.gather
-from shardio.loading.gather import Finish, GatherThreads, Pending
+from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.ring import Slot, new_slot
 from shardio.reading.reader import BatchMemory, MappedReader, Reader, Request
 from shardio.reading.shardset import open_shards
@@ -54,8 +54,8 @@ class Caller(Reader):
         part()
 
 
-def pending_of(slot: Slot, size: int, num_parts: int, finish: Finish | None = None) -> Pending:
-    return Pending(Caller(), Request(np.arange(size)), slot, num_parts, finish)
+def pending_of(slot: Slot, size: int, num_parts: int) -> Pending:
+    return Pending(Caller(), Request(np.arange(size)), slot, num_parts)
 
 
 def fresh_slot(batch_size: int = 9) -> Slot:
@@ -214,75 +214,19 @@ def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fai
         assert len(copied) == min(done_before, again_after, parts), case
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_a_whole_batch_is_finished_once_after_its_last_part(parts: int) -> None:
-    slot = fresh_slot()
-    calls: list[tuple[Slot, int]] = []
-    pending = pending_of(slot, 9, parts, lambda *arguments: calls.append(arguments))
-    for _ in range(parts):
-        assert not calls
-        assert not pending.done()
-        pending.run(lambda: None, refused=False)
-    assert calls == [(slot, 9)]
-    assert pending.done()
-    assert pending.wait() is slot
-
-
-def test_a_batch_that_failed_or_was_abandoned_is_not_finished() -> None:
-    def fail() -> None:
-        raise LookupError("no such row")
-
-    def finish(slot: Slot, size: int) -> None:
-        pytest.fail("it is of no use")
-
-    failed, unwanted = (pending_of(fresh_slot(), 9, 2, finish) for _ in range(2))
-    failed.run(fail, refused=False)
-    unwanted.run(lambda: unwanted.abandon(lambda slot: None), refused=False)
-    for pending in (failed, unwanted):
-        pending.run(lambda: None, refused=False)
-        assert pending.done()
-    with pytest.raises(LookupError, match="no such row"):
-        failed.wait()
-
-
-def test_an_error_while_a_batch_is_finished_is_raised_by_wait() -> None:
-    def fail(slot: Slot, size: int) -> None:
-        raise LookupError("nothing to finish it with")
-
-    pending = pending_of(fresh_slot(), 9, 1, fail)
-    pending.run(lambda: None, refused=False)
-    assert pending.done()
-    assert pending.failed()
-    with pytest.raises(LookupError, match="nothing to finish it with"):
-        pending.wait()
-
-
-def test_a_slot_abandoned_while_its_batch_is_finished_returns_when_that_is_done() -> None:
-    slot = fresh_slot()
-    released: list[Slot] = []
-
-    def finish(slot: Slot, size: int) -> None:
-        pending.abandon(released.append)
-        assert released == []
-
-    pending = pending_of(slot, 9, 1, finish)
-    pending.run(lambda: None, refused=False)
-    assert released == [slot]
-    assert not pending.failed()
-
-
-def test_two_last_parts_at_the_same_time_finish_a_batch_once() -> None:
+def test_two_last_parts_at_the_same_time_give_a_slot_back_once() -> None:
     for _ in range(300):
-        calls: list[int] = []
-        together = threading.Barrier(2)
-        pending = pending_of(fresh_slot(), 9, 2, lambda slot, size: calls.append(size))  # noqa: B023
+        released: list[Slot] = []
+        together = threading.Barrier(3)
+        pending = pending_of(slot := fresh_slot(), 9, 2)
         threads = [threading.Thread(target=partial(pending.run, together.wait, refused=False)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        in_time(pending.wait)
+        together.wait()
+        pending.abandon(released.append)
         for thread in threads:
             thread.join()
-        assert calls == [9]
+        assert released == [slot]
 
 
 def test_a_slot_that_was_taken_is_not_given_back() -> None:

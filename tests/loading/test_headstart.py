@@ -51,7 +51,7 @@ class StandIn(Reader):
 
 def submitted(threads: GatherThreads, reader: StandIn, seconds: float) -> Pending:
     slot = new_slot(9, (6, 5, 3))
-    return threads.submit(reader, Request(np.arange(9)), slot, None, seconds)
+    return threads.submit(reader, Request(np.arange(9)), slot, seconds)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
@@ -95,9 +95,9 @@ def head_starts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     given: list[float] = []
     submit = Pipeline.submit
 
-    def noting(self: Pipeline, request: Request, cut: Any, last_step: Any, seconds: float) -> Pending:
+    def noting(self: Pipeline, request: Request, cut: Any, seconds: float) -> Pending:
         given.append(seconds)
-        return submit(self, request, cut, last_step, seconds)
+        return submit(self, request, cut, seconds)
 
     monkeypatch.setattr(Pipeline, "submit", noting)
     return given

@@ -285,12 +285,11 @@ def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path:
     "options",
     [
         {"check": "sample"},
-        {"on_damage": "skip"},
         {"transform": None},
         {"transform": torch.clone},
         {"transform": Normalize()},
     ],
-    ids=["checked", "skipping", "none", "another", "of pixels"],
+    ids=["checked", "none", "another", "of pixels"],
 )
 def test_whole_pictures_are_read_where_they_are_needed(path: Path, options: dict[str, Any]) -> None:
     with ShardLoader(path, 5, device="cpu", **{"transform": USUAL, **options}) as loader:

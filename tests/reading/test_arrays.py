@@ -23,9 +23,8 @@ from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
-from shardio.loading.ring import Slot
 from shardio.reading.choose import look_at, make_reader
-from shardio.reading.guard import GuardedReader, replace_damaged
+from shardio.reading.guard import GuardedReader
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.reader import MappedReader, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
@@ -59,7 +58,7 @@ def opened(
     shards = source.open([])
     reader = source.make_reader(request.param if request.param in ("mmap", "pread", "direct") else "auto", len(shards))
     if request.param == "guarded":
-        reader = GuardedReader(reader, shards, second=source.make_second(), skips=False)
+        reader = GuardedReader(reader, shards, source.make_second())
     yield shards, reader, order
     reader.close()
     source.close()
@@ -182,21 +181,18 @@ def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[.
 
 @pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
 @pytest.mark.parametrize("name", ["train-order-0.npy", "train-mask-crc32.npy"])
-def test_a_damaged_order_or_checksum_of_an_array_is_an_error_even_where_damaged_samples_are_skipped(
-    make_set: Callable[..., Path], name: str, io: Any
-) -> None:
+def test_a_damaged_order_or_checksum_of_an_array_is_an_error(make_set: Callable[..., Path], name: str, io: Any) -> None:
     out = make_set(COUNT)
     change_split(out, {"mask": ARRAYS["mask"]}, ORDER)
     if io == "direct" and direct_alignment(out / name) is None:
         pytest.skip("O_DIRECT does not work here")
     flip(out / name, HEADER_NBYTES)
-    options: Any = {"io": io, "arrays": ["mask"], "check": "sample", "on_damage": "skip"}
+    options: Any = {"io": io, "arrays": ["mask"], "check": "sample"}
     with pytest.raises(FormatError, match=name), ShardLoader(out, 4, device="cpu", **options) as loader:
         list(loader)
 
 
-@pytest.mark.parametrize("skips", [False, True])
-def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path], skips: bool) -> None:
+def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path]) -> None:
     out = make_set(COUNT)
     change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
     shards = open_shards(out)
@@ -207,18 +203,10 @@ def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path], sk
         os.pwrite(file.fileno(), bytes([byte ^ 1]), offset)
     source = open_source(out, "train", None, None)
     inner = source.make_reader("pread", 1)
-    guard = GuardedReader(inner, source.open([]), second=source.make_second(), skips=skips)
+    guard = GuardedReader(inner, source.open([]), source.make_second())
     indices, values = np.array([3, 4, 5]), np.empty((3, 16), np.float16)
-    if not skips:
-        with pytest.raises(FormatError, match=rf"{entry.file}: the clip of sample 4 .* at byte {offset}: crc32"):
-            guard.copy("clip", indices, values)
-    else:
+    with pytest.raises(FormatError, match=rf"{entry.file}: the clip of sample 4 .* at byte {offset}: crc32"):
         guard.copy("clip", indices, values)
-        assert list(guard.damaged) == [4]
-        memory = Slot(np.zeros((3, 6, 5, 3), np.uint8), np.zeros(3, np.int64), indices, {"clip": values})
-        replace_damaged(lambda: guard.damaged, 0, 0, memory, 3)
-        assert 4 not in indices
-        np.testing.assert_array_equal(values, ARRAYS["clip"][1][ORDER[indices]])
     guard.close()
 
 

@@ -425,7 +425,6 @@ def draw_reading(rng: random.Random, model: Model, form: Form, cache: Path) -> R
         "prefetch": rng.randint(1, 3),
         "io": rng.choice(["auto", "mmap", "pread", "direct"]),
         "check": rng.choice(["off", "sample"]),
-        "on_damage": rng.choice(["raise", "skip"]),
     }
     chance = rng.random()
     if chance < 0.15:

@@ -136,7 +136,7 @@ class Storms:
         if "cache" in case.io:
             options = {"cache": self._full_cache if "full" in case.io else self._folder / f"cache-{next(self._new)}"}
         if case.check:
-            options |= {"check": "sample", "on_damage": "skip"}
+            options["check"] = "sample"
         loader = ShardLoader(
             self._set, 4, device="cpu", num_threads=case.num_threads, prefetch=case.prefetch, **options
         )
