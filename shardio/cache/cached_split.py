@@ -1,6 +1,6 @@
 """A split of a set, opened through a cache: usable at once, and faster when the copy is complete.
 
-    storage -> stager (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
+    storage -> filler (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
 
 Training does not wait for the copy: samples whose shards are not copied yet are read from the storage. Once the copy is
 complete, the next epoch reads it like any other set on the node's own disk.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
 from shardio.cache.meeting import Meeting
-from shardio.cache.stage import Stager, take_lease
+from shardio.cache.stage import CopyFiller, take_lease
 from shardio.cache.staged_set import StagedSet, fetch
 from shardio.errors import FormatError, printable
 from shardio.format.entries import ShardEntry, SplitEntry
@@ -74,7 +74,7 @@ class _Staging:
         meeting: Meeting | None = None,
     ) -> DaemonThread:
         self._tell_filling()
-        stager = Stager(
+        filler = CopyFiller(
             self.storage,
             manifest,
             lease,
@@ -86,7 +86,7 @@ class _Staging:
             meeting=meeting,
             on_message=self._warn,
         )
-        thread = DaemonThread(partial(self._run, stager), "shardio-stage")
+        thread = DaemonThread(partial(self._run, filler), "shardio-stage")
         self.threads.append(thread)
         thread.begin()
         return thread
@@ -97,10 +97,10 @@ class _Staging:
     def _tell_waiting(self, process: int | None) -> None:
         self.state = "copied by another process" if process is None else f"copied by process {process}"
 
-    def _run(self, stager: Stager) -> None:
+    def _run(self, filler: CopyFiller) -> None:
         """Runs in the thread. An error becomes a warning, as training can continue without the copy."""
         try:
-            self.state = "complete" if stager.run() else "stopped"
+            self.state = "complete" if filler.run() else "stopped"
         except Exception as error:
             if self.stopped.is_set():
                 self.state = "stopped"

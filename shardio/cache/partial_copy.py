@@ -16,9 +16,8 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,12 +29,11 @@ from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import Manifest
 from shardio.reading.mapping import RowMapping
-from shardio.sets.fill import Filler, Read, Stop
-from shardio.system.files import fsync_folder, lock_at_once, reserve, write_all
+from shardio.sets.copier import Read
+from shardio.system.files import fsync_folder, lock_at_once, write_all
 from shardio.system.machine import boot_id
 from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_untrusted
 from shardio.system.pour import pour
-from shardio.system.threads import Call, ThreadPool
 
 # A block is at least as long as a cheap request, and so short that a few of them are a small part of the memory.
 _LEAST_NBYTES = 16 << 10
@@ -51,10 +49,6 @@ _COMING_SECONDS = 2.0
 _POLL_SECONDS = 0.002
 # A process that adds a block to a file locks the file for a moment.
 _LOCK_SECONDS = 60.0
-# The requests under way at a time for a file, and their bytes: short ones if samples are waited for.
-_REQUESTS = 1, 8 << 20
-_SHARED_REQUESTS = 4, 512 << 10
-
 _FLAGS_PREFIX = ".blocks-"
 _PART_SUFFIX = ".part"
 
@@ -267,81 +261,6 @@ class PartialCopy:
             os.rename(old, new, src_dir_fd=there, dst_dir_fd=here)
         fsync_folder(self._folder)
         return sha256
-
-
-class PartialFiller(Filler):
-    """A Filler that completes the files of `partial`, which has to be set.
-
-    With `is_shared`, other processes are expected to add to the files, and to wait for blocks.
-    """
-
-    partial: PartialCopy
-    is_shared = False
-
-    def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
-        """See `Filler.copy`. While a file is hashed and synced, the next one is fetched."""
-        self._finished: list[Call[None]] = []
-        with ThreadPool(self._workers, f"{self._name}-finish") as self._finishing:
-            try:
-                super().copy(folder, entries)
-            except Exception:
-                self._finishing.close()  # what was fetched is not lost
-                raise
-            for call in self._finished:
-                call.result()
-
-    def _copy(self, path: Path | FileAt, entry: FileEntry) -> None:
-        with self.partial.open(entry) as file, naming(path):
-            reserve(file.fileno(), entry.nbytes)
-        self._fetch_missing(entry)
-        self._finished.append(self._finishing.submit(self._finish, entry))
-
-    def _finish(self, entry: FileEntry) -> None:
-        try:
-            if self._stop.is_set():
-                return
-            if self.partial.finish(entry) != entry.sha256:
-                self._progress(-entry.nbytes)  # damage on the way does not happen again
-                self._fetch_missing(entry)
-                if (found := self.partial.finish(entry)) != entry.sha256:
-                    self._progress(-entry.nbytes)
-                    raise self._damaged(entry, found)
-            self.copied.append(entry)
-        except Stop:
-            pass
-        except BaseException:
-            self._failed.set()
-            raise
-
-    def _fetch_missing(self, entry: FileEntry) -> None:
-        """Fetches the missing blocks of a file."""
-        copy, blocks = self.partial, self.partial.blocks[entry]
-        requests, nbytes = _SHARED_REQUESTS if self.is_shared else _REQUESTS
-        step = max(1, nbytes // blocks.size)
-        fetched = 0
-
-        def fetch(block: int, waits: bool) -> None:
-            nonlocal fetched
-            span = blocks.start(block), blocks.start(block + step)
-            if waits:
-                copy.wait(entry, *span)
-            for start, stop, state in copy.runs(entry, *span):
-                if self._ends():
-                    raise Stop
-                if state == MISSING or (waits and state == COMING):
-                    copy.fetch(entry, start, stop, self._storage.read_into, copy.write)
-                    self._progress(stop - start)
-                    fetched += stop - start
-
-        try:
-            with ThreadPool(requests, f"{self._name}-part") as pool:
-                for waits in (False, True):
-                    for _ in pool.map(partial(fetch, waits=waits), range(0, blocks.count, step)):
-                        pass
-        except BaseException:
-            self._progress(-fetched)  # it may be begun again, and then counts what is there
-            raise
-        self._progress(entry.nbytes - fetched)
 
 
 def part_nbytes(folder: FolderHandle, entry: FileEntry) -> int:

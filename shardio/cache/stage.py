@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from typing import TypeVar
 from shardio.cache.folder import Cache, CachedCopy
 from shardio.cache.leases import CopyPaths, Lease
 from shardio.cache.meeting import GroupBrokenError, Meeting
-from shardio.cache.partial_copy import THERE, PartialCopy, PartialFiller, part_nbytes, remove_parts
+from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_nbytes, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
@@ -31,16 +32,20 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
+from shardio.sets.copier import Copier, Stop
 from shardio.sets.names import hinting_at_order, is_url
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.files import fsync_folder, remove_temporaries
-from shardio.system.opening import FileAt, FolderHandle, at
-from shardio.system.threads import Flag
+from shardio.system.files import fsync_folder, remove_temporaries, reserve
+from shardio.system.opening import FileAt, FolderHandle, at, naming
+from shardio.system.threads import Flag, ThreadPool
 
 R = TypeVar("R")
 
 # A thread that waits for a lock cannot be told to stop, so the lock is tried again and again.
 _POLL_SECONDS = 0.05
+# The requests under way at a time for a file, and their bytes: short ones if samples are waited for.
+_REQUESTS = 1, 8 << 20
+_SHARED_REQUESTS = 4, 512 << 10
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,10 @@ def stage(
             except GroupBrokenError as error:
                 on_message(f"{error}: this node goes on alone")
                 together = None
-        stager = Stager(
-            *(storage, manifest, lease),
+        filler = CopyFiller(
+            storage,
+            manifest,
+            lease,
             workers=workers,
             verify=verify,
             on_progress=on_progress,
@@ -111,19 +118,19 @@ def stage(
             meeting=together,
             on_message=on_message,
         )
-        stager.run()
+        filler.run()
     return StageReport(
         path=str(lease.path),
         source=storage.name,
         digest=manifest.digest,
-        num_files=len(stager.files),
+        num_files=len(filler.files),
         nbytes=manifest.nbytes,
-        num_copied=len(stager.copied),
-        nbytes_copied=sum(entry.nbytes for entry in stager.copied),
-        evicted=tuple(copy.digest for copy in stager.evicted),
+        num_copied=len(filler.copied),
+        nbytes_copied=sum(entry.nbytes for entry in filler.copied),
+        evicted=tuple(copy.digest for copy in filler.evicted),
         seconds=time.perf_counter() - start,
-        num_linked=len(stager.linked),
-        nbytes_linked=sum(entry.nbytes for entry in stager.linked),
+        num_linked=len(filler.linked),
+        nbytes_linked=sum(entry.nbytes for entry in filler.linked),
     )
 
 
@@ -143,8 +150,8 @@ def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tup
     return lease, manifest
 
 
-class Stager:
-    """Copies the set in `storage` to the folder of `lease`: `run` does this, with `workers` threads.
+class CopyFiller:
+    """Completes the copy of the set in `storage` in the folder of `lease`: `run` does this, with `workers` threads.
 
     The caller holds the lease until `run` has returned. Indexes are copied first, then the files in `order`, then the
     others. Meanwhile, `lease.has` says which files are complete, whichever process copied them.
@@ -182,8 +189,7 @@ class Stager:
         self._cache = Cache(lease.path.parent)
         self._verify = verify
         self._stop = stop or Flag()
-        self._filler = PartialFiller(storage, workers, "shardio-stage", on_progress, stop=self._stop)
-        self._filler.is_shared = on_fill is not None
+        self._copier = Copier(storage, workers, "shardio-stage", on_progress, stop=self._stop)
         self._on_wait = on_wait
         self._meeting = meeting
         if meeting is not None:
@@ -194,8 +200,8 @@ class Stager:
 
     @property
     def copied(self) -> list[FileEntry]:
-        """The files that this stager has copied; whole and durable."""
-        return self._filler.copied
+        """The files that this filler has copied; whole and durable."""
+        return self._copier.copied
 
     def run(self) -> bool:
         """Returns True when the copy is complete, whichever process made it; False if `stop` was set before.
@@ -268,8 +274,8 @@ class Stager:
             todo = [entry for entry in todo if entry not in self.linked]
         if self._verify:
             there = [entry for entry in self.files if entry not in todo]
-            self._filler.total += sum(entry.nbytes for entry in there)
-            todo += self._filler.find_damaged(folder, there)
+            self._copier.total += sum(entry.nbytes for entry in there)
+            todo += self._copier.find_damaged(folder, there)
         if self._stop.is_set():
             return False
         try:
@@ -281,7 +287,7 @@ class Stager:
                         os.unlink(entry.file, dir_fd=folder.fileno())
                 self.linked = []
             raise
-        self._filler.total += sum(entry.nbytes for entry in todo)
+        self._copier.total += sum(entry.nbytes for entry in todo)
         try:
             if todo or self._meeting is not None:
                 self._with_room(todo, lambda left: self._copy(folder, left), folder)
@@ -304,14 +310,60 @@ class Stager:
         return True
 
     def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
-        partial = self._filler.partial = PartialCopy.begin(folder, self._manifest, todo)
+        partial = PartialCopy.begin(folder, self._manifest, todo)
         try:
             if self._meeting is not None:
                 self._copy_together(folder, partial)
-            self._filler.copy(folder, self._left(todo))
+            self._copier.each(lambda entry: self._complete(partial, entry), self._left(todo))
         finally:
             if not (partial.states == THERE).any():
                 remove_parts(folder)
+
+    def _complete(self, partial: PartialCopy, entry: FileEntry) -> None:
+        """Fetches the missing blocks of a file, and gives it its name. Runs in a thread."""
+        with partial.open(entry) as file, naming(partial.path_of(entry)):
+            reserve(file.fileno(), entry.nbytes)
+        found = ""
+        for _ in range(2):  # damage on the way does not happen again
+            self._fetch_missing(partial, entry)
+            if self._stop.is_set():
+                return
+            found = partial.finish(entry)
+            if found == entry.sha256:
+                self.copied.append(entry)
+                return
+            self._copier.count(-entry.nbytes)
+        raise self._copier.damaged(entry, found)
+
+    def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:
+        """Fetches the missing blocks of a file, and then those that other processes were expected to fetch."""
+        blocks = partial.blocks[entry]
+        requests, nbytes = _REQUESTS if self._on_fill is None else _SHARED_REQUESTS
+        step = max(1, nbytes // blocks.size)
+        fetched = 0
+
+        def fetch(block: int, waits: bool) -> None:
+            nonlocal fetched
+            span = blocks.start(block), blocks.start(block + step)
+            if waits:
+                partial.wait(entry, *span)
+            for start, stop, state in partial.runs(entry, *span):
+                if self._copier.ends():
+                    raise Stop
+                if state == MISSING or (waits and state == COMING):
+                    partial.fetch(entry, start, stop, self._storage.read_into, partial.write)
+                    self._copier.count(stop - start)
+                    fetched += stop - start
+
+        try:
+            with ThreadPool(requests, "shardio-stage-part") as pool:
+                for waits in (False, True):
+                    for _ in pool.map(functools.partial(fetch, waits=waits), range(0, blocks.count, step)):
+                        pass
+        except BaseException:
+            self._copier.count(-fetched)  # it may be begun again, and then counts what is there
+            raise
+        self._copier.count(entry.nbytes - fetched)
 
     def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
         """Copies what the node lacks with the other nodes, as far as they get together."""
@@ -319,7 +371,7 @@ class Stager:
 
         def finish(entry: FileEntry) -> bool:
             if partial.finish(entry) != entry.sha256:
-                self._filler.count(-entry.nbytes)
+                self._copier.count(-entry.nbytes)
                 return False
             self.copied.append(entry)
             return True
@@ -333,7 +385,7 @@ class Stager:
                 self._on_message(f"{error}: this node goes on alone")
             return
         while group is not None and not self._stop.is_set():
-            together = Together(group, self._storage, partial, folder, self.files, finish, self._filler.count)
+            together = Together(group, self._storage, partial, folder, self.files, finish, self._copier.count)
             try:
                 together.run()
                 break

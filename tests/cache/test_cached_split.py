@@ -224,7 +224,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
     src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Four files are begun at a time, so four were fetched before the ninth does not fit.
-    real, left = partial_copy.reserve, [8]
+    real, left = staging.reserve, [8]
 
     def reserve(descriptor: int, nbytes: int) -> None:
         left[0] -= 1
@@ -232,7 +232,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(partial_copy, "reserve", reserve)
+    monkeypatch.setattr(staging, "reserve", reserve)
     with pytest.warns(RuntimeWarning, match="without a copy"):
         loader = _failed(src, cache)
     with loader:

@@ -66,7 +66,7 @@ NAMED_TOO_EARLY = "partial_copy._part_of = lambda folder, entry: folder / entry.
         ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),
         (
-            "staging.Stager._missing = lambda self, folder: list(self.files)",
+            "staging.CopyFiller._missing = lambda self, folder: list(self.files)",
             "files that were there were copied again",
         ),
     ],

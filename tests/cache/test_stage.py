@@ -36,14 +36,14 @@ from shardio.cache import stage as staging
 from shardio.cache.cached_split import CachedSplit
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.cache.leases import Lease
-from shardio.cache.stage import Stager, stage
+from shardio.cache.stage import CopyFiller, stage
 from shardio.cli.main import cli
 from shardio.errors import CacheError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.fill import Filler
+from shardio.sets.copier import Copier
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
@@ -97,16 +97,16 @@ def start() -> Iterator[Callable[..., Future[Any]]]:
 
 
 @contextmanager
-def stager_of(out: Path, cache: Path, storage: FolderStorage | None = None, **options: Any) -> Iterator[Stager]:
+def filler_of(out: Path, cache: Path, storage: FolderStorage | None = None, **options: Any) -> Iterator[CopyFiller]:
     manifest = load_manifest(out)
     storage = storage or FolderStorage(out)
     with Cache(cache).lease(manifest.digest) as lease, contextlib.closing(storage):
-        yield Stager(storage, manifest, lease, **options)
+        yield CopyFiller(storage, manifest, lease, **options)
 
 
 def request_little(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Makes requests to the source, and blocks, as short as this."""
-    monkeypatch.setattr(partial_copy, "_REQUESTS", (1, nbytes))
+    monkeypatch.setattr(staging, "_REQUESTS", (1, nbytes))
     monkeypatch.setattr(partial_copy, "_LEAST_NBYTES", min(nbytes, partial_copy._LEAST_NBYTES))
     monkeypatch.setattr(partial_copy, "_PLAIN_NBYTES", min(nbytes, partial_copy._PLAIN_NBYTES))
 
@@ -120,8 +120,8 @@ def request_little(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
         (Lease, "try_filling"),
         (staging, "remove_temporaries"),
         (staging, "link_from_others"),
-        (Filler, "find_damaged"),
-        (Filler, "copy"),
+        (Copier, "find_damaged"),
+        (Copier, "each"),
         (AtomicFile, "commit"),
         (staging, "commit_manifest"),
     ],
@@ -252,9 +252,9 @@ def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
     monkeypatch.setattr(AtomicFile, "commit", committed)
     monkeypatch.setattr(partial_copy.PartialCopy, "finish", named)
     shards = load_manifest(out).splits["train"].shards
-    with stager_of(out, cache, order=[shards[3], shards[1]], workers=1) as stager:
-        assert stager.run()
-        assert [entry.file for entry in stager.copied] == order[:-1]
+    with filler_of(out, cache, order=[shards[3], shards[1]], workers=1) as filler:
+        assert filler.run()
+        assert [entry.file for entry in filler.copied] == order[:-1]
     numbers = [3, 1, 0, 2, 4]
     names = ["train-index.npy", *(f"train-{n:05d}.npy" for n in numbers), "rejects.jsonl", "manifest.json"]
     assert order == names
@@ -278,8 +278,8 @@ def test_no_more_files_are_read_at_a_time_than_there_are_workers(out: Path, cach
             with lock:
                 reading -= 1
 
-    with stager_of(out, cache, Counting(out), workers=workers) as stager:
-        assert stager.run()
+    with filler_of(out, cache, Counting(out), workers=workers) as filler:
+        assert filler.run()
     assert most == workers
 
 
@@ -318,9 +318,9 @@ def test_what_was_damaged_on_the_way_is_read_once_more(out: Path, cache: Path) -
                 buffer[0] ^= 1
 
     counts = []
-    with stager_of(out, cache, Flaky(out), on_progress=lambda nbytes, total: counts.append(nbytes)) as stager:
-        assert stager.run()
-        assert len(stager.copied) == 7
+    with filler_of(out, cache, Flaky(out), on_progress=lambda nbytes, total: counts.append(nbytes)) as filler:
+        assert filler.run()
+        assert len(filler.copied) == 7
     assert sum(counts) == load_manifest(out).nbytes
     assert verify(cache / load_manifest(out).digest).ok
 
@@ -347,8 +347,8 @@ def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: p
             time.sleep(0.001)  # half a second for a file
             super().read_into(entry, offset, buffer)
 
-    with stager_of(out, cache, Failing(out), workers=7) as stager, pytest.raises(OSError, match="gone"):
-        stager.run()
+    with filler_of(out, cache, Failing(out), workers=7) as filler, pytest.raises(OSError, match="gone"):
+        filler.run()
     assert not list(cache.rglob("*.tmp"))
 
 
@@ -496,7 +496,7 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more(
 ) -> None:
     old, out = make_set(20, samples_per_shard=9), make_set(45)
     evictable = stage(old, cache).digest
-    real, calls, counts = partial_copy.reserve, [], list[int]()
+    real, calls, counts = staging.reserve, [], list[int]()
 
     def reserve(descriptor: int, nbytes: int) -> None:
         calls.append(nbytes)
@@ -505,7 +505,7 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(partial_copy, "reserve", reserve)
+    monkeypatch.setattr(staging, "reserve", reserve)
     request_little(monkeypatch, 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert report.evicted == (evictable,)
@@ -538,7 +538,7 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
 def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = partial_copy.reserve, [None] * 3
+    real, left = staging.reserve, [None] * 3
 
     def reserve(descriptor: int, nbytes: int) -> None:
         if not left:
@@ -547,7 +547,7 @@ def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished
         real(descriptor, nbytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial_copy, "reserve", reserve)
+        patch.setattr(staging, "reserve", reserve)
         with pytest.raises(SpaceError, match=r"No space left on device, .*Finished files are kept"):
             stage(out, cache, workers=1)
     (copy,) = Cache(cache).copies()
@@ -593,7 +593,7 @@ class Stuck(FolderStorage):
             threading.Event().wait()
         super().read_into(entry, offset, buffer)
 staging.open_storage = Stuck
-partial_copy._REQUESTS, partial_copy._LEAST_NBYTES = (1, 1), 1
+staging._REQUESTS, partial_copy._LEAST_NBYTES = (1, 1), 1
 staging.stage(sys.argv[1], sys.argv[2], workers=1)
 """
     command = [sys.executable, "-c", code, str(out), str(cache)]
@@ -618,7 +618,7 @@ staging.stage(sys.argv[1], sys.argv[2], workers=1)
     assert contents(folder) == contents(out)
 
 
-def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path, cache: Path) -> None:
+def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path, cache: Path) -> None:
     stop = threading.Event()
 
     class Stopping(FolderStorage):
@@ -627,17 +627,17 @@ def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
                 stop.set()
             super().read_into(entry, offset, buffer)
 
-    with stager_of(out, cache, Stopping(out), stop=stop, workers=1) as stager:
-        assert not stager.run()
-        copied = [entry.file for entry in stager.copied]
+    with filler_of(out, cache, Stopping(out), stop=stop, workers=1) as filler:
+        assert not filler.run()
+        copied = [entry.file for entry in filler.copied]
         assert copied == ["train-index.npy", "train-00000.npy", "train-00001.npy"][: len(copied)]
         (found,) = Cache(cache).copies()
         assert found.nbytes < load_manifest(out).nbytes  # its unfinished files take less than their size
-        assert not stager.run()
+        assert not filler.run()
     assert stage(out, cache).num_copied == 7 - len(copied)
 
 
-def test_a_stager_that_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
+def test_a_filler_that_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
     told: list[str] = []
     with Cache(cache).lease(load_manifest(out).digest) as lease:
         filling = lease.try_filling("")
@@ -647,21 +647,21 @@ def test_a_stager_that_takes_over_from_another_is_told_so(out: Path, cache: Path
             told.append(f"waits for {process}")
             filling.close()
 
-        with stager_of(out, cache, on_wait=wait, on_fill=lambda: told.append("fills")) as stager:
-            assert stager.run()
+        with filler_of(out, cache, on_wait=wait, on_fill=lambda: told.append("fills")) as filler:
+            assert filler.run()
             assert told == [f"waits for {os.getpid()}", "fills"]
-            assert stager.run()
+            assert filler.run()
     assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
 
 
-def test_a_stager_that_waits_can_be_told_to_stop(
+def test_a_filler_that_waits_can_be_told_to_stop(
     out: Path, cache: Path, gate: type[Gate], start: Callable[..., Future[Any]]
 ) -> None:
     first = start(stage, out, cache)
     assert gate.asked.wait(60)
     stop, waiting = threading.Event(), threading.Event()
-    with stager_of(out, cache, stop=stop, on_wait=lambda who: waiting.set()) as stager:
-        other = start(stager.run)
+    with filler_of(out, cache, stop=stop, on_wait=lambda who: waiting.set()) as filler:
+        other = start(filler.run)
         assert waiting.wait(60)
         stop.set()
         assert other.result(60) is False
@@ -696,8 +696,8 @@ def test_files_are_there_for_others_as_soon_as_they_are_copied(out: Path, cache:
                 seen.append([reader.has(shard) for shard in shards])
                 super().read_into(entry, offset, buffer)
 
-        with stager_of(out, cache, Looking(out), workers=1) as stager:
-            assert stager.run()
+        with filler_of(out, cache, Looking(out), workers=1) as filler:
+            assert filler.run()
         assert seen[1:6] == [[number < copied for number in range(5)] for copied in range(5)]
 
 
@@ -748,7 +748,7 @@ def test_stage_shows_no_credentials_when_it_waits(
     )
 
 
-def test_a_stager_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_not(
+def test_a_filler_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_not(
     out: Path, cache: Path, tmp_path: Path, start: Callable[..., Future[Any]]
 ) -> None:
     code = """

@@ -191,7 +191,7 @@ def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, cop
     for thread in threads:
         thread.start()
     for file in shard_files(src):
-        # A stager copies like this: under another name first.
+        # A filler copies like this: under another name first.
         shutil.copyfile(src / file, copy.path / ".half")
         os.rename(copy.path / ".half", copy.path / file)
     done.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from shardio.cache.together import SlowNodes, joined, plan_window
 from shardio.errors import LaunchError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
+from shardio.reading.shardset import open_shards
 from shardio.system.opening import FolderHandle
 
 FILES = [FileEntry(name, 1000, "0" * 64) for name in "ab"]
@@ -394,3 +396,49 @@ def test_a_node_that_breaks_stops_no_other_and_the_next_run_completes_the_copies
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("\n10 rounds, 0 violations\n")
     assert not list(tmp_path.iterdir())
+
+
+# --- docs/cluster.md from end to end ---------------------------------------------------------------------------------
+
+JOB = """
+import hashlib, json, sys, time
+import torch.distributed as dist
+from shardio import ShardLoader
+src, cache = sys.argv[1:]
+dist.init_process_group("gloo")
+with ShardLoader(src, 8, device="cpu", cache=cache, together=True, return_indices=True) as loader:
+    for _ in range(2):
+        for images, labels, indices in loader:
+            for image, label, index in zip(images, labels.tolist(), indices.tolist()):
+                print(json.dumps([index, label, hashlib.sha256(image.permute(1, 2, 0).numpy().tobytes()).hexdigest()]))
+    while loader.stats()["staging"]["state"] != "complete":
+        time.sleep(0.01)
+dist.destroy_process_group()
+"""
+
+
+def test_two_nodes_publish_list_stage_train_and_evict_as_the_page_shows(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    out, root = make_set(96), tmp_path / "shared"
+    root.mkdir()
+    published, digest = root / "imagenet-256", load_manifest(out).digest
+    assert shardio("publish", out, published).returncode == 0
+    assert digest[:12] in shardio("list", root).stdout
+    caches = [tmp_path / f"node-{number}" for number in range(2)]
+    assert shardio("stage", published, caches[0]).stdout == f"{caches[0] / digest}\n"
+    jobs = start_nodes(JOB, published, size=2, each=lambda rank: [caches[rank]])
+    lines = []
+    for job in jobs:
+        stdout, stderr = job.communicate(timeout=100)
+        assert job.returncode == 0, stderr
+        lines += map(json.loads, stdout.splitlines())
+    shards = open_shards(published)
+    expected = [[i, int(shards[i].label), hashlib.sha256(shards[i].image.tobytes()).hexdigest()] for i in range(96)]
+    assert sorted(lines) == sorted(2 * expected)
+    for cache in caches:
+        assert contents(cache / digest) == contents(published)
+        assert "yes" in shardio("list", root, "--cache", cache).stdout
+        assert shardio("evict", cache, "--keep", "0").returncode == 0
+        assert not (cache / digest).exists()
+    assert contents(published) == contents(out)

@@ -213,7 +213,7 @@ class Race(Rounds[Counts]):
     def _prepare(self, process: int) -> None:
         never_sync()
         PATCHED_STAGING.open_storage = SlowFolder
-        PATCHED_PARTIAL._REQUESTS, PATCHED_PARTIAL._LEAST_NBYTES = (1, PIECE_NBYTES), 1
+        PATCHED_STAGING._REQUESTS, PATCHED_PARTIAL._LEAST_NBYTES = (1, PIECE_NBYTES), 1
         PATCHED_STAGING._POLL_SECONDS = 0.01
         commit, finish = AtomicFile.commit, PartialCopy.finish
 

@@ -24,7 +24,7 @@ class Stop(Exception):
     """Raised to end the copy of a file, because `stop` was set or another thread has failed."""
 
 
-class Filler:
+class Copier:
     """Copies files of `storage` into a folder, `workers` at a time, until `stop` is set.
 
     The names of the threads begin with `name`. The threads call `on_progress` with the number of bytes since the last
@@ -54,7 +54,7 @@ class Filler:
 
     def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
         """Copies the files, or only some of them if `stop` is set meanwhile. Raises FormatError if one is damaged."""
-        self._each(lambda entry: self._copy(folder / entry.file, entry), entries)
+        self.each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
     def find_damaged(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """Returns the files of the copy that have a wrong sha256 or cannot be read."""
@@ -72,16 +72,16 @@ class Filler:
                     raise
             damaged.append(entry)
 
-        self._each(check, entries)
+        self.each(check, entries)
         return [entry for entry in entries if entry in damaged]
 
-    def _each(self, do: Callable[[FileEntry], None], entries: Sequence[FileEntry]) -> None:
+    def each(self, do: Callable[[FileEntry], None], entries: Sequence[FileEntry]) -> None:
         """Calls `do` with each file, in threads. When one thread fails, the other threads end soon."""
         self._failed = Flag()
 
         def work(entry: FileEntry) -> None:
             try:
-                if not self._ends():
+                if not self.ends():
                     do(entry)
             except Stop:
                 pass
@@ -97,7 +97,8 @@ class Filler:
                 self._failed.set()  # also by a Ctrl-C
                 raise
 
-    def _ends(self) -> bool:
+    def ends(self) -> bool:
+        """Whether copying ends early: `stop` is set, or a file has failed."""
         return self._failed.is_set() or self._stop.is_set()
 
     def _copy(self, path: Path | FileAt, entry: FileEntry) -> None:
@@ -112,20 +113,18 @@ class Filler:
                     file.commit()
                     self.copied.append(entry)
                     return
-            self._progress(-entry.nbytes)
-        raise self._damaged(entry, found)
+            self.count(-entry.nbytes)
+        raise self.damaged(entry, found)
 
-    def _damaged(self, entry: FileEntry, found: str) -> FormatError:
+    def damaged(self, entry: FileEntry, found: str) -> FormatError:
+        """Returns the error of a file whose sha256 is `found`."""
         return FormatError(
             f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
             f"`shardio verify {self._storage.name}` names the samples, and says how to repair it"
         )
 
     def count(self, nbytes: int) -> None:
-        """Counts bytes that something else has copied as progress."""
-        self._progress(nbytes)
-
-    def _progress(self, nbytes: int) -> None:
+        """Counts bytes as progress."""
         if self._on_progress is not None:
             self._on_progress(nbytes, self.total)
 
@@ -134,18 +133,18 @@ class Filler:
         poured = 0
 
         def read(offset: int, buffer: memoryview) -> int:
-            if self._ends():
+            if self.ends():
                 raise Stop
             read_into(entry, offset, buffer)
             return len(buffer)
 
         def progress(nbytes: int) -> None:
             nonlocal poured
-            self._progress(nbytes)
+            self.count(nbytes)
             poured += nbytes
 
         try:
             return pour(read, entry.nbytes, write, progress)
         finally:
             if 0 < poured < entry.nbytes:  # it may be begun again
-                self._progress(-poured)
+                self.count(-poured)
