@@ -131,12 +131,7 @@ def ways_of_recipes(samples: np.ndarray, batch_size: int, size: int, folder: Pat
         flip = [v2.RandomHorizontalFlip()] if flips else []
         return v2.Compose([crop(side, low, high, cubic), *flip, *colour(0.4, 0.2, 0.1), *more, *floats])
 
-    def random_part(image: torch.Tensor) -> torch.Tensor:
-        height, width = (int(torch.randint(min(384, side), min(600, side) + 1, ())) for side in image.shape[-2:])
-        return v2.RandomCrop((height, width))(image)
-
-    square, solarize = v2.Resize((560, 560), antialias=True), v2.RandomSolarize(128, 0.2)
-    part = v2.Compose([v2.RandomShortestSize([400, 500, 600], antialias=True), random_part, square])
+    solarize = v2.RandomSolarize(128, 0.2)
     halves = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
     trivial = [crop(176, 0.08), v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(), *floats, v2.RandomErasing(0.1)]
     simclr = [crop(224, 0.08, 1.0, cubic), v2.RandomHorizontalFlip(), *colour(0.8, 0.8, 0.2), blur(23, 0.5), floats[0]]
@@ -159,7 +154,6 @@ def ways_of_recipes(samples: np.ndarray, batch_size: int, size: int, folder: Pat
         "ijepa": [v2.Compose([crop(224, 0.3), *floats])],
         "sit": [v2.Compose([v2.RandomHorizontalFlip(), *halves])],
         "edm2": [v2.Compose(halves)],
-        "rf-detr": [v2.Compose([v2.RandomHorizontalFlip(), v2.RandomChoice([square, part]), *floats])],
     }
     images = [torch.from_numpy(sample).permute(2, 0, 1).contiguous() for sample in np.array(samples)]
 

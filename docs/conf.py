@@ -65,7 +65,6 @@ NAVIGATION = {
         ("Recipes", "docs/guide/recipes"),
         ("Self-supervised training", "docs/guide/self-supervised"),
         ("Generative training", "docs/guide/generative"),
-        ("Detection", "docs/guide/detection"),
         ("Moving from other loaders", "docs/guide/moving"),
         ("Sizing", "docs/guide/sizing"),
         ("Questions and errors", "docs/guide/questions"),

@@ -6,8 +6,8 @@
 Random numbers depend only on (seed, epoch, sample, view): the pixels are the same after a resume, on any number of
 ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and a RandomChoice of them depend on the batch as well.)
 
-Consecutive crops, resizes and flips are one pass over the pixels. Masks and boxes go through the same crops, flips and
-warps as their images. If a set was squashed to one shape (`shardio convert --fit squash`), crops are boxes of the
+Consecutive crops, resizes and flips are one pass over the pixels. Masks go through the same crops, flips and warps as
+their images. If a set was squashed to one shape (`shardio convert --fit squash`), crops are boxes of the
 original image, and the result is undistorted.
 """
 
@@ -27,9 +27,6 @@ from shardio.augment.colour import RandomInvert as RandomInvert
 from shardio.augment.colour import RandomPosterize as RandomPosterize
 from shardio.augment.colour import RandomSolarize as RandomSolarize
 from shardio.augment.description import from_dict as from_dict
-from shardio.augment.detection import RandomIoUCrop as RandomIoUCrop
-from shardio.augment.detection import RandomPhotometricDistort as RandomPhotometricDistort
-from shardio.augment.detection import RandomZoomOut as RandomZoomOut
 from shardio.augment.erasing import RandomErasing as RandomErasing
 from shardio.augment.geometry import RandomAffine as RandomAffine
 from shardio.augment.geometry import RandomPerspective as RandomPerspective
@@ -44,11 +41,6 @@ from shardio.augment.policies import TimmRandAugment as TimmRandAugment
 from shardio.augment.policies import TrivialAugmentWide as TrivialAugmentWide
 from shardio.augment.recipes import RECIPE_REPEATS as RECIPE_REPEATS
 from shardio.augment.recipes import recipe as recipe
-from shardio.augment.scaling import RandomResize as RandomResize
-from shardio.augment.scaling import RandomShortestSize as RandomShortestSize
-from shardio.augment.scaling import RandomSizeCrop as RandomSizeCrop
-from shardio.augment.scaling import ResizeKeepRatio as ResizeKeepRatio
-from shardio.augment.scaling import ScaleJitter as ScaleJitter
 from shardio.augment.transforms import AlternatingFlip as AlternatingFlip
 from shardio.augment.transforms import CenterCrop as CenterCrop
 from shardio.augment.transforms import HorizontalFlip as HorizontalFlip

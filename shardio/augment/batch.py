@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws, outside_places
+from shardio.augment.masks import Masks, taken
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import (
     Interpolation,
@@ -26,11 +27,10 @@ from shardio.augment.resample import (
     resample_onto,
 )
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
-from shardio.augment.targets import Targets, taken
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]
-"""Masks and boxes by name: a tensor, or a tuple with a tensor per view."""
+"""Masks by name: a tensor, or a tuple with a tensor per view."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Batch:
     - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
     - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
 
-    A field that is None records no change. `targets` are the masks and boxes of `images`, before the changes. The
-    other fields may be for several views of each image: those of all images, one view after the other.
+    A field that is None records no change. `masks` are the masks of `images`, before the changes. The other fields
+    may be for several views of each image: those of all images, one view after the other.
     """
 
     images: torch.Tensor
     draws: Draws
     sizes: NDArray[np.int64]
     labels: torch.Tensor | None = None
-    targets: Targets | None = None
+    masks: Masks | None = None
     boxes: Boxes | None = None
     within: Boxes | None = None
     flips: NDArray[np.bool_] | None = None
@@ -160,24 +160,24 @@ class Batch:
         """Whether each image is mirrored, bool (B,): `flips`, or all false if `flips` is None."""
         return np.zeros(len(self), bool) if self.flips is None else self.flips
 
-    def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
+    def holding(self, images: torch.Tensor, masks: Masks | None = None) -> Batch:
         """Returns a batch with new `images` of the same samples, and no recorded changes.
 
-        `targets` are the masks and boxes of the new images. By default, they are the masks and boxes of this batch
-        after its changes. Raises ValueError if they are for images of another size.
+        `masks` are the masks of the new images, by default the masks of this batch after its changes. Raises ValueError
+        if they are for images of another size.
         """
-        targets = targets or self._moved_targets()
-        if targets is not None and targets.size != (size := tuple(images.shape[2:])):
-            raise ValueError(f"masks and boxes must be for images of (height, width) = {size}; found {targets.size}")
-        return self._after(images, sizes_of(images), targets)
+        masks = masks or self._moved_masks()
+        if masks is not None and masks.size != (size := tuple(images.shape[2:])):
+            raise ValueError(f"masks must be for images of (height, width) = {size}; found {masks.size}")
+        return Batch(images, self.draws, sizes_of(images), self.labels, masks)
 
-    def check_no_targets(self, what: str) -> None:
-        """Raises ValueError if the batch has masks or boxes. `what` names the transforms that cannot combine them."""
-        if self.targets is not None:
-            names = ", ".join([*self.targets.masks, *self.targets.boxes]) or "an empty dict of masks or boxes"
+    def check_no_masks(self, what: str) -> None:
+        """Raises ValueError if the batch has masks. `what` names the transforms that cannot combine masks."""
+        if self.masks is not None:
+            names = ", ".join(self.masks.by_name) or "an empty dict of masks"
             raise ValueError(
-                f"{what} combine several images and cannot combine their masks and boxes; found {names}: remove {what} "
-                "from the transform, or pass images and labels only"
+                f"{what} combine several images and cannot combine their masks; found {names}: remove {what} from the "
+                "transform, or pass images and labels only"
             )
 
     def finished(self) -> Batch:
@@ -186,7 +186,7 @@ class Batch:
         if images is self.images:
             return self
         sizes = self.sizes if self.boxes is None else sizes_of(images)
-        return self._after(images, sizes, self._moved_targets())
+        return Batch(images, self.draws, sizes, self.labels, self._moved_masks())
 
     def made(self) -> Batch:
         """Returns the batch after all recorded changes. Its images may have several sizes.
@@ -229,16 +229,13 @@ class Batch:
             )
             level = torch.tensor(fill, dtype=torch.float64, device="cpu").to(torch.uint8)
             images = taken(images.permute(0, 2, 3, 1), rows, columns, level).permute(0, 3, 1, 2)
-        targets = None if self.targets is None else self.targets.placed(boxes, flips, sizes, size, firsts, mode)
-        return self.holding(images, targets)
-
-    def _after(self, images: torch.Tensor, sizes: NDArray[np.int64], targets: Targets | None) -> Batch:
-        return Batch(images, self.draws, sizes, self.labels, targets)
+        masks = None if self.masks is None else self.masks.placed(boxes, flips, sizes, size, firsts, mode)
+        return self.holding(images, masks)
 
     @property
     def is_plain(self) -> bool:
         """True if the batch has images only, and no recorded changes."""
-        return self.targets is None and self.boxes is None and self.flips is None and not self.steps
+        return self.masks is None and self.boxes is None and self.flips is None and not self.steps
 
     def in_views(self, views: range) -> Batch:
         """Returns a plain batch with several views of each image, which draw by these numbers. It has no labels."""
@@ -252,11 +249,11 @@ class Batch:
         sizes = self.sizes[: len(self) // count]
         return [replace(self, images=images, sizes=sizes) for images in self.images.chunk(count)]
 
-    def _moved_targets(self) -> Targets | None:
-        if self.targets is None:
+    def _moved_masks(self) -> Masks | None:
+        if self.masks is None:
             return None
         is_whole = self.boxes is None and self.flips is None
-        return self.targets.moved(None if is_whole else self.region, self.is_mirrored, self.size, self.steps)
+        return self.masks.moved(None if is_whole else self.region, self.is_mirrored, self.size, self.steps)
 
     def _done(self) -> torch.Tensor:
         if self.steps:

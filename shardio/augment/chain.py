@@ -17,7 +17,7 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, FreshSeed, LoaderBatch, loader_batch
 from shardio.augment.description import LATER, Configuration, is_of_shardio
 from shardio.augment.foreign import check_foreign
-from shardio.augment.targets import MaskFill, Targets, check_mask_fill
+from shardio.augment.masks import MaskFill, Masks, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager
 
@@ -37,17 +37,15 @@ class _Samples(TypedDict, total=False):
 
 
 class _Alone(_Samples, total=False):
-    """The arguments of a call without masks and boxes."""
+    """The arguments of a call without masks."""
 
     masks: None
-    boxes: None
 
 
-class _WithArrays(_Samples, total=False):
-    """The arguments of a call with masks, boxes or both."""
+class _WithMasks(_Samples, total=False):
+    """The arguments of a call with masks."""
 
     masks: Mapping[str, torch.Tensor] | None
-    boxes: Mapping[str, torch.Tensor] | None
 
 
 class Transform(Configuration, ABC):
@@ -66,11 +64,11 @@ class Transform(Configuration, ABC):
     ) -> tuple[Images, torch.Tensor]: ...
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: None = None, **samples: Unpack[_WithArrays]
+        self, images: torch.Tensor, labels: None = None, **samples: Unpack[_WithMasks]
     ) -> tuple[Images, Arrays]: ...
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_WithArrays]
+        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_WithMasks]
     ) -> tuple[Images, torch.Tensor, Arrays]: ...
     @eager
     def __call__(
@@ -79,7 +77,6 @@ class Transform(Configuration, ABC):
         labels: torch.Tensor | None = None,
         *,
         masks: Mapping[str, torch.Tensor] | None = None,
-        boxes: Mapping[str, torch.Tensor] | None = None,
         mask_fill: MaskFill | None = None,
         indices: ArrayLike | None = None,
         seed: int | None = None,
@@ -87,16 +84,15 @@ class Transform(Configuration, ABC):
         view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns the transformed images, labels, and a dict of masks and boxes; no part that is empty.
+        """Returns the transformed images, labels, and a dict of masks; no part that is empty.
 
         - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
         - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: their value outside of the image, or a dict by name.
-        - `boxes`: float32 (B, K, 5) by name: left, top, right, bottom and label. Rows without a box have the label -1.
         - `indices`, `seed`, `epoch`, `view` key the random numbers. Without them, a call draws from torch's generator.
         - `sizes`: (B, 2), the heights and widths that squashed images had before. Without images, one pair is allowed.
 
         Tensors are not changed in place; a tensor that needs no change is returned itself. A ShardLoader passes all
-        these arguments. See "Masks and boxes" and "Calling a transform yourself" in the guide.
+        these arguments. See "Masks" and "Calling a transform yourself" in the guide.
         """
         if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
             found_types = f"{type(images).__name__} and {type(labels).__name__}"
@@ -120,25 +116,28 @@ class Transform(Configuration, ABC):
             )
         draws = _draws(count, given, indices, seed, epoch, view)
         mask_fill = self.mask_fill if mask_fill is None else mask_fill
-        targets = Targets.of(images, masks, boxes, mask_fill)
+        moving = Masks.of(images, masks, mask_fill)
         if not count:
             sizes = found if len(found) else None
-            return self._of_no_samples(images, labels, sizes, masks=masks, boxes=boxes, mask_fill=mask_fill)
+            return self._of_no_samples(images, labels, sizes, masks, mask_fill)
         piece = (self, type(self).__name__)
-        changed, labels, arrays = finished([piece], Batch(images, draws, found, labels, targets))
+        changed, labels, arrays = finished([piece], Batch(images, draws, found, labels, moving))
         if arrays is None:
             return changed if labels is None else (changed, labels)
         return (changed, arrays) if labels is None else (changed, labels, arrays)
 
     def _of_no_samples(
-        self, images: torch.Tensor, labels: torch.Tensor | None, sizes: ArrayLike | None, **arrays: Any
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor | None,
+        sizes: ArrayLike | None,
+        masks: Mapping[str, torch.Tensor] | None,
+        mask_fill: MaskFill | None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
         """Returns empty tensors with the shapes and dtypes of a result, found by transforming one blank image."""
-        for kind in ("masks", "boxes"):
-            if arrays[kind] is not None:
-                arrays[kind] = {name: _one(tensor) for name, tensor in arrays[kind].items()}
         label = None if labels is None else _one(labels)
-        done: Images = _none(self(_one(images), label, indices=[0], sizes=sizes, **arrays))
+        one = None if masks is None else {name: _one(mask) for name, mask in masks.items()}
+        done: Images = _none(self(_one(images), label, indices=[0], sizes=sizes, masks=one, mask_fill=mask_fill))
         return done
 
     @property
@@ -190,7 +189,7 @@ def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
 def finished(pieces: Sequence[Piece], batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
     """Applies transforms one after the other. Returns images, labels and arrays, as tuples if the last has views."""
     done = [each.finished() for each in branches_of(pieces, batch)]
-    several = [each.targets.arrays() for each in done if each.targets is not None]
+    several = [each.masks.by_name for each in done if each.masks is not None]
     images, labels = tuple(each.images for each in done), done[0].labels
     if pieces and pieces[-1][0].has_views:
         return (
@@ -325,7 +324,7 @@ class Views(Container):
     """Makes several images of each sample. The images of a batch are a tuple, with a tensor per transform.
 
     Equal transforms draw different random numbers. What the views share comes before Views in a Compose: it is drawn,
-    and computed, once. Views inside Views make one tuple. Masks and boxes are tuples, too. Labels are returned once,
+    and computed, once. Views inside Views make one tuple. Masks are tuples, too. Labels are returned once,
     unchanged. `mask_fill` is the same as in Compose.
     """
 

@@ -14,9 +14,9 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import MOST_DRAWS, Boxes
 from shardio.augment.chain import Compose, Container, Transform
 from shardio.augment.checks import Probability, check_number
+from shardio.augment.masks import Masks
 from shardio.augment.resample import to_device
 from shardio.augment.steps import merged
-from shardio.augment.targets import Targets
 
 Numbers = NDArray[np.int64]
 
@@ -51,9 +51,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
     """Returns whether both only record changes of `base`, and differ in nothing but boxes, sizes, flips and steps."""
     same = [(b.resized, b.interpolation, b.antialias, b.statistics, b.dtype) for b in (first, other)]
-    noted = (
-        other.images is base.images and other.targets is base.targets and other.steps[: len(base.steps)] == base.steps
-    )
+    noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
     return noted and other.labels is base.labels and same[0] == same[1] and first.cubic is other.cubic is None
 
 
@@ -61,7 +59,7 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
     # Some may have undone that images were squashed, as what looks at neighbors does.
     done = [other.unsquashed().finished() for other in alternatives]
     images, labels = done[0].images, done[0].labels
-    targets = [other.targets for other in done if other.targets is not None]
+    masks = [other.masks for other in done if other.masks is not None]
     for number, other in enumerate(done[1:], start=1):
         if other.images.shape != images.shape or other.images.dtype != images.dtype:
             found = " and ".join(f"{some.dtype} {tuple(some.shape)}" for some in (images, other.images))
@@ -73,9 +71,9 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
                 raise ValueError("transforms to choose from must all mix labels, or none of them")
             labels = torch.where(mine[:, None] if labels.ndim == 2 else mine, other.labels, labels)
     chosen = replace(done[0], images=images, labels=labels)
-    if not targets:
+    if not masks:
         return chosen
-    return replace(chosen, targets=Targets.chosen(targets, to_device(torch.from_numpy(numbers), images.device)))
+    return replace(chosen, masks=Masks.chosen(masks, to_device(torch.from_numpy(numbers), images.device)))
 
 
 def _mixes_batches(transform: Transform) -> bool:
@@ -128,7 +126,7 @@ class RandomChoice(Container):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.mixes:
-            batch.check_no_targets("Mixup and CutMix")
+            batch.check_no_masks("Mixup and CutMix")
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
         is_one_choice = any(map(_mixes_batches, self.transforms))
         draws = batch.draws.of_the_batch() if is_one_choice else batch.draws

@@ -20,8 +20,8 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Container, Piece, Transform, Views, finished
 from shardio.augment.description import is_of_shardio
+from shardio.augment.masks import Masks
 from shardio.augment.resample import Resampling, as_made, make_spans, resample_by_torch, resample_windows
-from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
     AlternatingFlip,
     CenterCrop,
@@ -233,20 +233,16 @@ class Cut:
         return as_made(torch.from_numpy(out), self.how).permute(0, 3, 1, 2)
 
     def finish(
-        self,
-        images: torch.Tensor,
-        labels: torch.Tensor | None,
-        masks: Mapping[str, torch.Tensor] | None = None,
-        boxes: Mapping[str, torch.Tensor] | None = None,
+        self, images: torch.Tensor, labels: torch.Tensor | None, masks: Mapping[str, torch.Tensor] | None = None
     ) -> tuple[Images, torch.Tensor | None, Arrays | None]:
-        """Applies the rest of the transform; returns images, labels, and masks and boxes by name.
+        """Applies the rest of the transform; returns images, labels, and masks by name.
 
         `images` are the resampled images, (B, C, *size) in channels_last memory, and may be changed in place. For
-        `labels`, `masks` and `boxes` see `Transform.__call__`.
+        `labels` and `masks` see `Transform.__call__`.
         """
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
-        head, targets = self.batch, Targets.of(stand_in, masks, boxes, self.split.transform.mask_fill)
-        batch = replace(head, labels=labels, targets=targets).holding(as_made(images, self.how))
+        moving = Masks.of(stand_in, masks, self.split.transform.mask_fill)
+        batch = replace(self.batch, labels=labels, masks=moving).holding(as_made(images, self.how))
         return finished(self.split.rest, batch)
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from inspect import getclosurevars
 from types import FunctionType, ModuleType
@@ -21,20 +21,14 @@ from torch import Tensor
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 from shardio.augment.foreign import name_of, of_library
-from shardio.augment.targets import Targets
+from shardio.augment.masks import Masks
 
 # Generators are of the process: two threads that seed them would disturb each other.
 _seeding = threading.RLock()
 
 
-@dataclass
-class _Sample:
-    """An image (C, H, W), its masks, and its boxes, (R, 4), without empty rows. `rows`, (R,), numbers their rows."""
-
-    image: Tensor
-    masks: dict[str, Tensor]
-    boxes: Tensor
-    rows: Tensor
+_Sample = tuple[Tensor, dict[str, Tensor]]
+"""An image (C, H, W), and its masks by name."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,8 +37,7 @@ class PerSample(Transform):
 
     - The function may be a transform of torchvision or Albumentations. It gets a tensor (C, H, W), or NumPy arrays if
       it is from Albumentations. All results must have one size and one dtype.
-    - torchvision's v2 and an Albumentations Compose (bbox_params of format "pascal_voc") also get masks and boxes. A
-      box that they remove gets the label -1. Other functions raise ValueError if there are masks or boxes.
+    - torchvision's v2 and Albumentations also get masks. Other functions raise ValueError if there are masks.
     - Before each call, the generators of torch, Python, NumPy and the function are seeded by (seed, epoch, sample,
       view). They are restored afterwards. No other thread should draw from these generators at the same time.
     """
@@ -61,8 +54,8 @@ class PerSample(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed().finished()
-        images, targets = batch.images, batch.targets
-        call = self._call_for(targets)
+        images, masks = batch.images, batch.masks
+        call = self._call_for(masks)
         generators = _Generators(images.device, _generators_of(self.transform))
         made: list[_Sample] = []
         with generators.kept():
@@ -71,33 +64,33 @@ class PerSample(Transform):
                 generators.seed(seed)
                 if hasattr(self.transform, "set_random_seed"):  # Albumentations has generators of its own
                     self.transform.set_random_seed(seed % (1 << 32))
-                done = call(self.transform, _sample_of(images, targets, number))
-                if not isinstance(done.image, Tensor) or done.image.ndim != 3:
-                    kind = tuple(done.image.shape) if isinstance(done.image, Tensor) else type(done.image).__name__
+                own = {} if masks is None else {name: mask[number] for name, mask in masks.by_name.items()}
+                image, own = call(self.transform, images[number], own)
+                if not isinstance(image, Tensor) or image.ndim != 3:
+                    kind = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
                     raise TypeError(
                         f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
                     )
-                made.append(done)
-        pictures = self._stacked("an image", [done.image for done in made], batch.draws.indices)
-        if targets is not None:
-            masks = {
-                name: self._stacked(f"masks[{name!r}]", [done.masks[name] for done in made], batch.draws.indices)
-                for name in targets.masks
+                made.append((image, own))
+        pictures = self._stacked("an image", [image for image, _ in made], batch.draws.indices)
+        if masks is not None:
+            stacked = {
+                name: self._stacked(f"masks[{name!r}]", [own[name] for _, own in made], batch.draws.indices)
+                for name in masks.by_name
             }
-            targets = Targets.of(pictures, masks, _boxes_of(targets, made), targets.fills)
-        return batch.holding(pictures, targets)
+            masks = Masks.of(pictures, stacked, masks.fills)
+        return batch.holding(pictures, masks)
 
-    def _call_for(self, targets: Targets | None) -> Callable[[Callable[..., Any], _Sample], _Sample]:
+    def _call_for(self, masks: Masks | None) -> Callable[[Callable[..., Any], Tensor, dict[str, Tensor]], _Sample]:
         if of_library(self.transform, "albumentations"):
             return _by_albumentations
-        if targets is None:
+        if masks is None:
             return _alone
         if of_library(self.transform, "torchvision.transforms.v2"):
             return _by_torchvision
-        names = ", ".join([*targets.masks, *targets.boxes])
         raise ValueError(
-            f"PerSample: {name_of(self.transform)} gets only the images, so {names} would not move with them; use "
-            "transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
+            f"PerSample: {name_of(self.transform)} gets only the images, so {', '.join(masks.by_name)} would not move "
+            "with them; use transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
         )
 
     def _stacked(self, what: str, parts: list[Tensor], indices: NDArray[np.int64]) -> Tensor:
@@ -111,78 +104,35 @@ class PerSample(Transform):
         return torch.stack(parts)
 
 
-def _sample_of(images: Tensor, targets: Targets | None, number: int) -> _Sample:
-    if targets is None:
-        return _Sample(images[number], {}, images.new_zeros(0, 4), images.new_zeros(0, dtype=torch.int64))
-    boxes = torch.cat([torch.zeros(0, 5, device=images.device), *(some[number] for some in targets.boxes.values())])
-    rows = torch.nonzero(boxes[:, 4] >= 0)[:, 0]
-    return _Sample(images[number], {name: mask[number] for name, mask in targets.masks.items()}, boxes[rows, :4], rows)
+def _alone(transform: Callable[..., Any], image: Tensor, masks: dict[str, Tensor]) -> _Sample:
+    made = transform(image)
+    return made.as_subclass(Tensor) if isinstance(made, Tensor) else made, masks
 
 
-def _boxes_of(targets: Targets, made: list[_Sample]) -> dict[str, Tensor]:
-    """Returns the changed boxes by name, each in the row that it had before. Removed boxes get the label -1."""
-    if not targets.boxes:
-        return {}
-    labels = torch.cat([boxes[:, :, 4] for boxes in targets.boxes.values()], dim=1).float()
-    everything = torch.zeros(*labels.shape, 5, device=labels.device)
-    everything[:, :, 4] = -1
-    for number, done in enumerate(made):
-        if len(done.boxes) != len(done.rows):
-            raise ValueError(
-                f"PerSample: the transform must return a label per box; found {len(done.rows)} labels and "
-                f"{len(done.boxes)} boxes"
-            )
-        everything[number, done.rows, :4] = done.boxes.as_subclass(Tensor).to(everything)
-        everything[number, done.rows, 4] = labels[number, done.rows]
-    ends = np.cumsum([boxes.shape[1] for boxes in targets.boxes.values()])[:-1].tolist()
-    return dict(zip(targets.boxes, torch.tensor_split(everything, ends, dim=1), strict=True))
-
-
-def _alone(transform: Callable[..., Any], sample: _Sample) -> _Sample:
-    made = transform(sample.image)
-    return replace(sample, image=made.as_subclass(Tensor) if isinstance(made, Tensor) else made)
-
-
-def _by_torchvision(transform: Callable[..., Any], sample: _Sample) -> _Sample:
+def _by_torchvision(transform: Callable[..., Any], image: Tensor, masks: dict[str, Tensor]) -> _Sample:
     tv = sys.modules["torchvision.tv_tensors"]  # transforms.v2 imports it
-    size = tuple(sample.image.shape[1:])
-    masks = {name: tv.Mask(mask.movedim(2, 0) if mask.ndim == 3 else mask) for name, mask in sample.masks.items()}
-    boxes = tv.BoundingBoxes(sample.boxes, format="XYXY", canvas_size=size)
-    # SanitizeBoundingBoxes removes labels together with their boxes.
-    made = transform({"image": tv.Image(sample.image), "masks": masks, "boxes": boxes, "labels": sample.rows})
+    given = {name: tv.Mask(mask.movedim(2, 0) if mask.ndim == 3 else mask) for name, mask in masks.items()}
+    made = transform({"image": tv.Image(image), "masks": given})
     moved = {name: mask.as_subclass(Tensor) for name, mask in made["masks"].items()}
-    return _Sample(
+    return (
         made["image"].as_subclass(Tensor),
         {name: mask.movedim(0, 2) if mask.ndim == 3 else mask for name, mask in moved.items()},
-        made["boxes"],
-        made["labels"],
     )
 
 
-def _by_albumentations(transform: Callable[..., Any], sample: _Sample) -> _Sample:
-    device, names = sample.image.device, list(sample.masks)
-    given: dict[str, Any] = {"image": _array(sample.image.movedim(0, 2))}
+def _by_albumentations(transform: Callable[..., Any], image: Tensor, masks: dict[str, Tensor]) -> _Sample:
+    device, names = image.device, list(masks)
+    given: dict[str, Any] = {"image": _array(image.movedim(0, 2))}
     if len(names) == 1:
-        given["mask"] = _array(sample.masks[names[0]])
+        given["mask"] = _array(masks[names[0]])
     elif names:
-        given["masks"] = [_array(mask) for mask in sample.masks.values()]
-    params = getattr(getattr(transform, "processors", {}).get("bboxes"), "params", None)
-    fields = list(getattr(params, "label_fields", None) or ())
-    if len(sample.boxes) or params is not None:
-        if params is None or params.format != "pascal_voc":
-            found = "none" if params is None else repr(params.format)
-            raise ValueError(f'PerSample: bbox_params must have the format "pascal_voc" for boxes; found {found}')
-        rows = _array(sample.rows)
-        given["bboxes"] = np.concatenate([_array(sample.boxes), rows[:, None].astype(np.float32)], axis=1)
-        given.update(dict.fromkeys(fields, rows))
+        given["masks"] = [_array(mask) for mask in masks.values()]
     made = transform(**given)
-    image = _tensor(made["image"], device)
+    changed = _tensor(made["image"], device)
     if not isinstance(made["image"], Tensor):
-        image = image[None] if image.ndim == 2 else image.movedim(2, 0)
-    boxes = torch.tensor(np.asarray(made.get("bboxes", ()), np.float32).reshape(-1, 5), device=device)
+        changed = changed[None] if changed.ndim == 2 else changed.movedim(2, 0)
     moved = [made["mask"]] if len(names) == 1 else made.get("masks", ())
-    masks = {name: _tensor(mask, device) for name, mask in zip(names, moved, strict=True)}
-    return _Sample(image, masks, boxes[:, :4], boxes[:, 4].long())
+    return changed, {name: _tensor(mask, device) for name, mask in zip(names, moved, strict=True)}
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

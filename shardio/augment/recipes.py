@@ -14,7 +14,6 @@ from shardio.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, R
 from shardio.augment.erasing import RandomErasing
 from shardio.augment.mix import CutMix, Mixup
 from shardio.augment.policies import TimmRandAugment, TrivialAugmentWide
-from shardio.augment.scaling import RandomShortestSize, RandomSizeCrop
 from shardio.augment.transforms import (
     AlternatingFlip,
     CenterCrop,
@@ -191,14 +190,6 @@ def _latents(flip: bool) -> Recipe:
     return make
 
 
-def _rf_detr(size: int | None, num_classes: int) -> Transform:
-    # Robinson, Robicheaux, Popov, Ramanan, Peri, "RF-DETR", 2025: make_coco_transforms_square_div_64 of its code, with
-    # one scale. These are DETR's crops, resized to a square.
-    square = Resize((size or 560, size or 560))
-    crop = Compose([RandomShortestSize((400, 500, 600)), RandomSizeCrop(384, 600), square])
-    return Compose([HorizontalFlip(), RandomChoice([square, crop]), Normalize("imagenet")])
-
-
 def _cifar_airbench(size: int | None, num_classes: int) -> Transform:
     # Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     return Compose(
@@ -220,7 +211,6 @@ RECIPES: dict[str, Recipe] = {
     "ijepa": _ijepa,
     "sit": _latents(True),
     "edm2": _latents(False),
-    "rf-detr": _rf_detr,
     "cifar-airbench": _cifar_airbench,
 }
 

@@ -109,7 +109,7 @@ class Pad(Transform):
         left, above, right, below = self._sides
         batch.check_uint8()
         batch = batch.unsquashed().finished()
-        images, targets, mode = batch.images, batch.targets, self.padding_mode
+        images, masks, mode = batch.images, batch.masks, self.padding_mode
         (height, width), channels = batch.size, images.shape[1]
         size = (height + above + below, width + left + right)
         firsts = np.tile([-above, -left], (len(batch), 1))
@@ -128,9 +128,9 @@ class Pad(Transform):
             for axis in range(2):
                 (places,) = outside_places(firsts[:1, axis], batch.sizes[:1, axis], size[axis], mode)
                 padded = padded.index_select(2 + axis, to_device(torch.from_numpy(places), images.device))
-        if targets is not None:
-            targets = targets.placed(batch.region, batch.is_mirrored, batch.sizes, size, firsts, mode)
-        return batch.holding(padded, targets)
+        if masks is not None:
+            masks = masks.placed(batch.region, batch.is_mirrored, batch.sizes, size, firsts, mode)
+        return batch.holding(padded, masks)
 
 
 @dataclass(frozen=True, repr=False)

@@ -204,7 +204,7 @@ class _Maker:
             (held_crc32,) = draft.stored.crc32s
             crc32 = replace(held_crc32.entry, file=crc32.file)
             self._keep(held_crc32, crc32)
-        return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, number_of(kept.order, orders), draft.names)
+        return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, number_of(kept.order, orders))
 
     def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
         """Gives the new set the file `entry`, which has the bytes of `held`."""

@@ -24,7 +24,6 @@ from shardio.format.layout import (
     check_array_name,
     check_kind,
     find_wrong_bool,
-    find_wrong_box,
 )
 from shardio.format.manifest_file import check_split
 from shardio.sets.given import ArrayFile, Keys, read_keys, some_keys
@@ -178,8 +177,6 @@ def add_arrays(
             raise SourceError(f"{where}: {error}") from None
         if row.dtype == "|b1":
             blocks = _check_bools(where, blocks)
-        if kind == "boxes":
-            blocks = _check_boxes(where, blocks, split, order)
         given[array] = GivenArray(kind, row, blocks)
     if LABELS_NAME in given:
         split = split.with_labels(None)
@@ -260,17 +257,4 @@ def _check_bools(where: str, blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray
     for block in blocks:
         if wrong := find_wrong_bool(block):
             raise SourceError(f"{where}: {wrong}")
-        yield block
-
-
-def _check_boxes(
-    where: str, blocks: Iterable[NDArray[Any]], split: SplitDraft, order: NDArray[np.int64] | None
-) -> Iterator[NDArray[Any]]:
-    start = 0
-    for block in blocks:
-        if wrong := find_wrong_box(block[: len(split) - start]):  # more are refused when they are counted
-            sample, box = divmod(start * block.shape[1] + wrong[0], block.shape[1])
-            row, key = sample if order is None else order[sample], os.fsdecode(split.rows["key"][sample])
-            raise SourceError(f"{where}, row {row} ({key}): box {box}: {wrong[1]}")
-        start += len(block)
         yield block

@@ -115,7 +115,6 @@ class ArrayDraft:
     kind: ArrayKind
     row: RowType
     stored: StoredRows
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

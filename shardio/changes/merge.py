@@ -145,8 +145,7 @@ def _join_rows(parts: Sequence[SplitDraft], columns: IndexColumns) -> NDArray[np
 
 
 def _type_of(array: ArrayDraft) -> str:
-    names = f" of {array.names}" if array.names else ""
-    return f"{array.kind}{names} of {array.row.dtype} {array.row.shape}"
+    return f"{array.kind} of {array.row.dtype} {array.row.shape}"
 
 
 def _common(

@@ -45,7 +45,7 @@ class Parent:
             index=OldFile(self.folder, split.index),
             pixels=self._stored(split, orders),
             arrays={
-                name: ArrayDraft(array.kind, array.row, self._stored(array, orders), array.names)
+                name: ArrayDraft(array.kind, array.row, self._stored(array, orders))
                 for name, array in split.arrays.items()
             },
             squashed=split.squashed,

@@ -152,7 +152,6 @@ def _array_facts(array: ArrayEntry) -> dict[str, Any]:
         "nbytes": sum(entry.nbytes for entry in array.files),
         "num_stored": array.num_rows,
         "order": array.order,
-        **({"names": list(array.names)} if array.names else {}),
     }
 
 
@@ -281,8 +280,6 @@ def _arrays(split: SplitEntry, in_use: list[int] | None) -> Iterator[str]:
             for _, array in arrays
         ]
         columns.append(Column("order", stored))
-    if any(array.names for _, array in arrays):
-        columns.append(Column("classes", [shortened(", ".join(array.names), _WIDEST_NAMES) for _, array in arrays]))
     if split.arrays:
         yield from (f"          {line}" for line in table(columns))
 

@@ -200,13 +200,6 @@ masks_option = click.option(
     help="A mask for each picture, for the array `mask`: a PNG or lossless WebP at the same path below DIR. A picture "
     "without its mask is refused.",
 )
-boxes_option = click.option(
-    "--boxes",
-    multiple=True,
-    callback=lambda context, parameter, values: by_split(values, "--boxes") or None,
-    metavar="[SPLIT=]FILE|DIR",
-    help="Boxes: COCO's JSON; or DIR with an XML file of VOC or a text file of YOLO for each picture.",
-)
 size_option = click.option(
     "--size",
     callback=parsed(parse_size),
@@ -319,8 +312,6 @@ image_options = together(
         help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
     ),
     masks_option,
-    boxes_option,
-    click.option("--max-boxes", type=click.IntRange(1), metavar="N", show_default="all", help="Room for boxes."),
     click.option(
         "--also",
         multiple=True,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import (
-    boxes_option,
     cores_option,
     folder,
     json_option,
@@ -105,7 +104,6 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
 @source_option
 @table_options
 @masks_option
-@boxes_option
 @cores_option
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
@@ -113,7 +111,7 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
 
     Reads all of OUT to find damaged files. A new file replaces a damaged file only if it has the checksum in the
     manifest. Exit code 1 if a file comes out different because images or libraries have changed. An index with columns
-    needs the table with them (--table, --column), masks and boxes need their files (--masks, --boxes).
+    needs the table with them (--table, --column), and masks need their files (--masks).
     """
     import shardio.conversion.repair as repairer
     from shardio.system.progress import Bar, BytesBar

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec, SourceBoxes
+from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.images.decode import DecodedImage, read_turn, turn
 from shardio.conversion.images.fit import resize_pixels
 from shardio.conversion.images.mask import decode_mask
@@ -280,8 +280,6 @@ def make_value(
     raw = _raw(task, spec, source, found, orientation, source_size)
     if spec.kind == "mask":
         return fit.apply_nearest(raw)
-    if spec.kind == "boxes":
-        return fit.apply_boxes(raw, *source_size)
     return raw.copy()  # the dataset may use its memory again for the next item
 
 
@@ -309,9 +307,6 @@ def _raw(
         return mask.astype(spec.dtype)
     if spec.source == "label":
         return _label(spec, source)
-    if spec.source == "boxes":
-        boxes = source.boxes or SourceBoxes(b"")  # an estimate tries a task with the sources of other splits
-        return spec.check(boxes.in_pixels(*source_size))
     assert isinstance(found, DatasetItem)
     split, number = source.item()
     where = f"dataset {split.decode()!r}, item {number}: "

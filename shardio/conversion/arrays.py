@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shardio.errors import DecodeError
 from shardio.format.layout import (
     LABELS_NAME,
     MAX_ARRAYS,
@@ -19,53 +18,17 @@ from shardio.format.layout import (
     check_array_name,
     check_kind,
     find_wrong_bool,
-    find_wrong_box,
 )
 
 ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
-"""(kind, dtype, shape of one sample's value), such as ("mask", "uint8", (224, 224)), ("array", "float16", (768,)) or
-("boxes", "float32", (20, 5)). docs/format.md says what the kinds mean."""
+"""(kind, dtype, shape of one sample's value), such as ("mask", "uint8", (224, 224)) or ("array", "float16", (768,)).
+docs/format.md says what the kinds mean."""
 
 Label = int | tuple[float, ...] | None
 """A label: the number of a class; float32 numbers, as many as in all labels of the split; or none."""
 
 ARRAY = "array"
 """The name of the array of samples that come without a name: an NPY file, or an item that is only an array."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceBoxes:
-    """The boxes of a picture, as a file of annotations has them."""
-
-    rows: bytes
-    """Rows of float64: left, top, right, bottom, number of the category."""
-    size: tuple[float, float] | None = None
-    """The picture's (height, width) in that file; None if the file does not say."""
-    relative: bool = False
-    """Whether coordinates are shares of the picture's width and height, and not pixels."""
-
-    def in_pixels(self, height: int, width: int) -> NDArray[np.float32]:
-        """Returns (left, top, right, bottom, label) for each box, in pixels, clipped to a picture of this size.
-
-        Raises DecodeError if the file is about a picture of another size, or a box has its centre outside.
-        """
-        if self.size not in (None, (height, width)):
-            turned = " (which `--exif-rotate` changes)" if self.size == (width, height) else ""
-            stated = ", ".join(f"{side:g}" for side in self.size or ())
-            raise DecodeError(
-                "damaged", f"boxes: expected a picture of (height, width) ({stated}){turned}, found {(height, width)}"
-            )
-        rows = np.frombuffer(self.rows).reshape(-1, 5).copy()
-        side = np.array([width, height], np.float64)
-        corners = rows[:, :4].reshape(-1, 2, 2)
-        if self.relative:
-            corners *= side
-        centres = corners.mean(axis=1)
-        if (outside := ~((centres >= 0) & (centres <= side)).all(axis=1)).any():
-            found = rows[outside.argmax()].tolist()
-            raise DecodeError("damaged", f"boxes: expected boxes in a picture of {(height, width)}, found {found}")
-        corners[:] = corners.clip(0, side)
-        return rows.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -75,11 +38,9 @@ class ArraySpec:
     name: str
     kind: ArrayKind
     row: RowType
-    source: Literal["item", "file", "pixels", "label", "boxes"] = "item"
+    source: Literal["item", "file", "pixels", "label"] = "item"
     """Where values come from: the entry of a dataset's item with the array's name ("item"), the file of a mask
-    ("file"), the stored pixels ("pixels"), the labels, which are no integers ("label"), or the source's boxes."""
-    names: tuple[str, ...] = ()
-    """The names of the labels of boxes; empty if they have none."""
+    ("file"), the stored pixels ("pixels"), or the labels, which are no integers ("label")."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -88,19 +49,12 @@ class ArraySpec:
     def check(self, value: object, where: str = "") -> NDArray[Any]:
         """Returns one sample's value as an array of the declared dtype and shape.
 
-        Missing boxes are filled up with empty rows, whose label is -1. Raises TypeError for another dtype, and
-        ValueError for another shape, an invalid box or an invalid bool. Error messages begin with `where`.
+        Raises TypeError for another dtype, and ValueError for another shape or an invalid bool. Error messages begin
+        with `where`.
         """
         found = self.check_dtype(value, where)
-        shape = self.row.shape
-        if self.kind == "boxes" and found.shape[-1:] == shape[-1:] and (wrong := find_wrong_box(found)):
-            raise ValueError(f"{where}array {self.name!r}: box {wrong[0]}: {wrong[1]}")
-        if self.kind == "boxes" and found.ndim == 2 and found.shape[1] == shape[1] and len(found) < shape[0]:
-            rest = np.zeros((shape[0] - len(found), shape[1]), found.dtype)
-            rest[:, 4] = -1
-            return np.concatenate([found, rest])
-        if found.shape != shape:
-            raise ValueError(f"{where}array {self.name!r}: expected shape {shape}, found {found.shape}")
+        if found.shape != self.row.shape:
+            raise ValueError(f"{where}array {self.name!r}: expected shape {self.row.shape}, found {found.shape}")
         if wrong_bool := find_wrong_bool(found):
             raise ValueError(f"{where}array {self.name!r}: {wrong_bool}")
         return found

@@ -27,7 +27,6 @@ from shardio.conversion.images.decode import Colour
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.options import (
     DEFAULT_MAX_BAD,
-    Annotations,
     ConvertOptions,
     Quality,
     Size,
@@ -94,8 +93,6 @@ def convert(
     report_duplicates: bool = False,
     table: Tables | None = None,
     masks: str | os.PathLike[str] | None = None,
-    boxes: Annotations | None = None,
-    max_boxes: int | None = None,
     also: Sequence[Size] = (),
     arrays: Mapping[str, ArrayDeclaration] | None = None,
     executor: Executor | None = None,
@@ -107,7 +104,7 @@ def convert(
     """Converts the images in `src` into a shard set in the folder `out`, and returns a report of it.
 
     - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
-    - `source` to `empty_classes`, `table`, `masks`, `boxes`, `max_boxes`, `arrays`: see `SourceOptions`
+    - `source` to `empty_classes`, `table`, `masks`, `arrays`: see `SourceOptions`
     - `size` to `background`, `also`: see `ConvertOptions`
     - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th
     - `max_bad`: sources that may be refused, as a count (int) or a share (float)
@@ -120,7 +117,7 @@ def convert(
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
-    sources = SourceOptions(source, labels, empty_classes, table, masks, boxes, max_boxes, arrays or {})
+    sources = SourceOptions(source, labels, empty_classes, table, masks, arrays or {})
     check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = PlanPart(1, 1) if part is None else PlanPart(*part)
@@ -306,7 +303,7 @@ class Conversion:
     def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:
         parts = [record.arrays[spec.name] for record in records if record.arrays]
         crc32s = write_crc32s(self._plan.out, split, spec.name, np.concatenate([part.crc32s for part in parts]))
-        return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s, names=spec.names)
+        return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
 
     def _find_duplicates(self) -> tuple[Duplicates, ...]:
         """Returns the groups of sources with the same bytes.

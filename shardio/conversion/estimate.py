@@ -23,7 +23,6 @@ from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.options import (
     DEFAULT_MAX_BAD,
-    Annotations,
     ConvertOptions,
     Quality,
     Size,
@@ -129,8 +128,6 @@ def estimate(
     shard_size: int = DEFAULT_SHARD_NBYTES,
     max_bad: int | float = DEFAULT_MAX_BAD,
     masks: str | os.PathLike[str] | None = None,
-    boxes: Annotations | None = None,
-    max_boxes: int | None = None,
     also: Sequence[Size] = (),
     workers: int | None = None,
     seconds: float = DEFAULT_SECONDS,
@@ -147,7 +144,7 @@ def estimate(
     if out is not None:
         check_local(out, ConvertError, "a conversion needs a folder here")
         out = Path(os.path.abspath(out))
-    sources = SourceOptions(source, labels, empty_classes, table, masks, boxes, max_boxes)
+    sources = SourceOptions(source, labels, empty_classes, table, masks)
     sources.check(src, out)
     collection = sources.collect(src, options)
     plan = make_plan(Path(os.devnull), collection, options)

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
 from shardio.conversion.images.fit import Fit, FitMode, Resample
-from shardio.conversion.sources.boxes import add_boxes
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
@@ -36,13 +35,10 @@ from shardio.system.machine import usable_cores
 StoredOrder = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
 Size = int | tuple[int, int]
-Annotations = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 
 DEFAULT_MAX_BAD = 0.01
 """The share of a conversion's images that may be refused, by default."""
-
-T = TypeVar("T")
 
 # The options that also matter to samples without pixels.
 _OF_ARRAYS = ("shard_nbytes", "order", "seed")
@@ -72,11 +68,6 @@ class SourceOptions:
     masks: str | os.PathLike[str] | None = None
     """A folder with a mask for each picture, at the same relative path: a PNG (grey of 8 or 16 bits, or a palette) or a
     lossless WebP. Masks become the array "mask"; a picture without a mask is refused."""
-    boxes: Annotations | None = None
-    """Boxes in the pictures: a JSON file in the format of COCO, or one for each split; or a folder with an XML file of
-    Pascal VOC or a text file of YOLO for each picture, at the same relative path. They become the array "boxes"."""
-    max_boxes: int | None = None
-    """The number of boxes that a sample has room for; a picture with more is an error. None: as many as are needed."""
     arrays: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
     """Entries of a dataset's items that become arrays: a dict from the name of an entry to (kind, dtype, shape of the
     stored value). Items must be dicts."""
@@ -91,9 +82,8 @@ class SourceOptions:
             raise ValueError(
                 f"source names the kind of a path, and `src` is a dataset: leave `source` out; found {self.source!r}"
             )
-        elif self.masks is not None or self.boxes is not None:
-            what = "boxes" if self.masks is None else "masks"
-            raise ValueError(f"{what} is for images in files, and `src` is a dataset: put the {what} into its items")
+        elif self.masks is not None:
+            raise ValueError("masks is for images in files, and `src` is a dataset: put the masks into its items")
         elif self.labels or self.empty_classes != "refuse":
             raise ValueError("labels and empty_classes are about files, and `src` is a dataset: leave them out")
         if out is not None:
@@ -114,13 +104,6 @@ class SourceOptions:
                 raise SourceError(f"{self.masks}: expected a folder of masks, found none")
             if out is not None:
                 check_apart(Path(os.path.abspath(self.masks)), out)
-        if self.max_boxes is not None and (type(self.max_boxes) is not int or self.max_boxes < 1 or self.boxes is None):
-            found = f"{self.max_boxes!r}{' without `boxes`' if self.boxes is None else ''}"
-            raise ValueError(f"max_boxes must be a positive integer, and is about `boxes`; found {found}")
-        for place in self.annotations.values():
-            check_local(place, SourceError, "boxes are read from files, so copy or mount them here first")
-            if not place.exists():
-                raise SourceError(f"{place}: expected a file or a folder of boxes, found nothing")
 
     def declared(self, sample_shape: SampleShape | None) -> tuple[ArraySpec, ...]:
         """Returns the arrays declared for a dataset's items."""
@@ -139,31 +122,27 @@ class SourceOptions:
         return self.annotate(self._collect(src), options)
 
     def annotate(self, collection: Collection, options: ConvertOptions) -> Collection:
-        """Returns the collection with its masks and boxes, if there are `masks` or `boxes`."""
-        if not collection.has_pixels and (self.masks is not None or self.boxes is not None):
-            raise ValueError("masks and boxes are for images, and SRC has arrays without images: leave them out")
-        if self.annotations:
-            collection = add_boxes(collection, self.annotations, self.max_boxes)
+        """Returns the collection with its masks, if there are `masks`."""
         if self.masks is None:
             return collection
+        if not collection.has_pixels:
+            raise ValueError("masks are for images, and SRC has arrays without images: leave them out")
         collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
         masks = ArraySpec(MASK, "mask", RowType(dtype.str, options.fitting.size), "file")
         return replace(collection, arrays=(*collection.arrays, masks))
 
     @property
-    def annotations(self) -> Mapping[str, Path]:
-        """The absolute paths of `boxes` by split, or one by ""."""
-        if self.boxes is None:
-            return {}
-        places = self.boxes if isinstance(self.boxes, Mapping) else {"": self.boxes}
-        return {split: Path(os.path.abspath(place)) for split, place in _by_split("boxes", places).items()}
-
-    @property
     def tables(self) -> Mapping[str, Table]:
-        """The tables by split, or one by ""."""
+        """The tables by split, or one by "".
+
+        Raises ValueError for a word that cannot name a split, and SourceError for two words for one split.
+        """
         given = {} if self.table is None else self.table if isinstance(self.table, Mapping) else {"": self.table}
-        named = _by_split("tables", given).items()
-        return {split: one if isinstance(one, Table) else Table(one) for split, one in named}
+        for word in filter(None, given):
+            check_split_name(word)
+        check_split_words("tables", given, "Give one of them another name")
+        tables = {word: one if isinstance(one, Table) else Table(one) for word, one in given.items()}
+        return {split_name(word): table for word, table in tables.items()}
 
     def read(self, src: str | os.PathLike[str], labels: Labels | None, empty_classes: EmptyClasses) -> Collection:
         """Returns the images in SRC, as its tables describe them."""
@@ -285,17 +264,6 @@ class ConvertOptions:
         if not self.also:
             del described["also"]
         return described
-
-
-def _by_split(what: str, given: Mapping[str, T]) -> dict[str, T]:
-    """Returns the values by the names of their splits, where "" stays.
-
-    Raises ValueError for a word that cannot name a split, and SourceError for two words for one split.
-    """
-    for word in filter(None, given):
-        check_split_name(word)
-    check_split_words(what, given, "Give one of them another name")
-    return {split_name(word): value for word, value in given.items()}
 
 
 def _sides(size: Size) -> tuple[int, int]:

@@ -151,7 +151,6 @@ class Plan:
             **({"class_names_sha256": _hash_names(self.collection)} if self.collection.class_names else {}),
             **_describe_columns(self.collection),
             **_describe_arrays(self.arrays),
-            **_describe_boxes(self.collection),
         }
 
 
@@ -167,17 +166,6 @@ def _describe_arrays(arrays: Iterable[ArraySpec]) -> dict[str, Any]:
     given = {spec.name: [spec.kind, spec.row.dtype, list(spec.row.shape)] for spec in arrays if spec.source == "item"}
     masks = [spec.dtype.name for spec in arrays if spec.source == "file"]
     return {**({"arrays": given} if given else {}), **({"masks": masks[0]} if masks else {})}
-
-
-def _describe_boxes(collection: Collection) -> dict[str, str]:
-    spec = next((spec for spec in collection.arrays if spec.source == "boxes"), None)
-    if spec is None:
-        return {}
-    sha256 = hashlib.sha256(repr((spec.row.shape, spec.names)).encode("utf-8", "surrogateescape"))
-    for sources in collection.splits.values():
-        for source in sources:
-            sha256.update(repr((source.key, source.boxes)).encode())
-    return {"boxes_sha256": sha256.hexdigest()}
 
 
 def library_versions() -> dict[str, str]:
@@ -204,8 +192,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, has
     most = min(MAX_SAMPLES, samples_per_shard(options.shard_nbytes, max(rows)))
     for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
-        has_boxes = ordered[0].boxes is not None  # as all of the split, or none
-        mine = (*(spec for spec in specs if spec.source != "boxes" or has_boxes), *label_array(ordered[0].label))
+        mine = (*specs, *label_array(ordered[0].label))
         key_nbytes = key_field_nbytes(max(len(source.key) for source in sources))
         # As few shards as the size allows, all about the same size, so no worker ends with a long shard.
         num_shards = -(-len(ordered) // most)
@@ -267,7 +254,6 @@ _HASHED = {
     "sources_sha256": "the list of sources",
     "class_names_sha256": "the readable names of the classes",
     "columns_sha256": "the columns",
-    "boxes_sha256": "the boxes",
 }
 
 

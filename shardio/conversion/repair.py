@@ -20,10 +20,9 @@ import numpy as np
 
 from shardio.conversion.claim import copy_again
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.options import MASK, Annotations, SourceOptions, count_workers, read_options
+from shardio.conversion.options import MASK, SourceOptions, count_workers, read_options
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord
-from shardio.conversion.sources.boxes import BOXES
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.detect import SourceKind, find_empty, without_classes
 from shardio.conversion.sources.table import Tables
@@ -59,7 +58,6 @@ def repair(
     source: SourceKind = "auto",
     table: Tables | None = None,
     masks: str | os.PathLike[str] | None = None,
-    boxes: Annotations | None = None,
     workers: int | None = None,
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -67,7 +65,7 @@ def repair(
     """Repairs the set in the folder `path`, from `src`, the images that it was converted from.
 
     Reads the whole set to find damaged files, and makes these files again. `convert` describes `source`, `table`,
-    `masks`, `boxes` and `workers`. To repair a damaged index, all images of its split are decoded. `on_verify` is
+    `masks` and `workers`. To repair a damaged index, all images of its split are decoded. `on_verify` is
     called, in any thread, with (bytes since the last call, bytes in total); `on_progress` in this thread with (sources
     done, sources in total).
 
@@ -82,20 +80,16 @@ def repair(
             "repaired: convert the dataset again into a new folder"
         )
     workers = count_workers(workers)
-    sources = SourceOptions(source, table=table, masks=masks, boxes=boxes)
+    sources = SourceOptions(source, table=table, masks=masks)
     sources.check(src, None)
     with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
         manifest = load_manifest(folder)
-    if boxes is not None:
-        rows = [split.arrays[BOXES].row for split in manifest.splits.values() if BOXES in split.arrays]
-        sources = replace(sources, max_boxes=rows[0].shape[0] if rows else None)
     plan = _plan_again(folder, manifest, src, sources)
     sweep_temporaries(folder)
     damaged = {problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems}
     columns_files = _without_columns(manifest, plan) & damaged
-    given = {spec.name for spec in plan.arrays if spec.source in ("file", "boxes")}
-    masks_files, boxes_files = (_files_of(manifest, name) if name not in given else set() for name in (MASK, BOXES))
-    work = _Repair(manifest, plan, damaged - columns_files - masks_files - boxes_files)
+    masks_files = _files_of_masks(manifest) if masks is None else set()
+    work = _Repair(manifest, plan, damaged - columns_files - masks_files)
     try:
         if work.damaged:
             copy_again(plan)
@@ -104,11 +98,7 @@ def repair(
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     if work.faults:
         faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
-        hint = (
-            ". Images were refused for their masks or boxes, too: give them by `--masks` and `--boxes`"
-            if masks_files or boxes_files
-            else ""
-        )
+        hint = ". Images were refused for their masks, too: give the masks by `--masks`" if masks_files else ""
         raise ConvertError(
             f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images or "
             f"libraries have changed since: the set was made with {manifest.provenance.get('libraries')}, and this "
@@ -117,7 +107,6 @@ def repair(
     for files, what, option in (
         (columns_files, "table with its columns of numbers", "table"),
         (masks_files & damaged, "folder of the masks", "masks"),
-        (boxes_files & damaged, "files of the boxes", "boxes"),
     ):
         if files:
             raise ConvertError(
@@ -133,11 +122,11 @@ def _without_columns(manifest: Manifest, plan: Plan) -> set[str]:
     return {index.file for index in indexes if index.columns and plan.collection.columns is None}
 
 
-def _files_of(manifest: Manifest, name: str) -> set[str]:
-    """Returns the files of an array that `convert` has made from files of masks or boxes."""
-    if {MASK: "masks", BOXES: "boxes_sha256"}[name] not in manifest.provenance["conversion"]:
+def _files_of_masks(manifest: Manifest) -> set[str]:
+    """Returns the files of masks that `convert` has made from a folder of masks."""
+    if "masks" not in manifest.provenance["conversion"]:
         return set()
-    arrays = [split.arrays[name] for split in manifest.splits.values() if name in split.arrays]
+    arrays = [split.arrays[MASK] for split in manifest.splits.values() if MASK in split.arrays]
     return {entry.file for array in arrays for entry in array.files}
 
 
@@ -166,7 +155,6 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         ignored = {"class_names_sha256"}
         ignored |= set() if collection.columns else {"columns_sha256"}
         ignored |= {"masks"} if sources.masks is None else set()
-        ignored |= {"boxes_sha256"} if sources.boxes is None else set()
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
         changes.append(difference(then, now))
         if not changes[-1]:

@@ -149,8 +149,6 @@ class ArrayEntry:
     crc32: Crc32Entry
     order: int | None = None
     """The number of the array's order among the orders of the split; None if sample i is in stored row i."""
-    names: tuple[str, ...] = ()
-    """The names of the labels of boxes, from 0 on; empty if they have none."""
 
     @property
     def num_rows(self) -> int:
@@ -170,8 +168,6 @@ class ArrayEntry:
         }
         if self.order is not None:
             content["order"] = self.order
-        if self.names:
-            content["names"] = list(self.names)
         return content
 
 

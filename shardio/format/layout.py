@@ -60,9 +60,9 @@ COLUMN_TYPES = ("<i8", "<f8")
 MAX_ARRAYS = 50
 MAX_ARRAY_SIDES = 8
 ARRAY_TYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
-ArrayKind = Literal["array", "mask", "boxes", "image"]
-"""What an array holds: "mask", a class or measure for each pixel; "boxes", boxes in the picture; "image", the picture
-itself in another size; "array", anything else."""
+ArrayKind = Literal["array", "mask", "image"]
+"""What an array holds: "mask", a class or measure for each pixel; "image", the picture itself in another size;
+"array", anything else."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -135,10 +135,6 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
             f"a mask must have the samples' height and width {sample_shape[:2]}, and perhaps channels; found "
             f"{row.shape}"
         )
-    if kind == "boxes" and (row.dtype != "<f4" or len(row.shape) != 2 or row.shape[1] != 5):
-        raise ValueError(
-            f"boxes must be float32 (most boxes, 5): left, top, right, bottom, label; found {row.dtype} {row.shape}"
-        )
     if kind == "image" and (row.dtype != "|u1" or len(row.shape) != 3 or row.shape[2] != sample_shape[2]):
         raise ValueError(
             f"an image must be uint8 (height, width, {sample_shape[2]}), as the samples are; found {row.dtype} "
@@ -146,20 +142,6 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
         )
     checked: ArrayKind = kind  # type: ignore[assignment]
     return checked
-
-
-def find_wrong_box(boxes: NDArray[np.float32]) -> tuple[int, str] | None:
-    """Returns the first invalid box of `boxes`, (..., 5), and what is wrong with it; None if all are valid.
-
-    The box is returned as its row in `boxes.reshape(-1, 5)`.
-    """
-    rows = boxes.reshape(-1, 5)
-    left, top, right, bottom, label = rows.T
-    wrong = ~np.isfinite(rows).all(axis=1) | ((label >= 0) & ((left > right) | (top > bottom)))
-    if not wrong.any():
-        return None
-    first = int(wrong.argmax())
-    return first, f"expected finite numbers, left <= right and top <= bottom, found {rows[first].tolist()}"
 
 
 def find_wrong_bool(values: NDArray[Any]) -> str:

@@ -119,8 +119,6 @@ class Manifest:
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:
         parse.checked(where, check_kind, name, array.kind, array.row, self.sample_shape)
-        if array.names and (array.kind != "boxes" or parse.first_repeated(array.names) is not None):
-            raise FormatError(f"{where}.names: expected distinct names for labels of boxes, found {show(array.names)}")
         if name == LABELS_NAME and split.index.has_label:
             raise FormatError(f"{where}: expected an index without labels, found labels in the index too")
         if name in (column for column, _ in split.index.columns):
@@ -264,7 +262,7 @@ def _order_number(fields: Mapping[str, Any], where: str) -> int | None:
 
 
 def _array(value: object, where: str) -> ArrayEntry:
-    fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, {"order", "names"})
+    fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, {"order"})
     shape = tuple(parse.sequence(fields["shape"], f"{where}.shape"))
     row = parse.checked(where, RowType, parse.string(fields["dtype"], f"{where}.dtype"), shape)
     crc32 = Crc32Entry(**_file(parse.fields(fields["crc32"], f"{where}.crc32", _FILE_KEYS), f"{where}.crc32"))
@@ -277,9 +275,6 @@ def _array(value: object, where: str) -> ArrayEntry:
         ),
         crc32=crc32,
         order=_order_number(fields, where),
-        names=parse.strings(parse.filled(fields["names"], f"{where}.names"), f"{where}.names")
-        if "names" in fields
-        else (),
     )
 
 

@@ -27,7 +27,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
     The image is a copy, a uint8 tensor (C, H, W), or with `as_pil` a PIL image, as in torchvision's ImageFolder.
     The label is an int, a float or a float32 tensor (K,). `transform` is called with the image, `target_transform` with
     the label. With `arrays`, names of arrays of the split, samples end in a dict of tensors by name, which are copies.
-    Raises ValueError if `arrays` has masks or boxes and there is a `transform`, which would change only the image.
+    Raises ValueError if `arrays` has masks and there is a `transform`, which would change only the image.
 
     Works in forked and in spawned DataLoader workers: a pickle holds the path, and each process maps the set again.
     """
@@ -50,9 +50,9 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.shards: AnySet = open_shards(path, split)
         parts = find_parts(self.shards, as_names("arrays", arrays))
         self.arrays = parts.array_names
-        if transform is not None and (still := (*parts.masks, *parts.boxes)):
+        if transform is not None and parts.masks:
             raise ValueError(
-                f"transform gets only the image, so {', '.join(still)} would not change with the image: leave out "
+                f"transform gets only the image, so {', '.join(parts.masks)} would not change with it: leave out "
                 "transform=, and change whole samples in a dataset that wraps this dataset"
             )
         channels = parts.image_shape[2] if parts.image_shape else 1

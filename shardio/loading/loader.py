@@ -66,7 +66,7 @@ class ShardLoader(LikeDataLoader):
     cache: a folder on the node's own disk, if the set is on slower storage or at a URL. Training begins at once.
     together: with `cache`, True reads the set once for all nodes of torch.distributed. All ranks make their loaders in
         the same order.
-    transform: a transform of `shardio.augment`, which also changes masks, boxes and mixed labels, and draws random
+    transform: a transform of `shardio.augment`, which also changes masks and mixed labels, and draws random
         numbers by (seed, epoch, sample); or a function of a batch of images. It is called in the thread that requests
         batches, and is fixed for an epoch.
     return_indices: True adds the sample indices to each batch.

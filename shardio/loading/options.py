@@ -100,14 +100,7 @@ class Parts:
 
     @property
     def masks(self) -> tuple[str, ...]:
-        return self._of_kind("mask")
-
-    @property
-    def boxes(self) -> tuple[str, ...]:
-        return self._of_kind("boxes")
-
-    def _of_kind(self, kind: str) -> tuple[str, ...]:
-        return tuple(name for name, array in self.arrays.items() if array.kind == kind)
+        return tuple(name for name, array in self.arrays.items() if array.kind == "mask")
 
     @property
     def array_names(self) -> tuple[str, ...]:

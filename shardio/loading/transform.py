@@ -66,7 +66,7 @@ class TransformStep:
         if ours is not None:
             _check_classes(ours, parts.label_row, shards, indices)
         if function is not None and ours is None:
-            _check_function(function, [*parts.masks, *parts.boxes])
+            _check_function(function, parts.masks)
         self.split = self._split_of(ours) if cutting.splits and ours is not None else None
         """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
 
@@ -99,7 +99,7 @@ class TransformStep:
         """Returns the transformed batch: images, labels, and arrays and columns by name.
 
         Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
-        transform of shardio.augment also changes masks and boxes. `indices` are the samples, and `counters` are the
+        transform of shardio.augment also changes masks. `indices` are the samples, and `counters` are the
         counters of their random numbers. With `cut`, the images of `tensors` are already resampled; or, if they are
         one-dimensional, they are the windows that `cut` resamples.
         """
@@ -140,18 +140,16 @@ class TransformStep:
             return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}
 
     def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments `masks` and `boxes` of a transform; empty if there are neither."""
-        masks, boxes = self._parts.masks, self._parts.boxes
-        if not masks and not boxes:
-            return {}
-        return {"masks": {name: more[name] for name in masks}, "boxes": {name: more[name] for name in boxes}}
+        """Returns the argument `masks` of a transform; empty if there are no masks."""
+        masks = self._parts.masks
+        return {"masks": {name: more[name] for name in masks}} if masks else {}
 
 
-def _check_function(function: Function, arrays: list[str]) -> None:
-    """Raises ValueError if a function cannot be the transform: batches have `arrays` that it would not move."""
-    if arrays:
+def _check_function(function: Function, masks: tuple[str, ...]) -> None:
+    """Raises ValueError if a function cannot be the transform: batches have `masks` that it would not move."""
+    if masks:
         raise ValueError(
-            f"transform: {name_of(function)} gets only the images, so {', '.join(arrays)} would not move with them; "
+            f"transform: {name_of(function)} gets only the images, so {', '.join(masks)} would not move with them; "
             "pass a transform of shardio.augment itself, without a function around it, or PerSample(transform), or "
             "call the function in the training loop"
         )

@@ -92,8 +92,7 @@ def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int
     samples, labels = rng.integers(0, 1000, COUNT), torch.from_numpy(rng.integers(0, 5, COUNT))
     height, width = pixels.shape[1:3]
     masks = {} if transform.mixes else {"segments": torch.from_numpy(rng.integers(0, 9, (COUNT, height, width)))}
-    boxes = {} if transform.mixes else {"box": torch.tensor([[[1.0, 2, 30, 25, 3]]]).repeat(COUNT, 1, 1)}
-    arrays: dict[str, Any] = {} if transform.mixes else {"masks": masks, "boxes": boxes}
+    arrays: dict[str, Any] = {} if transform.mixes else {"masks": masks}
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     whole = transform(images, labels, indices=samples, seed=3, epoch=2, sizes=sizes, **arrays)
     split = Split.of(transform)
@@ -127,7 +126,7 @@ def test_windows_alone_give_the_same_pixels(transform: Transform) -> None:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_recipes_give_the_same_pixels(name: str) -> None:
     transform = recipe(name, 112)  # which patches of 14 and of 16 pixels divide
-    if isinstance(transform, Views) or name in ("deit3", "cifar-airbench", "rf-detr"):
+    if isinstance(transform, Views) or name in ("deit3", "cifar-airbench"):
         assert Split.of(transform) is None
     else:
         assert check(transform, stored(np.random.default_rng(2), 160, 160)) < 0.9

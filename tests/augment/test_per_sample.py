@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,10 @@ from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, Rando
 COUNT, HEIGHT, WIDTH = 24, 12, 10
 IMAGES = torch.randint(0, 256, (COUNT, 3, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 MASKS = {"mask": IMAGES[:, 0].clone(), "parts": IMAGES[:, 1].clone()}
-# One box around the picture's left third, a row without one, and a box at the right edge.
-BOXES = {"found": torch.tensor([[0.0, 1, 3, 9, 4], [0, 0, 0, 0, -1], [9, 2, 10, 5, 2]]).repeat(COUNT, 1, 1)}
 
 
 class Flip:
-    """As torchvision's v2: one draw for all that one call is given, and of boxes only those are kept that fit."""
+    """As torchvision's v2: one draw for all that one call is given."""
 
     __module__ = "torchvision.transforms.v2"
 
@@ -34,11 +32,8 @@ class Flip:
             return given.flip(-1) if flips else given
         if not flips:
             return given
-        boxes = given["boxes"].clone()
-        boxes[:, [0, 2]] = WIDTH - boxes[:, [2, 0]]
-        kept = boxes[:, 0] > 0  # as SanitizeBoundingBoxes
         masks = {name: mask.flip(-1) for name, mask in given["masks"].items()}
-        return {"image": given["image"].flip(-1), "masks": masks, "boxes": boxes[kept], "labels": given["labels"][kept]}
+        return {"image": given["image"].flip(-1), "masks": masks}
 
 
 class Album:
@@ -46,8 +41,7 @@ class Album:
 
     __module__ = "albumentations.core.composition"
 
-    def __init__(self, format: str = "pascal_voc", label_fields: tuple[str, ...] = ()) -> None:
-        self.processors = {"bboxes": SimpleNamespace(params=SimpleNamespace(format=format, label_fields=label_fields))}
+    def __init__(self) -> None:
         self._rng = np.random.default_rng()
 
     def set_random_seed(self, seed: int) -> None:
@@ -56,19 +50,16 @@ class Album:
     def __call__(self, **given: Any) -> dict[str, Any]:
         if self._rng.random() < 0.5:
             return given
-        boxes = given["bboxes"].copy()
-        boxes[:, [0, 2]] = WIDTH - boxes[:, [2, 0]]
         flipped = {name: given[name][:, ::-1] for name in ("image", "mask") if name in given}
         if "masks" in given:
             flipped["masks"] = [mask[:, ::-1] for mask in given["masks"]]
-        return {**given, **flipped, "bboxes": boxes[boxes[:, 0] > 0]}
+        return {**given, **flipped}
 
 
 @pytest.fixture(autouse=True)
 def _torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     double: Any = ModuleType("torchvision.tv_tensors")
     double.Image = double.Mask = lambda tensor: tensor
-    double.BoundingBoxes = lambda tensor, format, canvas_size: tensor
     monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.tv_tensors", double)
 
@@ -128,18 +119,13 @@ def test_the_callers_generators_are_restored(make: Callable[[], Any]) -> None:
     assert drawn() == expected
 
 
-@pytest.mark.parametrize("make", [Flip, Album, lambda: Album(label_fields=("label",))])
+@pytest.mark.parametrize("make", [Flip, Album])
 @pytest.mark.parametrize("masks", [{"mask": MASKS["mask"]}, MASKS])
-def test_masks_and_boxes_go_along(make: Callable[[], Any], masks: dict[str, Tensor]) -> None:
-    images, arrays = PerSample(make())(IMAGES, masks=masks, boxes=BOXES, seed=1)
+def test_masks_go_along(make: Callable[[], Any], masks: dict[str, Tensor]) -> None:
+    images, arrays = PerSample(make())(IMAGES, masks=masks, seed=1)
     moved = flipped(images)
     for name, mask in masks.items():
         assert flipped(arrays[name], mask) == moved
-    for boxes, was_flipped in zip(arrays["found"], moved, strict=True):
-        expected = (
-            [[7.0, 1, 10, 9, 4], [0, 0, 0, 0, -1], [0, 0, 0, 0, -1]] if was_flipped else BOXES["found"][0].tolist()
-        )
-        assert boxes.tolist() == expected
 
 
 def test_it_goes_between_transforms_of_shardio() -> None:
@@ -161,7 +147,6 @@ def test_no_samples_have_the_size_and_the_type_of_others() -> None:
         (lambda image: image[:, : 5 + int(image[0, 0, 0]) % 2], {}, ValueError, "sample"),
         (lambda image: image.numpy(), {}, TypeError, "ndarray"),
         (lambda image: image.flip(-1), {"masks": MASKS}, ValueError, "mask, parts"),
-        (Album("coco"), {"boxes": BOXES}, ValueError, "pascal_voc"),
     ],
 )
 def test_what_cannot_be_one_batch_is_an_error(

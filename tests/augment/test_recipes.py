@@ -27,7 +27,6 @@ DIGESTS = {
     "ijepa": "9e2ded0b9ee50c38",
     "sit": "14549ca511169674",
     "edm2": "7fc89462ffa3bb67",
-    "rf-detr": "eb67a9e4cf36f078",
     "cifar-airbench": "6213dafcd1d77a6c",
 }
 SIZES = {
@@ -36,7 +35,6 @@ SIZES = {
     "dinov3": 256,
     "sit": 256,
     "edm2": 256,
-    "rf-detr": 560,
     "cifar-airbench": 32,
 }
 

@@ -812,13 +812,6 @@ def test_a_block_without_values_adds_none(out: Path, new: Path) -> None:
     assert np.array_equal(array_of(new, "a"), values)
 
 
-def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
-    """Boxes for 25 samples, of which the second of the sample `wrong` begins at `left` and ends at 3."""
-    values = np.full((26, 2, 5), [0, 1, 3, 4, 2], np.float32)
-    values[wrong, 1, 0] = left
-    return values[:25]
-
-
 @pytest.mark.parametrize(
     ("arrays", "options", "told"),
     [
@@ -850,13 +843,6 @@ def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
         ({"a": np.zeros(25)}, {"array_keys": [key(i) for i in range(24)] + [key(0)]}, "found 1 repeated: 'c0/0.png'"),
         ({"a": np.zeros(25)}, {"array_keys": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
         ({"a": [np.zeros(25)]}, {"array_keys": [key(i) for i in range(25)]}, "leave `array_keys` out"),
-        ({"a": boxes(7, np.nan)}, {"kinds": {"a": "boxes"}}, r"array 'a', row 7 \(c0/7.png\): box 1: .*found \[nan, "),
-        ({"a": [boxes(25)[:9], boxes(11, -np.inf)[9:]]}, {"kinds": {"a": "boxes"}}, r"row 11 .*found \[-inf, "),
-        (
-            {"a": boxes(7, 5)},
-            {"kinds": {"a": "boxes"}, "array_keys": [key(24 - i) for i in range(25)]},
-            r"row 7 \(c3/17.png\): box 1: expected .*left",
-        ),
     ],
 )
 def test_what_cannot_be_an_array_is_told_and_makes_nothing(
@@ -1247,7 +1233,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     )
     for words, code, told in (
         (("change", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),
-        (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask, boxes, image"),
+        (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask, image"),
         (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays go into one split, found train, val"),
         (("change", out, "x"), 2, "expected a change"),
         (("change", out, "x", "--class", "n01"), 2, "add --keep or --drop"),

@@ -152,7 +152,7 @@ def test_datasets_of_arrays_become_sets(items: Any, names: list[str], label: typ
             TypeError,
             "a dict with image, found one with img",
         ),
-        ([{"clip": np.zeros(2)}], {"arrays": {"clip": ("boxes", "<f4", (2, 5))}}, ValueError, "the kind array"),
+        ([{"clip": np.zeros(2)}], {"arrays": {"clip": ("mask", "<f4", (256, 256))}}, ValueError, "the kind array"),
         ([{"clip": np.array(["a"])}], {}, ValueError, "item 0: .*type must be one of"),
         ([{"label": 1}], {}, TypeError, "a dict with image, found one with label"),
         ([{"a": np.zeros(2), "label": 1, "labels": np.zeros(2)}], {}, ValueError, "'label' and 'labels'"),

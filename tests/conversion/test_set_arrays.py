@@ -265,7 +265,6 @@ def test_a_late_worker_replaces_no_file_of_a_published_set(
 DECLARED: dict[str, Any] = {
     "mask": ("mask", "int16", (SIZE, SIZE)),
     "flow": ("mask", "float32", (SIZE, SIZE, 2)),
-    "boxes": ("boxes", "float32", (3, 5)),
     "clip": ("array", "float16", (4,)),
     "year": ("array", "int64", ()),
 }
@@ -279,7 +278,6 @@ def item(i: int, changed: dict[str, Any] | None = None) -> dict[str, Any]:
         "label": i % 3,
         "mask": rng.integers(-9, 9, (height, width), dtype=np.int16),
         "flow": torch.from_numpy(rng.standard_normal((height, width, 2)).astype(np.float32)),
-        "boxes": np.array([[0, 0, width, height, 5], [width / 2, 0, width, height / 2, 7]], np.float32),
         "clip": rng.standard_normal(4).astype(np.float16),
         "year": np.int64(i),
         "comment": "not declared",
@@ -314,26 +312,6 @@ def test_items_of_a_dataset_bring_their_arrays(tmp_path: Path, fit: Any) -> None
             assert np.array_equal(sample.arrays["clip"], given["clip"])
             assert sample.arrays["year"] == i
             assert sample.arrays["image8"].shape == (8, 8, 3)
-            assert sample.arrays["boxes"][2].tolist() == [0, 0, 0, 0, -1]
-
-
-def test_boxes_are_moved_with_the_picture(tmp_path: Path) -> None:
-    """A white rectangle is where its box says, and a box outside of the crop is none."""
-    picture = np.zeros((40, 80, 3), np.uint8)
-    picture[10:30, 40:50] = 255
-    boxes = np.array([[40, 10, 50, 30, 4], [0, 0, 15, 40, 5], [10, 10, 30, 30, 6]], np.float32)
-    items = [{"image": picture, "label": 0, "boxes": boxes}]
-    for fit, expected in (
-        ("crop", [[20, 10, 30, 30, 4], [0, 0, 0, 0, -1], [0, 10, 10, 30, 6]]),
-        ("squash", [[20, 10, 25, 30, 4], [0, 0, 7.5, 40, 5], [5, 10, 15, 30, 6]]),
-        ("pad", [[20, 15, 25, 25, 4], [0, 10, 7.5, 30, 5], [5, 15, 15, 25, 6]]),
-    ):
-        declared: dict[str, Any] = {"boxes": ("boxes", "float32", (3, 5))}
-        convert(items, tmp_path / fit, size=40, fit=fit, arrays=declared)  # type: ignore[arg-type]
-        sample = open_shards(tmp_path / fit)[0]
-        assert sample.arrays["boxes"].tolist() == expected
-        left, top, right, bottom = (int(n) for n in sample.arrays["boxes"][0, :4])
-        assert sample.image[top + 1 : bottom - 1, left + 1 : right - 1].min() > 200
 
 
 def test_a_dataset_may_use_its_memory_again(tmp_path: Path) -> None:
@@ -366,9 +344,6 @@ def test_pil_masks_and_dicts_without_arrays_are_taken(tmp_path: Path) -> None:
         ({"mask": np.zeros((20, 31), np.int16)}, ValueError, r"array 'mask': expected a mask of the picture's size"),
         ({"mask": np.zeros((29, 31, 1), np.int16)}, ValueError, r"array 'mask': expected a mask of the picture's size"),
         ({"mask": np.zeros((29, 31), np.int32)}, TypeError, "array 'mask': expected int16, found int32"),
-        ({"boxes": np.zeros((4, 5), np.float32)}, ValueError, "array 'boxes': expected shape"),
-        ({"boxes": np.full((1, 5), np.nan, np.float32)}, ValueError, r"array 'boxes': box 0: .* found \[nan"),
-        ({"boxes": np.array([[9, 9, 3, 4, 0]], np.float32)}, ValueError, "array 'boxes': box 0: expected .*left"),
         ({"clip": "text"}, TypeError, "array 'clip': expected float16, found"),
         ({"year": np.zeros(1, np.int64)}, ValueError, r"array 'year': expected shape \(\), found \(1,\)"),
     ],

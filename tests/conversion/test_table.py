@@ -375,13 +375,9 @@ def test_tables_of_splits_have_the_same_columns_of_labels_in_the_same_order(tmp_
         (("a/b", "val"), "'a/b'"),
     ],
 )
-@pytest.mark.parametrize("argument", ["table", "boxes"])
-def test_files_of_splits_need_distinct_valid_names(
-    words: tuple[str, str], message: str, argument: str, tmp_path: Path
-) -> None:
+def test_files_of_splits_need_distinct_valid_names(words: tuple[str, str], message: str, tmp_path: Path) -> None:
     put(tmp_path, "src/1.jpg", "0.csv", "1.csv")
-    given: dict[str, Any] = {argument: {word: tmp_path / f"{number}.csv" for number, word in enumerate(words)}}
-    options = SourceOptions(**given)
+    options = SourceOptions(table={word: tmp_path / f"{number}.csv" for number, word in enumerate(words)})
     with pytest.raises((SourceError, ValueError), match=message):
         options.check(tmp_path / "src", tmp_path / "out")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import signal
 import subprocess
 import sys
@@ -165,10 +164,7 @@ def voc(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]
         width, height = Image.open(io.BytesIO(data)).size
         put(folder / "JPEGImages", f"2008_{i}.jpg", content=data)
         put(folder / "SegmentationClass", f"2008_{i}.png", content=encode(np.full((height, width), i, np.uint8), "PNG"))
-        box = f"<xmin>1</xmin><ymin>1</ymin><xmax>{width}</xmax><ymax>{height}</ymax>"
-        objects = f"<object><name>{'xy'[i % 2]}</name><bndbox>{box}</bndbox></object>"
-        put(folder / "Annotations", f"2008_{i}.xml", content=f"<annotation>{objects}</annotation>".encode())
-    words: Words = [folder / "JPEGImages", "--masks", folder / "SegmentationClass", "--boxes", folder / "Annotations"]
+    words: Words = [folder / "JPEGImages", "--masks", folder / "SegmentationClass"]
     for split, numbers in (("train", range(6)), ("val", range(6, COUNT))):
         put(folder / "ImageSets", f"{split}.txt", content="".join(f"2008_{i}\n" for i in numbers).encode())
         words += ["--table", f"{split}={folder}/ImageSets/{split}.txt"]
@@ -178,38 +174,9 @@ def voc(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]
     }
 
 
-def coco(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    words: Words = [folder / "coco"]
-    for split, numbers in (("train", range(5)), ("val", range(5, COUNT))):
-        images, annotations = [], []
-        for i in numbers:
-            width, height = Image.open(io.BytesIO(pictures[i])).size
-            put(folder / "coco", f"{split}2017/{i:012d}.jpg", content=pictures[i])
-            images.append({"id": i, "file_name": f"{i:012d}.jpg", "width": width, "height": height})
-            annotations.append({"image_id": i, "category_id": 1 + 9 * (i % 2), "bbox": [0, 0, width, height]})
-        categories = [{"id": 1, "name": "x"}, {"id": 10, "name": "y"}]
-        document = {"images": images, "annotations": annotations, "categories": categories}
-        name = f"annotations/instances_{split}2017.json"
-        put(folder / "coco", name, content=json.dumps(document).encode())
-        words += ["--boxes", f"{split}={folder}/coco/{name}"]
-    return words, {
-        "train": {f"train/{i:012d}.jpg": (i, None) for i in range(5)},
-        "val": {f"val/{i:012d}.jpg": (i, None) for i in range(5, COUNT)},
-    }
-
-
-def yolo(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    for i, data in enumerate(pictures):
-        put(folder / "images" / "train", f"{i}.jpg", content=data)
-        put(folder / "labels" / "train", f"{i}.txt", content=f"{i % 2} 0.5 0.5 1 1\n".encode())
-    put(folder / "labels", "classes.txt", content=b"x\ny\n")
-    named = {f"train/{i}.jpg": (i, None) for i in range(COUNT)}
-    return [folder / "images", "--boxes", folder / "labels"], {"train": named}
-
-
 SOURCES = (
     *(flat_folder, flat_splits, list_of_paths, kaggle_table, table_as_src, tags, ages, table_of_each_split),
-    *(parquet, parquet_with_text, webdataset, tiny_imagenet, voc, coco, yolo),
+    *(parquet, parquet_with_text, webdataset, tiny_imagenet, voc),
 )
 
 
@@ -229,9 +196,6 @@ def test_one_command_gives_the_same_pixels_and_their_own_labels(
             number, label = expected[key.decode()]
             np.testing.assert_array_equal(sample.image, pixels[number])
             assert (sample.label if label is None else np.asarray(sample.label).tolist()) == label
-            if "boxes" in sample.arrays:
-                assert sample.arrays["boxes"].tolist() == [[0, 0, SIDE, SIDE, number % 2]]
-                assert shards.content.arrays["boxes"].names == ("x", "y")
             if "mask" in sample.arrays:
                 assert (sample.arrays["mask"] == number).all()
 
@@ -269,7 +233,7 @@ cli(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("build", [tags, voc, coco], ids=lambda build: build.__qualname__)
+@pytest.mark.parametrize("build", [tags, voc], ids=lambda build: build.__qualname__)
 def test_a_killed_conversion_resumes_to_the_same_bytes(build: Any, pictures: list[bytes], tmp_path: Path) -> None:
     (src, *options), _ = build(tmp_path, pictures)
     options += ["--size", SIDE, "--shard-size", 4096 + 2 * SIDE * SIDE * 3, "--workers", 1]

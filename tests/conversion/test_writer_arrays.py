@@ -20,7 +20,6 @@ SHAPE = (6, 5, 3)
 DECLARED: dict[str, Any] = {
     "mask": ("mask", np.uint8, (6, 5)),
     "depth": ("mask", ">u2", (6, 5, 2)),
-    "boxes": ("boxes", "float32", (3, 5)),
     "small": ("image", "uint8", (3, 2, 3)),
     "clip": ("array", "float16", (7,)),
     "score": ("array", float, ()),
@@ -32,7 +31,6 @@ def values(i: int) -> dict[str, NDArray[Any]]:
     return {
         "mask": rng.integers(0, 256, (6, 5), dtype=np.uint8),
         "depth": rng.integers(0, 1 << 16, (6, 5, 2), dtype=np.uint16),
-        "boxes": (np.arange(5) + rng.uniform(0, 1, (3, 5))).astype(np.float32),
         "small": rng.integers(0, 256, (3, 2, 3), dtype=np.uint8),
         "clip": rng.standard_normal(7).astype(np.float16),
         "score": np.float64(rng.standard_normal()),
@@ -72,31 +70,17 @@ def test_values_may_be_anything_that_numpy_takes(tmp_path: Path) -> None:
         writer.append(sample_pixels(0), 0, mask=np.full((6, 5), 255, np.uint8).view(bool), vector=[1.0, 2.0])
 
 
-def test_fewer_boxes_are_filled_up_with_rows_that_are_none(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "set", SHAPE, arrays={"boxes": ("boxes", "f4", (3, 5))}) as writer:
-        writer.append(sample_pixels(0), 0, boxes=np.array([[0, 1, 2, 3, 4]], np.float32))
-        writer.append(sample_pixels(1), 0, boxes=np.empty((0, 5), np.float32))
-    shards = open_shards(tmp_path / "set")
-    assert shards[0].arrays["boxes"].tolist() == [[0, 1, 2, 3, 4], [0, 0, 0, 0, -1], [0, 0, 0, 0, -1]]
-    assert shards[1].arrays["boxes"][:, 4].tolist() == [-1, -1, -1]
-
-
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
         ({"mask": np.zeros((5, 6), np.uint8)}, ValueError, r"array 'mask': expected shape \(6, 5\), found \(5, 6\)"),
         ({"mask": np.zeros((6, 5), np.int64)}, TypeError, "array 'mask': expected uint8, found int64"),
-        ({"boxes": np.zeros((4, 5), np.float32)}, ValueError, r"array 'boxes': expected shape \(3, 5\)"),
-        *(
-            ({"boxes": np.array([[0, 1, 2, 3, 4], wrong], np.float32)}, ValueError, r"'boxes': box 1: .* found \[")
-            for wrong in ([np.nan, 0, 1, 1, 0], [0, 0, 1, np.inf, 0], [0, 0, 1, 1, np.nan], [0, 2, 1, 1, 0])
-        ),
         ({"clip": [[1.0], [1.0, 2.0]]}, TypeError, "array 'clip': expected float16, found no array"),
         ({"clip": None}, TypeError, "array 'clip': expected float16, found object"),
         (
             {"other": np.zeros(3)},
             TypeError,
-            r"the arrays of the set \(mask, depth, boxes, small, clip, score\), found .*other",
+            r"arrays of the set \(mask, depth, small, clip, score\), found .*other",
         ),
     ],
 )

@@ -26,16 +26,13 @@ from shardio.sets.rows import ArrayWriter, write_index, write_order
 from shardio.sets.verify import verify
 
 GOLDEN = DATA / "golden-arrays"
-"""Three samples in three stored rows, one of which none of them uses, with three arrays. No test writes here."""
-GOLDEN_DIGEST = "0776b0563dd98df671a9d5d8ea8c700c9ceae0f64fdd901937ea164dc1351bab"
+"""Three samples in three stored rows, one of which none of them uses, with two arrays. No test writes here."""
+GOLDEN_DIGEST = "e0012e9cc64ff49e00cee3e68b8ee103004c838f010bbdc4e1e8b9681dcc49ba"
 GOLDEN_SHA256 = {
-    "manifest.json": "528175d61a67165bfa6873599887dbe3a0e0425bc19ba0985c88b20219559ce7",
+    "manifest.json": "5e8cab22ac6a9f51af99768edfd8bcfc676ca76cc44bea2972b5287260d25d94",
     "rejects.jsonl": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
     "train-00000.npy": "2e4687c0088ddcaedca680c63dce0cb9f2e1bda4a96baac8f08c048d905f6e89",
     "train-00001.npy": "04495d06aa479de349eb59693b697c5977df765f3e0d61a98072b0b1e7ac495d",
-    "train-boxes-00000.npy": "87eccedea29ad9915d4bac37629e10c44b4534c7dab65c947510dedaf7e5e469",
-    "train-boxes-00001.npy": "2f77906b39a6be987a9daf23bbf1f7cbf84032bd4d576b330529ce38e606e82e",
-    "train-boxes-crc32.npy": "effa11a7f97bdcbce6670e939ee5ecb5d74e0cedbf3599d3484c3de2f1c091f4",
     "train-clip-00000.npy": "5dd85e18ac253ee08cfedb1415b69676cbbc132ec45521d1f940b3cf543c9dbc",
     "train-clip-00001.npy": "f4a89bb555452a30e4dde2ca14d01533d4774f5e5df484bd8515266409feb7bf",
     "train-clip-crc32.npy": "efaef4fb53d73f236587cb9023ffc110986ea8920f38597db703878e30c6d6ab",
@@ -46,13 +43,8 @@ GOLDEN_SHA256 = {
     "train-order-0.npy": "1bcf9d9da1b2e050af286f2928e3d391eeb7e21b78bcc2ac4a3c965335f8a9e3",
 }
 ORDER = (2, 0, 2)
-"""The stored row of each sample, for the pixels, the mask and the boxes."""
+"""The stored row of each sample, for the pixels and the mask."""
 MASKS = ((0, 0, 0, 1, 1, 1), (9, 9, 9, 9, 9, 9), (2, 2, 0, 255, 0, 0))
-BOXES = (
-    ((0.0, 0.0, 3.0, 2.0, 7.0), (0.5, 0.25, 2.0, 1.0, 1.0)),
-    ((0.0, 0.0, 0.0, 0.0, -1.0), (0.0, 0.0, 0.0, 0.0, -1.0)),
-    ((1.0, 0.0, 3.0, 2.0, 0.0), (0.0, 0.0, 0.0, 0.0, -1.0)),
-)
 CLIP = ((1.0, -2.0), (0.5, 65504.0), (0.0, 0.099976))
 """One value for each sample: this array has no order."""
 
@@ -69,7 +61,6 @@ def write_golden(out: Path) -> Manifest:
     manifest = load_manifest(out)
     given: dict[str, tuple[ArrayKind, np.ndarray[Any, Any]]] = {
         "mask": ("mask", np.array(MASKS, "|u1").reshape(3, 2, 3)),
-        "boxes": ("boxes", np.array(BOXES, "<f4")),
         "clip": ("array", np.array(CLIP, "<f2")),
     }
     arrays = {}
@@ -115,9 +106,6 @@ def test_golden_arrays_and_orders_are_a_header_and_rows() -> None:
         "train-mask-00001.npy": padded("|u1", "(1, 2, 3)") + bytes(MASKS[2]),
         "train-clip-00000.npy": padded("<f2", "(2, 2)") + b"\x00\x3c\x00\xc0\x00\x38\xff\x7b",
         "train-clip-00001.npy": padded("<f2", "(1, 2)") + b"\x00\x00\x66\x2e",
-        "train-boxes-00001.npy": padded("<f4", "(1, 2, 5)")
-        + b"\x00\x00\x80\x3f\0\0\0\0\x00\x00\x40\x40\x00\x00\x00\x40\0\0\0\0"
-        + b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x00\x00\x80\xbf",
         "train-mask-crc32.npy": padded("<u4", "(3,)")
         + b"".join(zlib.crc32(bytes(mask)).to_bytes(4, "little") for mask in MASKS),
     }
@@ -134,7 +122,6 @@ def test_golden_set_opens_with_these_samples() -> None:
         np.testing.assert_array_equal(shards[i].image, pixels[row])
         assert shards[i].label == stored["label"][row]
         assert shards[i].arrays["mask"].ravel().tolist() == list(MASKS[row])
-        assert shards[i].arrays["boxes"].tolist() == [list(box) for box in BOXES[row]]
         np.testing.assert_array_equal(shards[i].arrays["clip"], np.array(CLIP[i], np.float16))
     assert verify(GOLDEN).ok
 
@@ -142,7 +129,7 @@ def test_golden_set_opens_with_these_samples() -> None:
 def test_numpy_alone_reads_the_golden_arrays() -> None:
     train = json.loads((GOLDEN / "manifest.json").read_bytes())["splits"]["train"]
     orders = [np.load(GOLDEN / order["file"]) for order in train["orders"]]
-    for name, values in (("mask", MASKS), ("boxes", BOXES), ("clip", CLIP)):
+    for name, values in (("mask", MASKS), ("clip", CLIP)):
         array = train["arrays"][name]
         rows = np.concatenate([np.load(GOLDEN / shard["file"]) for shard in array["shards"]])
         assert rows.dtype.str == array["dtype"]
@@ -192,12 +179,9 @@ def test_every_type_that_is_allowed_is_taken(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "text"),
     [
-        ("boxes", "mask", "boxes must be float32 (most boxes, 5)"),
         ("image", "mask", "an image must be uint8 (height, width, 3)"),
-        ("mask", "boxes", "a mask must have the samples' height and width (2, 3)"),
-        ("image", "boxes", "an image must be uint8"),
-        ("mask", "clip", "a mask must have the samples' height and width"),
-        ("boxes", "clip", "boxes must be float32"),
+        ("image", "clip", "an image must be uint8"),
+        ("mask", "clip", "a mask must have the samples' height and width (2, 3)"),
     ],
 )
 def test_a_kind_fits_its_shape_and_type(kind: str, name: str, text: str) -> None:
@@ -255,7 +239,7 @@ def test_an_array_is_not_called_as_a_column_is() -> None:
 
 def test_there_are_at_most_fifty_arrays() -> None:
     def change(train: Document) -> None:
-        for number in range(48):
+        for number in range(49):
             array = copy.deepcopy(train["arrays"]["clip"])
             for file in (array["crc32"], *array["shards"]):
                 file["file"] = f"{number}-{file['file']}"

@@ -256,8 +256,8 @@ _WRONG: dict[str, list[object]] = {
     "order": NO_COUNT,
     "arrays": [*NO_OBJECT, {}],
     "crc32": NO_OBJECT,
-    **dict.fromkeys(("mask", "boxes", "clip"), NO_OBJECT),
-    "kind": [*NO_STRING, "", "Mask", "mask ", "box", "keypoints"],
+    **dict.fromkeys(("mask", "clip"), NO_OBJECT),
+    "kind": [*NO_STRING, "", "Mask", "mask ", "boxes", "keypoints"],
     "dtype": [
         *(*NO_STRING, "", "u1", "<u1", "|O", "|O8", ">f4", ">i8", "<f16", "<c8"),
         *("|S4", "<U4", "|V4", "<M8[s]", "f4"),

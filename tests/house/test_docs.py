@@ -145,7 +145,7 @@ def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
     blocks = re.findall(r"^```hexdump (\S+)\n(.*?)^```", FORMAT, re.MULTILINE | re.DOTALL)
     assert [name for name, _ in blocks] == [
         *("train-00000.npy", "train-index.npy", "golden-columns/train-index.npy"),
-        *("golden-arrays/train-order-0.npy", "golden-arrays/train-boxes-00001.npy"),
+        *("golden-arrays/train-order-0.npy", "golden-arrays/train-mask-00001.npy"),
         *("golden-latents/train-index.npy", "golden-latents/train-labels-00001.npy"),
     ]
     for name, block in blocks:

@@ -38,7 +38,6 @@ from shardio.augment import (
     RandomErasing,
     RandomResizedCrop,
     Resize,
-    ResizeKeepRatio,
     ToDtype,
 )
 from shardio.augment.chain import Transform
@@ -624,7 +623,7 @@ AUGMENTS: dict[str, Transform] = {
     "both filters": Compose([RandomResizedCrop(80, interpolation="random"), HorizontalFlip()]),
     "padded": Compose(
         [
-            ResizeKeepRatio(64, 0.5, 0.5, interpolation="random"),
+            Resize(60, interpolation="random"),
             HorizontalFlip(),
             RandomCrop(64, padding_mode="reflect", pad_if_needed=True),
             Normalize("imagenet"),

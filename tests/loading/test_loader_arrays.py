@@ -296,7 +296,7 @@ def damage(path: Path, name: str, sample: int) -> None:
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
-@pytest.mark.parametrize("name", ["clip", "mask", "boxes", "", "small"])
+@pytest.mark.parametrize("name", ["clip", "mask", "", "small"])
 def test_a_damaged_value_is_an_error_that_names_it(
     io: Io, name: str, path: Path, loader_of: Callable[..., ShardLoader]
 ) -> None:
@@ -352,7 +352,7 @@ def test_arrays_are_read_while_the_set_is_staged_and_from_the_copy(
 
 
 class Recorder(augment.Transform):
-    """Notes what it was called with, and turns pictures, masks and boxes into what can be told apart."""
+    """Notes what it was called with, and turns masks into what can be told apart."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -362,22 +362,20 @@ class Recorder(augment.Transform):
 
     def __call__(self, images: torch.Tensor, labels: Any = None, **samples: Any) -> Any:
         self.calls.append(samples)
-        arrays = {**samples.get("masks", {}), **samples.get("boxes", {})}
-        return (images, labels, {name: value + 1 for name, value in arrays.items()}) if arrays else (images, labels)
+        masks = samples.get("masks", {})
+        return (images, labels, {name: mask + 1 for name, mask in masks.items()}) if masks else (images, labels)
 
 
-def test_a_transform_is_given_masks_and_boxes_by_kind(loader_of: Callable[..., ShardLoader]) -> None:
+def test_a_transform_is_given_masks(loader_of: Callable[..., ShardLoader]) -> None:
     transform = Recorder()
-    with loader_of(arrays=["clip", "boxes", "mask"], transform=transform) as loader:
+    with loader_of(arrays=["clip", "mask"], transform=transform) as loader:
         _, _, indices, more = next(iter(loader))
-    assert list(more) == ["clip", "boxes", "mask"]
+    assert list(more) == ["clip", "mask"]
     for number, index in enumerate(indices.tolist()):
         np.testing.assert_array_equal(more["clip"][number].numpy(), value_of("clip", index))
         np.testing.assert_array_equal(more["mask"][number].numpy(), value_of("mask", index) + np.uint8(1))
-        np.testing.assert_array_equal(more["boxes"][number].numpy(), value_of("boxes", index) + 1)
     (call,) = transform.calls
     assert call["masks"].keys() == {"mask"}
-    assert call["boxes"].keys() == {"boxes"}
     with loader_of(arrays=["clip"], transform=transform) as loader:
         next(iter(loader))
     assert transform.calls[1].keys() == {"indices", "seed", "epoch", "sizes"}
@@ -391,14 +389,13 @@ def test_a_transform_is_given_masks_and_boxes_by_kind(loader_of: Callable[..., S
         torch.nn.Sequential(torch.nn.Identity()),
     ],
 )
-@pytest.mark.parametrize("name", ["mask", "boxes"])
-def test_a_function_of_the_pictures_alone_is_refused_beside_masks_and_boxes(
-    loader_of: Callable[..., ShardLoader], function: Callable[[Any], Any], name: str
+def test_a_function_of_the_pictures_alone_is_refused_beside_masks(
+    loader_of: Callable[..., ShardLoader], function: Callable[[Any], Any]
 ) -> None:
-    with pytest.raises(ValueError, match=name):
-        loader_of(arrays=["clip", name], transform=function)
-    with loader_of(arrays=[name]) as loader:
-        with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match="mask"):
+        loader_of(arrays=["clip", "mask"], transform=function)
+    with loader_of(arrays=["mask"]) as loader:
+        with pytest.raises(ValueError, match="mask"):
             loader.transform = function
         assert loader.transform is None
     with loader_of(arrays=["clip"], transform=function) as loader:
@@ -423,7 +420,7 @@ def test_a_loader_fills_masks_with_what_its_transform_carries(
             assert all(map(torch.equal, tensors_in(more), tensors_in(filled)))
 
 
-@pytest.mark.parametrize("arrays", [[], ["mask", "depth", "boxes"]])
+@pytest.mark.parametrize("arrays", [[], ["mask", "depth"]])
 @pytest.mark.parametrize(
     "transform",
     [
@@ -470,8 +467,8 @@ def test_per_sample_moves_masks_with_their_pictures(loader_of: Callable[..., Sha
             assert torch.equal(more["mask"], found["mask"])
 
 
-def test_flips_move_masks_and_boxes_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
-    with loader_of(arrays=["mask", "depth", "boxes"], transform=augment.HorizontalFlip(p=1.0)) as loader:
+def test_flips_move_masks_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
+    with loader_of(arrays=["mask", "depth"], transform=augment.HorizontalFlip(p=1.0)) as loader:
         images, _, indices, more = next(iter(loader))
     for number, index in enumerate(indices.tolist()):
         pixels = sample_pixels(ORDER[index])

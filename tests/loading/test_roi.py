@@ -107,7 +107,7 @@ def test_every_reader_gives_the_same_batches(path: Path, io: str, transform: Any
         {"shuffle": False},
         {"weights": [1.0, 2.0] + [0.1] * (COUNT - 2), "epoch_batches": 5, "tail": "drop"},
         {"transform": Compose([RandomCrop(20), ToDtype(torch.float32)])},
-        {"arrays": ["mask", "boxes", "clip", "small"], "columns": ["source_width"]},
+        {"arrays": ["mask", "clip", "small"], "columns": ["source_width"]},
         {"transform": Compose([RandomResizedCrop(24), Normalize(), Mixup(5)])},
         {"transform": Compose([Resize(32), CenterCrop(24)])},
     ],
@@ -240,7 +240,7 @@ def test_windows_go_to_a_device_with_what_its_kernel_is_told(path: Path, io: str
     if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
         pytest.skip("O_DIRECT does not work here")
     check(path, Compose([RandomResizedCrop(24), ToDtype(torch.float16)]), io=io, prefetch=prefetch)
-    check(path, COLOURED, io=io, prefetch=prefetch, arrays=["mask", "boxes"])
+    check(path, COLOURED, io=io, prefetch=prefetch, arrays=["mask"])
 
 
 @pytest.mark.usefixtures("far_away")

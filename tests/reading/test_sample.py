@@ -69,7 +69,7 @@ def test_html_names_what_the_set_has(make_set: Callable[..., Path]) -> None:
     out = make_set(20)
     change_split(out, some_arrays(20, 6, 5))
     shards = open_shards(out)
-    assert "boxes" in shards._repr_html_()
+    assert "clip" in shards._repr_html_()
     assert f" with {', '.join(shards.arrays)}, 7 classes" in repr(shards)
     assert "<th style='text-align:left'>mask</th>" in shards[0]._repr_html_()
 

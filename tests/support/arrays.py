@@ -58,13 +58,9 @@ def change_split(
 def some_arrays(count: int, height: int, width: int, seed: int = 0) -> dict[str, Given]:
     """Returns arrays of every kind for pictures of this size, but of another size of the same pictures."""
     rng = np.random.default_rng(seed)
-    boxes = rng.uniform(0, min(height, width), (count, 3, 5)).astype("<f4")
-    boxes[:, :, :4] = boxes[:, :, [0, 1, 0, 1]] + [0, 0, 1, 1] * boxes[:, :, :4] / 2
-    boxes[:, :, 4] = rng.integers(-1, 5, (count, 3))
     return {
         "mask": ("mask", rng.integers(0, 256, (count, height, width), dtype=np.uint8)),
         "depth": ("mask", rng.integers(0, 1 << 16, (count, height, width, 2), dtype=np.uint16)),
-        "boxes": ("boxes", boxes),
         "clip": ("array", rng.standard_normal((count, 16)).astype("<f2")),
         "number": ("array", rng.integers(-(1 << 62), 1 << 62, count)),
         "flags": ("array", rng.integers(0, 2, (count, 5)).astype(bool)),

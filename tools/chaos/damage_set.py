@@ -73,11 +73,10 @@ ORDER = np.array([*range(30, 9, -1), 12, 12, 3, 30])
 """Of the samples of val. Some of its rows are of several samples, and some of none."""
 ARRAYS: dict[str, tuple[ArrayKind, RowType]] = {
     "mask": ("mask", RowType("|u1", (32, 32))),
-    "boxes": ("boxes", RowType("<f4", (4, 5))),
     "flags": ("array", RowType("|b1", (40,))),
     "clip": ("array", RowType("<f2", (64,))),
 }
-ORDERED = ("mask", "boxes", "flags")
+ORDERED = ("mask", "flags")
 ARRAY_ROWS = 11
 """Rows of each shard of an array but the last."""
 MOST_NBYTES = 64 << 10

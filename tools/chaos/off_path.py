@@ -6,7 +6,7 @@
 A combination takes a set that was cropped, squashed or padded, changes it up to three times, and reads it by a loader
 with random options, on one to three ranks, with a transform in some form: ours handed over or wrapped, or a foreign
 one. The reference has the source images and plain Python: it places each image as `--fit` says, follows the changes,
-and transforms each sample alone. Pixels, labels, masks, boxes and the order must be equal; or the combination must be
+and transforms each sample alone. Pixels, labels, masks and the order must be equal; or the combination must be
 refused, for the reason that the reference expects. The reasons and the pages that give them are in `REASONS`.
 
 Exit code 1 if anything was otherwise, or if fewer than 85% of the combinations delivered samples.
@@ -50,11 +50,7 @@ from shardio.augment import (
     RandomCrop,
     RandomErasing,
     RandomResizedCrop,
-    RandomShortestSize,
-    RandomSizeCrop,
-    RandomZoomOut,
     Resize,
-    ScaleJitter,
     ToDtype,
     Transform,
     Views,
@@ -86,7 +82,7 @@ REASONS = {
     "a foreign random transform": Reason(ValueError, "PerSample", "guide/augment.md", "PerSample"),
     "a foreign transform of masks": Reason(ValueError, "only", "guide/augment.md", "gets only the images"),
     "other numbers of classes": Reason(ValueError, "num_classes", "guide/augment.md", "num_classes"),
-    "mixing with masks": Reason(ValueError, "mask", "guide/augment.md", "refuse masks and boxes"),
+    "mixing with masks": Reason(ValueError, "mask", "guide/augment.md", "refuse masks"),
 }
 
 
@@ -116,8 +112,8 @@ class Model:
     """Whether some of the images were cropped and others padded."""
 
     @property
-    def targets(self) -> list[str]:
-        return [name for name, kind in self.kinds.items() if kind in ("mask", "boxes")]
+    def masks(self) -> list[str]:
+        return [name for name, kind in self.kinds.items() if kind == "mask"]
 
 
 def draw_images(folder: Path, seed: int, count: int) -> dict[bytes, NDArray[np.uint8]]:
@@ -192,15 +188,11 @@ class Changer:
 
     def arrays(self, old: Model, new: Path) -> Change:
         rng, count = np.random.default_rng(self._rng.getrandbits(32)), len(old.samples)
-        name = self._rng.choice(["mask", "boxes", "vector"])
+        name = self._rng.choice(["mask", "vector"])
         kind: Any = name if name != "vector" else "array"
         values: NDArray[Any]
         if kind == "mask":
             values = rng.integers(1, 200, (count, *SIZE), dtype=np.uint8)
-        elif kind == "boxes":
-            corners = np.sort(rng.uniform(0, min(SIZE), (count, 4, 2, 2)).astype(np.float32), axis=2)
-            labels = rng.integers(-1, 5, (count, 4, 1)).astype(np.float32)
-            values = np.concatenate([corners.reshape(count, 4, 4), labels], axis=2)
         else:
             values = rng.standard_normal((count, 3)).astype("<f4")
         made = tuple(replace(one, arrays={**one.arrays, name: values[i]}) for i, one in enumerate(old.samples))
@@ -275,9 +267,9 @@ def draw_chain(rng: random.Random, fit: str) -> list[Transform]:
         [RandomResizedCrop((18, 12)), HorizontalFlip()],
         [RandomResizedCrop(18) if fit == "squash" else Pad(2), RandomAffine(20, (0.1, 0.1))],
         [Resize(SIZE)] if fit == "squash" else [],
-        [ScaleJitter(20, (0.5, 1.5)), RandomCrop(16, fill=90, pad_if_needed=True)],
-        [RandomShortestSize((20, 26)), RandomSizeCrop(10, 16), HorizontalFlip(), Resize((14, 15))],
-        [RandomZoomOut(7, (1.0, 2.0)), HorizontalFlip(), RandomResizedCrop((16, 18), interpolation="random")],
+        [Resize(20), RandomCrop(24, fill=90, pad_if_needed=True)],
+        [Resize(20), HorizontalFlip(), Resize((14, 15))],
+        [CenterCrop(30, "edge"), HorizontalFlip(), RandomResizedCrop((16, 18), interpolation="random")],
     ]
     colours: list[list[Transform]] = [[], [], [ColorJitter(0.4, 0.4)], [RandomErasing(0.5)], [HorizontalFlip()]]
     ends: list[list[Transform]] = [[], [], [Normalize("imagenet")], [Normalize("imagenet"), ToDtype(torch.bfloat16)]]
@@ -327,7 +319,7 @@ class Form:
     name: str
     given: Any
     plain: Callable[..., Any] | None
-    sees_targets: bool = True
+    sees_masks: bool = True
     reason: str | None = None
 
 
@@ -385,14 +377,14 @@ def draw_form(rng: random.Random, model: Model) -> Form:
         return Form(name, mix, mix, reason=None if name == "mixing" else "other numbers of classes")
     if name == "wrapped":
         wrapped = rng.choice([lambda images: chain(images), partial(chain), Module(chain)])
-        return Form(name, wrapped, chain, sees_targets=False)
+        return Form(name, wrapped, chain, sees_masks=False)
     if name == "foreign":
-        return Form(name, darken, lambda images, **_: darken(images), sees_targets=False)
+        return Form(name, darken, lambda images, **_: darken(images), sees_masks=False)
     drawing = rng.choice([flip_all, flip_by_python, brighten_by_numpy])
     if name == "per sample":
         # Of a squashed picture it is given the true one, and there must be one size.
         each = Compose([RandomResizedCrop(16), PerSample(drawing)]) if model.fit == "squash" else PerSample(drawing)
-        return Form(name, each, each, sees_targets=False)
+        return Form(name, each, each, sees_masks=False)
     return Form(name, RandomHorizontalFlip(), None, reason="a foreign random transform")
 
 
@@ -437,17 +429,17 @@ def draw_reading(rng: random.Random, model: Model, form: Form, cache: Path) -> R
     most = len(options.get("indices", range(count))) // world_size
     options["batch_size"] = rng.randint(1, max(1, min(7, most)))
     arrays = [name for name in model.kinds if rng.random() < 0.7]
-    if not form.sees_targets and rng.random() < 0.8:
-        arrays = [name for name in arrays if name not in model.targets]
+    if not form.sees_masks and rng.random() < 0.8:
+        arrays = [name for name in arrays if name not in model.masks]
     stop_after = rng.randint(1, 3) if rng.random() < 0.3 else None
     return Reading(options, world_size, tuple(arrays), rng.randint(0, 3), stop_after)
 
 
 def refusal(model: Model, form: Form, reading: Reading) -> str | None:
     """Returns why the loader must refuse; None if it must deliver."""
-    has_targets = bool(set(reading.arrays) & set(model.targets))
-    if form.reason is None and has_targets:
-        if not form.sees_targets:
+    has_masks = bool(set(reading.arrays) & set(model.masks))
+    if form.reason is None and has_masks:
+        if not form.sees_masks:
             return "a foreign transform of masks"
         return "mixing with masks" if form.name == "mixing" else None
     return form.reason
@@ -520,20 +512,19 @@ def expected_batch(
     if form.name == "mixing":
         mixed, targets = form.plain(images, labels, indices=counters, sizes=sizes, **known)
         return mixed, targets, arrays
-    if form.name == "evaluation" and not set(reading.arrays) & set(model.targets):
+    if form.name == "evaluation" and not set(reading.arrays) & set(model.masks):
         pictures = [sample.image if model.fit == "squash" else sample.pixels for sample in samples]
         return torch.cat(list(map(evaluated, pictures))), labels, arrays
-    masks, boxes = ([name for name in reading.arrays if model.kinds[name] == kind] for kind in ("mask", "boxes"))
+    masks = [name for name in reading.arrays if model.kinds[name] == "mask"]
     parts = []
     for i, counter in enumerate(counters):
         one = slice(i, i + 1)
         told = {**known, "indices": [counter], "sizes": None if sizes is None else sizes[one]}
-        if masks or boxes:
-            targets = {"masks": {n: arrays[n][one] for n in masks}, "boxes": {n: arrays[n][one] for n in boxes}}
-            parts.append(form.plain(images[one], **told, **targets))
+        if masks:
+            parts.append(form.plain(images[one], **told, masks={name: arrays[name][one] for name in masks}))
         else:
             parts.append((form.plain(images[one], **told), {}))
-    moved = {name: joined([part[1][name] for part in parts]) for name in (*masks, *boxes)}
+    moved = {name: joined([part[1][name] for part in parts]) for name in masks}
     return joined([part[0] for part in parts]), labels, {**arrays, **moved}
 
 

@@ -171,23 +171,6 @@ class Fit:
             sample[:, (columns < 0) | (columns >= width)] = 0
         return sample
 
-    def apply_boxes(self, boxes: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
-        """Returns the boxes of a sample, float32, from the boxes of its picture, which has this height and width.
-
-        Rows are (left, top, right, bottom, label). Boxes are clipped to the sample. A box that is empty then becomes
-        zeros with the label -1, which means no box.
-        """
-        placement = self.placement(height, width)
-        moved = boxes.astype(np.float64)
-        for first, side, resized, start, most in (
-            (0, width, placement.resized[1], placement.left, self.size[1]),
-            (1, height, placement.resized[0], placement.top, self.size[0]),
-        ):
-            moved[:, first:4:2] = np.clip(moved[:, first:4:2] * resized / side - start, 0, most)
-        empty = ~((moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])) | (moved[:, 4] < 0)
-        moved[empty] = (0, 0, 0, 0, -1)
-        return moved.astype(np.float32)
-
 
 def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
     """Yields the sizes of a picture that is halved while its shorter side has at least twice the target's pixels."""

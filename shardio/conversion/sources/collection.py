@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
-from shardio.conversion.arrays import ArraySpec, Label, SourceBoxes
+from shardio.conversion.arrays import ArraySpec, Label
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.columns import ColumnTable
 from shardio.errors import DecodeError
@@ -81,8 +81,6 @@ class Source:
     """All labels of a split are of one kind."""
     place: bytes | Extent | Item | Fault | None = None
     """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
-    boxes: SourceBoxes | None = None
-    """The boxes of the picture; None if the samples of the split have none."""
 
     @property
     def indexed(self) -> int | None:
@@ -117,14 +115,25 @@ class Origin(ABC):
     def read_mask(self, source: Source) -> bytes:
         """Returns the encoded mask. Raises DecodeError if the mask is missing or unreadable; OSError like `read`."""
         if (path := self._find_mask(source)) is None:
-            name = next(stems_of(source), None)
+            name = next(_stems_of(source), None)
             missing = f"{name}.png or {name}.webp" if name else "a picture below SRC, as its path names the mask"
             raise DecodeError("incomplete", f"expected {missing}, found none")
         return read_file(path)
 
     def _find_mask(self, source: Source) -> str | None:
+        """Returns the file in the folder of masks at the source's path, with the first suffix that is there."""
         assert self.masks is not None
-        return find_beside(self.masks, source, _MASK_SUFFIXES)
+        for stem in _stems_of(source):
+            for suffix in _MASK_SUFFIXES:
+                path = os.path.join(self.masks, stem + suffix)
+                try:
+                    os.stat(path)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except OSError:
+                    pass  # reading it will tell
+                return path
+        return None
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns a string for each source, which changes when the source or its mask is replaced, rewritten, repaired
@@ -261,23 +270,8 @@ def identify(path: str | os.PathLike[str]) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
-def find_beside(folder: Path, source: Source, suffixes: Sequence[str]) -> str | None:
-    """Returns the file in `folder` at the source's path with another suffix, the first of `suffixes` that is there."""
-    for stem in stems_of(source):
-        for suffix in suffixes:
-            path = os.path.join(folder, stem + suffix)
-            try:
-                os.stat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError:
-                pass  # reading it will tell
-            return path
-    return None
-
-
-def stems_of(source: Source) -> Iterator[str]:
-    """Yields the paths, without suffix, at which a file about the source may be in another folder."""
+def _stems_of(source: Source) -> Iterator[str]:
+    """Yields the paths, without suffix, at which the source's mask may be in the folder of masks."""
     for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
         if isinstance(path, bytes):
             stem = os.path.splitext(os.fsdecode(path))[0]

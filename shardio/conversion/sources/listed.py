@@ -199,7 +199,7 @@ def _collect(collection: Collection, contents: Sequence[Contents], rows: Sequenc
             content.faults.add(content.lines[row], expected, content.paths[row])
         if content.labels:
             source = replace(source, label=label)
-        listed[split].append(replace(source, boxes=content.boxes[row]) if content.boxes else source)
+        listed[split].append(source)
     for content in contents:
         content.faults.check()
     if not rows:
@@ -228,7 +228,7 @@ def _collect(collection: Collection, contents: Sequence[Contents], rows: Sequenc
         class_names=() if has_labels else collection.class_names,
         splits={**{split: tuple(sources) for split, sources in listed.items()}, **collection.splits},
         columns=merge_columns(columns) if columns else collection.columns,
-        notes=(*collection.notes, *(f"{c.faults.path.name}: {c.note}{kind}" for c in contents if c.note)),
+        notes=(*collection.notes, *(f"{c.faults.path.name}: {c.note}{kind}" for c in contents)),
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.arrays import SourceBoxes
 from shardio.conversion.sources.names import DEFAULT_SPLIT, split_name
 from shardio.conversion.sources.rows import Faults, read_rows
 from shardio.errors import SourceError
@@ -79,8 +78,6 @@ class Contents:
     labels: Mapping[str, list[Any]] = field(default_factory=dict)
     """The cells of each column of labels, by its name."""
     numbers: Mapping[str, list[Any]] = field(default_factory=dict)
-    boxes: list[SourceBoxes] | None = None
-    """The boxes of each row; None if the table has none."""
     note: str = ""
     """Which columns are read as what."""
 

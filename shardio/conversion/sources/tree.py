@@ -37,9 +37,6 @@ class _Files:
     recognize: Callable[[str], bool]
 
 
-_ANNOTATIONS = "annotations"
-"""A folder that COCO has next to the folders of its splits. It is no class, unless there are images in it."""
-
 IMAGES = _Files("images", holds_image)
 ARRAYS = _Files("arrays", lambda path: path.endswith(".npy"))
 
@@ -67,8 +64,6 @@ def scan_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) 
         raise SourceError(f"{root}: expected a folder of {files.noun}, found {found}")
     scan = _Scan(root, files)
     folders, images = scan.list(root)
-    if _ANNOTATIONS in folders and any(map(known_split, folders)) and not any(scan.files(root / _ANNOTATIONS, ())):
-        folders.remove(_ANNOTATIONS)
     named = {name: split for name in folders if (split := known_split(name))}
     all_named = len(named) == len(folders) and labels != "folders"
     if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):

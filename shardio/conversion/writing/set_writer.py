@@ -94,9 +94,9 @@ class ShardWriter:
         with ShardWriter("masked/", (224, 224, 3), arrays=arrays) as writer:
             writer.append(image, label, mask=mask, clip=vector)
 
-    A "mask" has the height and width of the pictures; "boxes" are float32 (maximum number, 5): left, top, right, bottom
-    and label; an "image" is the picture in another size, uint8; an "array" is anything else. `out` must be missing or
-    an empty folder. If the block raises, nothing is published or left in `out`. Not thread safe.
+    A "mask" has the height and width of the pictures; an "image" is the picture in another size, uint8; an "array" is
+    anything else. `out` must be missing or an empty folder. If the block raises, nothing is published or left in `out`.
+    Not thread safe.
     """
 
     def __init__(
@@ -174,8 +174,7 @@ class ShardWriter:
           decides the width of all rows of the index
         - `source_size`: the (height, width) of the original image, by default the size of the sample
         - `columns`: a number for each column of the set
-        - other arguments: the values of the set's arrays, by name, of the declared dtype and shape. Boxes may be fewer
-          than declared
+        - other arguments: the values of the set's arrays, by name, of the declared dtype and shape
 
         Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
         """

@@ -1,4 +1,4 @@
-"""Masks and boxes move as their pictures do: a picture that is its own mask stays so, and boxes stay around theirs."""
+"""Masks move as their pictures do: a picture that is its own mask stays its own mask."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from torch import Tensor
 from transforms import FIXED, RANDOM
 
 import shardio.augment.batch
-import shardio.augment.detection
-import shardio.augment.targets
+import shardio.augment.masks
 import shardio.augment.transforms
 from shardio.augment import (
     AlternatingFlip,
@@ -36,14 +35,10 @@ from shardio.augment import (
     RandomChoice,
     RandomCrop,
     RandomErasing,
-    RandomInvert,
     RandomOrder,
     RandomPerspective,
-    RandomPhotometricDistort,
     RandomResizedCrop,
     RandomRotation,
-    RandomSizeCrop,
-    RandomZoomOut,
     Resize,
     TimmRandAugment,
     ToDtype,
@@ -55,13 +50,12 @@ from shardio.augment import (
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes
 from shardio.augment.chain import Transform
+from shardio.augment.masks import MOVES
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import Resampling
-from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Step, Steps
-from shardio.augment.targets import MOVES, boxes_through, step_matrices
+from shardio.augment.steps import FILL_AT, SAMPLING_AT, Step, Steps
 
 COUNT, HEIGHT, WIDTH = 12, 18, 17
-NO_BOX = [0.0, 0, 0, 0, -1]
 
 
 def random_images(count: int = COUNT, height: int = HEIGHT, width: int = WIDTH, seed: int = 5) -> Tensor:
@@ -81,11 +75,6 @@ def moved(transform: Transform, images: Tensor, **options: Any) -> tuple[Any, di
 
 def as_mask(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1)
-
-
-def box_of(*rows: list[float], count: int = 1) -> Tensor:
-    """Returns the same boxes for each of `count` pictures."""
-    return torch.tensor(rows, dtype=torch.float32).reshape(1, -1, 5).repeat(count, 1, 1)
 
 
 def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], how: Resampling, **options: Any) -> Tensor:
@@ -149,10 +138,8 @@ def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(shardio.augment.batch, "resample", by_parts)
     monkeypatch.setattr(shardio.augment.batch, "resample_onto", onto_by_parts)
-    monkeypatch.setattr(RandomPhotometricDistort, "apply", stays)
     monkeypatch.setattr(shardio.augment.batch, "run_steps", only_moves)
     monkeypatch.setattr(shardio.augment.transforms, "fill_of", lambda fill, channels: (0.0,) * channels)
-    monkeypatch.setattr(shardio.augment.detection, "fill_of", lambda fill, channels: (0.0,) * channels)
     for kind in (Normalize, ToDtype):
         monkeypatch.setattr(kind, "apply", lambda self, batch, purpose: batch)
     monkeypatch.setattr(RandomErasing, "apply", stays)
@@ -184,9 +171,7 @@ EXACT: list[Transform] = [
     RandomCrop((25, 12), pad_if_needed=True),
     CenterCrop((25, 12), "reflect"),
     CenterCrop(40, "edge"),
-    Compose([HorizontalFlip(), RandomSizeCrop(5, 12), RandomCrop(11, padding_mode="symmetric", pad_if_needed=True)]),
-    Compose([RandomSizeCrop(5, 12), HorizontalFlip(), RandomZoomOut(side_range=(1, 2)), CenterCrop(30, "constant")]),
-    Compose([RandomZoomOut(side_range=(1, 3), p=1.0), RandomCrop(30, pad_if_needed=True)]),
+    Compose([HorizontalFlip(), CenterCrop((5, 12)), RandomCrop(11, padding_mode="symmetric", pad_if_needed=True)]),
     RandomRotation(180),
     RandomAffine(40, (0.3, 0.3), (0.4, 3), (-20, 20, -20, 20)),
     RandomAffine(0, scale=(1e-9, 1e-8)),
@@ -282,41 +267,35 @@ def test_a_chain_carries_what_masks_are_filled_with(fill: Any) -> None:
 
 
 @each
-def test_masks_and_boxes_change_no_pixel(transform: Transform) -> None:
+def test_masks_change_no_pixel(transform: Transform) -> None:
     expected = transform(IMAGES, seed=3, epoch=1, indices=range(COUNT))
-    masks, boxes = {"mask": IMAGES[:, 0]}, {"boxes": box_of([1, 2, 9, 8, 3], count=COUNT)}
-    for given in ({"masks": masks}, {"boxes": boxes}, {"masks": masks, "boxes": boxes}):
-        changed, arrays = moved(transform, IMAGES, seed=3, epoch=1, **given)
-        assert torch.equal(changed, expected)
-        assert arrays.keys() == {name for some in given.values() for name in some}
+    changed, arrays = moved(transform, IMAGES, seed=3, epoch=1, masks={"mask": IMAGES[:, 0]})
+    assert torch.equal(changed, expected)
+    assert arrays.keys() == {"mask"}
     assert arrays["mask"].shape[1:] == changed.shape[2:]
-    assert arrays["boxes"].shape == (COUNT, 1, 5)
-    assert arrays["boxes"].dtype == torch.float32
 
 
 @each
-def test_a_sample_has_the_same_masks_and_boxes_in_any_batch_and_thread(transform: Transform) -> None:
+def test_a_sample_has_the_same_mask_in_any_batch_and_thread(transform: Transform) -> None:
     indices = np.random.default_rng(1).permutation(1000)[:COUNT]
-    masks, boxes = as_mask(IMAGES), box_of([1, 2, 9, 8, 3], [0, 0, 17, 18, 1], count=COUNT)
 
-    def part(some: Any) -> dict[str, Any]:
-        return moved(
-            transform, IMAGES[some], masks={"m": masks[some]}, boxes={"b": boxes[some]}, indices=indices[some], epoch=2
-        )[1]
+    def part(some: Any) -> Tensor:
+        options = {"masks": {"m": as_mask(IMAGES[some])}, "indices": indices[some], "epoch": 2}
+        found: Tensor = moved(transform, IMAGES[some], **options)[1]["m"]
+        return found
 
     whole = part(slice(None))
     somes = [slice(0, 1), slice(3, 10), [11, 2, 2, 7]] * 4
     with ThreadPoolExecutor(4) as threads:
         for some, found in zip(somes, threads.map(part, somes), strict=True):
-            for name in whole:
-                assert torch.equal(found[name], whole[name][some])
-                assert found[name].dtype == whole[name].dtype
+            assert torch.equal(found, whole[some])
+            assert found.dtype == whole.dtype
 
 
 @each
 def test_without_kernels_the_masks_are_the_same(transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = moved(transform, IMAGES, masks={"m": as_mask(IMAGES)})[1]["m"]
-    monkeypatch.setattr(shardio.augment.targets, "run_steps", functools.partial(run_steps, native=False))
+    monkeypatch.setattr(shardio.augment.masks, "run_steps", functools.partial(run_steps, native=False))
     assert torch.equal(moved(transform, IMAGES, masks={"m": as_mask(IMAGES)})[1]["m"], expected)
 
 
@@ -367,188 +346,35 @@ def test_outside_of_the_picture_masks_are_filled() -> None:
     assert (arrays["m"][:, :1] == 9).all()
 
 
-def test_flips_crops_and_pads_move_boxes() -> None:
-    images = torch.zeros(1, 3, 10, 20, dtype=torch.uint8)
-    boxes = {"boxes": box_of([2, 3, 7, 9, 4], [0, 0, 20, 10, 0], NO_BOX)}
-
-    def after(*transforms: Transform, **options: Any) -> list[list[float]]:
-        found: list[list[float]] = moved(Compose(transforms), images, boxes=boxes, **options)[1]["boxes"][0].tolist()
-        return found
-
-    assert after() == [[2, 3, 7, 9, 4], [0, 0, 20, 10, 0], NO_BOX]
-    assert after(HorizontalFlip(1.0)) == [[13, 3, 18, 9, 4], [0, 0, 20, 10, 0], NO_BOX]
-    assert after(VerticalFlip(1.0)) == [[2, 1, 7, 7, 4], [0, 0, 20, 10, 0], NO_BOX]
-    assert after(RandomInvert(1.0), HorizontalFlip(1.0)) == after(HorizontalFlip(1.0))
-    assert after(Resize((20, 10))) == [[1, 6, 3.5, 18, 4], [0, 0, 10, 20, 0], NO_BOX]
-    assert after(CenterCrop((4, 16))) == [[0, 0, 5, 4, 4], [0, 0, 16, 4, 0], NO_BOX]
-    assert after(CenterCrop((10, 4))) == [NO_BOX, [0, 0, 4, 10, 0], NO_BOX]
-    assert after(Pad((1, 2, 3, 4))) == [[3, 5, 8, 11, 4], [1, 2, 21, 12, 0], NO_BOX]
-    assert after(Resize((20, 40)), CenterCrop(20), HorizontalFlip(1.0)) == [
-        [16, 6, 20, 18, 4],
-        [0, 0, 20, 20, 0],
-        NO_BOX,
-    ]
-    # Squashed from 40 x 40: boxes are those of the stored picture.
-    assert after(CenterCrop((40, 20)), sizes=[(40, 40)]) == [[0, 12, 4, 36, 4], [0, 0, 20, 40, 0], NO_BOX]
-    assert after(RandomInvert(), Normalize(), sizes=[(40, 40)]) == after()
-    assert np.allclose(after(RandomRotation((180, 180))), [[13, 1, 18, 7, 4], [0, 0, 20, 10, 0], NO_BOX])
-    # A quarter turn, clockwise about (10, 5): (x, y) moves to (10 - (y - 5), 5 + (x - 10)).
-    assert np.allclose(after(RandomRotation((-90, -90))), [[6, 0, 12, 2, 4], [5, 0, 15, 10, 0], NO_BOX])
-    assert np.allclose(after(RandomAffine((0, 0), scale=(2, 2))), [[0, 1, 4, 10, 4], [0, 0, 20, 10, 0], NO_BOX])
-
-
-def test_rows_of_boxes_stay_where_they_are() -> None:
-    rows = [[9.0, 9, 12, 12, 1], NO_BOX, [0, 0, 2, 2, 2], [4, 5, 11, 9, 3], [1, 1, 5, 5, -7], [8, 8, 8, 9, 4]]
-    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
-    _, arrays = moved(CenterCrop(8), images, boxes={"b": box_of(*rows, count=2), "none": box_of(count=2)})
-    assert arrays["b"].tolist() == [[[5, 5, 8, 8, 1], NO_BOX, NO_BOX, [0, 1, 7, 5, 3], NO_BOX, NO_BOX]] * 2
-    assert arrays["none"].shape == (2, 0, 5)
-
-
-def test_a_box_of_less_than_a_pixel_is_no_box() -> None:
-    images = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
-    nan, inf = float("nan"), float("inf")
-    sides = [
-        (3, 3, 4, 4),
-        (3, 3, 3.9, 9),
-        (3, 3, 9, 3.9),
-        (9, 3, 3, 9),
-        (nan, 3, 9, 9),
-        (-inf, 4, inf, 5),
-        (-9, -9, -1, 8),
-    ]
-    boxes = box_of(*[[*box, 1.0] for box in sides], [3, 3, 9, 9, nan])
-
-    def left(transform: Transform) -> list[int]:
-        found = moved(transform, images, boxes={"b": boxes})[1]["b"][0]
-        assert torch.equal(found[found[:, 4] < 0], torch.tensor([NO_BOX] * int((found[:, 4] < 0).sum())))
-        return np.flatnonzero(found[:, 4] >= 0).tolist()
-
-    for transform in (Normalize(), HorizontalFlip(0.0), HorizontalFlip(1.0), VerticalFlip(), RandomRotation((90, 90))):
-        assert left(transform) == [0, 5]
-    assert left(Resize(15)) == []
-    assert left(Resize(32)) == [0, 1, 2, 5]
-    # What a crop has left of a box is turned no larger again.
-    assert left(Compose([CenterCrop((16, 9)), RandomRotation((45, 45))])) == [5]
-
-
-def with_corners(rng: np.random.Generator, height: int, width: int, known: int) -> tuple[Tensor, Tensor]:
-    """Returns a mask and random boxes: the pixels in the corners of box k are k + 1."""
-    mask, boxes = torch.zeros(height, width, dtype=torch.int16), torch.zeros(known, 5)
-    number = 0
-    while number < known:
-        left, right = np.sort(rng.choice(width, 2, replace=False)).tolist()
-        top, low = np.sort(rng.choice(height, 2, replace=False)).tolist()
-        corners = [top, top, low, low], [left, right, left, right]
-        if not mask[corners].any():
-            mask[corners] = number + 1
-            boxes[number] = torch.tensor([left, top, right + 1, low + 1, number])
-            number += 1
-    return mask, boxes
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_boxes_are_around_their_moved_corners(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    count, known = 8, 5
-    height, width = rng.integers(30, 50, 2).tolist()
-    masks, boxes = map(torch.stack, zip(*(with_corners(rng, height, width, known) for _ in range(count)), strict=True))
-    whole: list[Transform] = [VerticalFlip(), HorizontalFlip(), Pad((5, 0, 12, 9))]
-    slanted: list[Transform] = [
-        RandomRotation(180),
-        RandomAffine(30, (0.1, 0.1), (0.7, 1.3), (-20, 20, -20, 20)),
-        RandomPerspective(0.5, 0.9),
-    ]
-    # Corners are nine pixels, so that none is lost; and none is cut off before the picture is slanted.
-    first = [Resize((3 * height, 3 * width)), RandomCrop((3 * height + 50, 3 * width + 50), 50)]
-    parts = [whole[number] for number in rng.permutation(3)]
-    chain = Compose([*first, *parts, slanted[seed % 3], HorizontalFlip(), VerticalFlip()])
-    print(seed, chain)
-    images = random_images(count, height, width, seed)
-    _, arrays = moved(chain, images, masks={"m": masks}, boxes={"b": boxes}, seed=seed)
-    size = torch.tensor(arrays["m"].shape[1:])
-    compared = 0
-    for mask, some in zip(arrays["m"], arrays["b"], strict=True):
-        for number, (left, top, right, low, label) in enumerate(some.tolist()):
-            assert label in (-1, number)
-            pixels = (mask == number + 1).nonzero()
-            is_whole = label >= 0 and min(left, top) > 0 and right < size[1] and low < size[0]
-            if is_whole:
-                compared += 1
-                found = [*pixels.amin(dim=0).tolist(), *(pixels.amax(dim=0) + 1).tolist()]
-                assert np.abs(np.array(found) - [top, left, low, right]).max() < 1 + 1e-4
-            elif label >= 0 and len(pixels):
-                first, last = pixels.amin(dim=0) + 0.5, pixels.amax(dim=0) + 0.5
-                assert (torch.tensor([top, left]) <= first + 1e-4).all()
-                assert (last <= torch.tensor([low, right]) + 1e-4).all()
-    assert compared >= 5
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_boxes_in_perspective_hold_all_that_is_seen_of_them(seed: int) -> None:
-    """With a distortion near 1 the horizon crosses the picture, and boxes."""
-    rng = np.random.default_rng(seed)
-    images = random_images(8, 40, 50)
-    boxes = torch.zeros(8, 1, 5)
-    masks = torch.zeros(8, 40, 50, dtype=torch.bool)
-    for picture in range(8):
-        left, right = np.sort(rng.choice(51, 2, replace=False)).tolist()
-        top, low = np.sort(rng.choice(41, 2, replace=False)).tolist()
-        boxes[picture, 0] = torch.tensor([left, top, right, low, 1])
-        masks[picture, top:low, left:right] = True
-    chain = RandomPerspective(1.0, 1.0)
-    _, arrays = moved(chain, images, masks={"m": masks}, boxes={"b": boxes}, seed=seed)
-    for mask, (left, top, right, low, label) in zip(arrays["m"], arrays["b"][:, 0].tolist(), strict=True):
-        rows, columns = np.nonzero(mask.numpy())
-        if len(rows) and np.ptp(rows) and np.ptp(columns):
-            assert label == 1
-            # The middles of these pixels are in the box.
-            for pixels, first, last in ((columns, left, right), (rows, top, low)):
-                assert first <= pixels.min() + 0.5 + 1e-3
-                assert pixels.max() + 0.5 <= last + 1e-3
-
-
-def test_a_map_onto_a_line_leaves_no_box() -> None:
-    zeros = np.zeros((1, 9 + FILL_AT))
-    for code in (Op.AFFINE, Op.PERSPECTIVE):
-        matrices = step_matrices(Step(np.array([code], np.uint8), zeros), (8, 8))
-        boxes = torch.tensor([[[1.0, 1, 5, 5, 3]]], dtype=torch.float64)
-        assert boxes_through(boxes, matrices, (8, 8)).tolist() == [[NO_BOX]]
-
-
 def test_views_have_a_mask_each() -> None:
     transform = Views([RandomCrop(9), RandomCrop(8), VerticalFlip(0.0)])
-    masks, boxes, labels = {"m": as_mask(IMAGES)}, {"b": box_of([1, 2, 9, 8, 3], count=COUNT)}, torch.arange(COUNT)
-    images, found, arrays = transform(IMAGES, labels, masks=masks, boxes=boxes)
+    labels = torch.arange(COUNT)
+    images, found, arrays = transform(IMAGES, labels, masks={"m": as_mask(IMAGES)})
     assert torch.equal(found, labels)
     assert isinstance(arrays["m"], tuple)
     assert [mask.shape for mask in arrays["m"]] == [(COUNT, 9, 9, 3), (COUNT, 8, 8, 3), (COUNT, 18, 17, 3)]
     for image, mask in zip(images, arrays["m"], strict=True):
         assert torch.equal(as_mask(image), mask)
-    assert [len(some) for some in arrays["b"]] == [COUNT] * 3
-    assert transform(IMAGES, labels, masks={}, boxes={})[2] == {}
+    assert transform(IMAGES, labels, masks={})[2] == {}
 
 
-def test_the_result_has_arrays_only_if_they_were_given() -> None:
+def test_the_result_has_arrays_only_if_masks_were_given() -> None:
     labels = torch.arange(COUNT)
     flip = HorizontalFlip()
     assert isinstance(flip(IMAGES), Tensor)
-    assert isinstance(flip(IMAGES, masks=None, boxes=None), Tensor)
-    assert len(flip(IMAGES, labels)) == 2
-    assert len(flip(IMAGES, labels, masks=None, boxes=None)) == 2
-    assert flip(IMAGES, masks={})[1] == flip(IMAGES, boxes={})[1] == flip(IMAGES, labels, masks={})[2] == {}
+    assert isinstance(flip(IMAGES, masks=None), Tensor)
+    assert len(flip(IMAGES, labels)) == len(flip(IMAGES, labels, masks=None)) == 2
+    assert flip(IMAGES, masks={})[1] == flip(IMAGES, labels, masks={})[2] == {}
 
 
 def test_tensors_are_only_read() -> None:
-    masks, boxes = as_mask(IMAGES).contiguous(), box_of([1, 2, 9, 8, 3], [0, 0, 0, 0, -2], count=COUNT)
-    before = masks.clone(), boxes.clone()
+    masks = as_mask(IMAGES).contiguous()
+    before = masks.clone()
     for transform in SINGLE:
-        _, arrays = moved(transform, IMAGES, masks={"m": masks}, boxes={"b": boxes})
+        _, arrays = moved(transform, IMAGES, masks={"m": masks})
         if arrays["m"] is not masks:
             arrays["m"].zero_()
-        arrays["b"].zero_()
-        assert torch.equal(masks, before[0])
-        assert torch.equal(boxes, before[1])
+        assert torch.equal(masks, before)
     assert moved(Normalize(), IMAGES, masks={"m": masks})[1]["m"] is masks
 
 
@@ -568,7 +394,7 @@ def test_a_transform_of_the_users_that_changes_the_size_must_move_masks_itself()
     assert torch.equal(images[:, 0], 255 - arrays["m"])
 
 
-MASK, BOXES = IMAGES[:, 0], box_of([1, 2, 9, 8, 3], count=COUNT)
+MASK = IMAGES[:, 0]
 MADE_OF_SEVERAL = [
     CutMix(5),
     Compose([ToDtype(torch.float32), Mixup(5)]),
@@ -582,18 +408,11 @@ MADE_OF_SEVERAL = [
     [
         (TypeError, "masks must be a mapping", {"masks": MASK}),
         (TypeError, "masks must be a mapping", {"masks": {1: MASK}}),
-        (TypeError, "boxes must be a mapping", {"boxes": [BOXES]}),
         (TypeError, "must be a tensor", {"masks": {"m": MASK.numpy()}}),
-        (TypeError, "must be a tensor", {"boxes": {"b": None}}),
         (ValueError, "must be on cpu", {"masks": {"m": MASK.to("meta")}}),
-        (ValueError, "must be on cpu", {"boxes": {"b": BOXES.to("meta")}}),
         (ValueError, "must be .*12, 18, 17", {"masks": {"m": IMAGES}}),
         (ValueError, "11, 18, 17", {"masks": {"m": MASK[1:]}}),
         (ValueError, "12, 18, 17, 1, 1", {"masks": {"m": MASK[..., None, None]}}),
-        (ValueError, "must be float32", {"boxes": {"b": BOXES.double()}}),
-        (ValueError, "12, 1, 4", {"boxes": {"b": BOXES[..., :4]}}),
-        (ValueError, "3, 1, 5", {"boxes": {"b": BOXES[:3]}}),
-        (ValueError, "different names", {"masks": {"x": MASK}, "boxes": {"x": BOXES}}),
         (ValueError, "can hold", {"masks": {"m": MASK}, "mask_fill": 256}),
         (ValueError, "can hold", {"masks": {"m": MASK}, "mask_fill": 0.5}),
         (ValueError, "can hold", {"masks": {"m": MASK}, "mask_fill": float("nan")}),
@@ -603,20 +422,18 @@ MADE_OF_SEVERAL = [
         (TypeError, "mask_fill must be a number", {"masks": {"m": MASK}, "mask_fill": "0"}),
     ],
 )
-def test_targets_that_do_not_fit_are_refused(kind: type[Exception], word: str, options: dict[str, Any]) -> None:
+def test_masks_that_do_not_fit_are_refused(kind: type[Exception], word: str, options: dict[str, Any]) -> None:
     with pytest.raises(kind, match=word):
         HorizontalFlip()(IMAGES, **options)
 
 
 @pytest.mark.parametrize("transform", MADE_OF_SEVERAL, ids=lambda transform: type(transform).__name__)
 def test_a_picture_made_of_several_has_no_mask(transform: Transform) -> None:
-    with pytest.raises(ValueError, match="found m, b"):
-        transform(IMAGES, torch.arange(COUNT) % 5, masks={"m": MASK}, boxes={"b": box_of(count=COUNT)})
+    with pytest.raises(ValueError, match="found m, n"):
+        transform(IMAGES, torch.arange(COUNT) % 5, masks={"m": MASK, "n": MASK})
 
 
 def test_a_batch_of_nothing() -> None:
-    masks, boxes = {"m": as_mask(IMAGES[:0])}, {"b": BOXES[:0]}
     for transform in (RandomResizedCrop(8), RandomPerspective(), Pad(2)):
-        images, arrays = moved(transform, IMAGES[:0], masks=masks, boxes=boxes)
+        images, arrays = moved(transform, IMAGES[:0], masks={"m": as_mask(IMAGES[:0])})
         assert arrays["m"].shape == as_mask(images).shape == (0, *as_mask(transform(IMAGES)).shape[1:])
-        assert arrays["b"].shape == (0, 1, 5)
