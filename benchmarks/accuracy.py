@@ -4,7 +4,7 @@ JPEGs     Pillow decodes the files, crops a random box of each, resizes it, and 
           RandomHorizontalFlip by their definition, without any of shardio. Decoding gives the same pixels every time
           and is done once.
 crop      `shardio convert` of the same files to --stored pixels, and shardio.augment on the batches of a ShardLoader.
-squash    The same with --fit squash, which keeps what lies beyond the square in the centre.
+squash    The same with --fit squash, which keeps what lies beyond the square in the center.
 
 With --randaugment, RandAugment(2, 9) follows the crop and the flip: torchvision's for JPEGs, so that this needs an
 environment with torchvision, and shardio.augment's for shards. With --narrow, pictures are cut first, to PNG files:
@@ -35,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from augment_peer import import_torchvision
-from classic import RATIO, as_tensor, augmented, centred, normalised
+from classic import RATIO, as_tensor, augmented, centered, normalized
 from common import BUILD, describe_machine
 from PIL import Image
 from torch import nn
@@ -64,14 +64,14 @@ T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.
 
 
 class Way(NamedTuple):
-    """A source of pictures, as normalised float32 (B, 3, size, size)."""
+    """A source of pictures, as normalized float32 (B, 3, size, size)."""
 
     train: Callable[[int, int], Iterator[Batch]]  # takes a seed and an epoch
     val: list[Batch]
 
 
 def short_side(size: int) -> int:
-    """Returns the short side of images from whose centre `size` pixels are evaluated: 256 for 224, as with ImageNet.
+    """Returns the short side of images from whose center `size` pixels are evaluated: 256 for 224, as with ImageNet.
 
     It is larger by an even number, so that no crop has a margin of half a pixel, which might be rounded up or down.
     """
@@ -109,13 +109,13 @@ def way_of_jpegs(
         for first in range(0, len(order) - batch_size + 1, batch_size):
             chosen = order[first : first + batch_size]
             # In this thread, so that the generator's numbers are the same in every run.
-            yield normalised(torch.stack(list(map(policy, islice(made, batch_size))))), labels[chosen]
+            yield normalized(torch.stack(list(map(policy, islice(made, batch_size))))), labels[chosen]
 
     def resize(file: Path) -> torch.Tensor:
-        return as_tensor(centred(decode(file), short_side(size), size))
+        return as_tensor(centered(decode(file), short_side(size), size))
 
     held_out, truth = files_of(tree / "val")
-    pixels = normalised(torch.stack(list(pool.map(resize, held_out))))
+    pixels = normalized(torch.stack(list(pool.map(resize, held_out))))
     return Way(train, list(zip(pixels.split(EVALUATED_AT_ONCE), truth.split(EVALUATED_AT_ONCE), strict=True)))
 
 
@@ -160,7 +160,7 @@ def way_of_shards(
 
 
 def make_network(num_classes: int) -> nn.Module:
-    """Makes seven convolutions with batch normalisation. Four of them halve height and width."""
+    """Makes seven convolutions with batch normalization. Four of them halve height and width."""
     layers: list[nn.Module] = []
     channels_in = 3
     for channels, stride in ((32, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)):

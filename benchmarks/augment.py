@@ -1,6 +1,6 @@
 """Augmentation beside other libraries: RandomResizedCrop(224) and a flip of half of the samples of 256 x 256 x 3.
 
-On the CPU, on one core, in turn, and all from decoded pixels in memory. The results are batches of uint8, or normalised
+On the CPU, on one core, in turn, and all from decoded pixels in memory. The results are batches of uint8, or normalized
 ones of float32:
 
 shardio         shardio.augment, on batches as the loader gives them; and one batch by operations of torch, as
@@ -42,7 +42,7 @@ from unittest import mock
 import numpy as np
 import torch
 from augment_peer import CHAINS, LACKS
-from classic import as_tensor, augmented, normalised
+from classic import as_tensor, augmented, normalized
 from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios, ratios, spread
 from PIL import Image
 
@@ -190,7 +190,7 @@ def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
     samples = np.array(np.load(first_shard, mmap_mode="r")[: options.samples])
     tensors = torch.from_numpy(samples).permute(0, 3, 1, 2)
     pictures = [Image.fromarray(sample) for sample in samples]
-    finishes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"uint8": lambda x: x, "float32": normalised}
+    finishes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"uint8": lambda x: x, "float32": normalized}
     ways: dict[str, dict[str, Way]] = {
         output: {
             "shardio": way_of_shardio(transform, tensors, options.batch_size),

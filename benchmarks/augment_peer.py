@@ -124,18 +124,18 @@ def ways_of_recipes(samples: np.ndarray, batch_size: int, size: int, folder: Pat
     def blur(side: int, p: float) -> Any:
         return v2.RandomApply([v2.GaussianBlur(side, (0.1, 2.0))], p)
 
-    def colour(strength: float, saturation: float, hue: float) -> list[Any]:
+    def color(strength: float, saturation: float, hue: float) -> list[Any]:
         return [v2.RandomApply([v2.ColorJitter(strength, strength, saturation, hue)], 0.8), v2.RandomGrayscale(0.2)]
 
     def dino(side: int, low: float, high: float, *more: Any, flips: bool = True) -> Any:
         flip = [v2.RandomHorizontalFlip()] if flips else []
-        return v2.Compose([crop(side, low, high, cubic), *flip, *colour(0.4, 0.2, 0.1), *more, *floats])
+        return v2.Compose([crop(side, low, high, cubic), *flip, *color(0.4, 0.2, 0.1), *more, *floats])
 
     solarize = v2.RandomSolarize(128, 0.2)
     halves = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
     trivial = [crop(176, 0.08), v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(), *floats, v2.RandomErasing(0.1)]
-    simclr = [crop(224, 0.08, 1.0, cubic), v2.RandomHorizontalFlip(), *colour(0.8, 0.8, 0.2), blur(23, 0.5), floats[0]]
-    moco = [crop(224, 0.2), *colour(0.4, 0.4, 0.1), blur(13, 0.5), v2.RandomHorizontalFlip(), *floats]
+    simclr = [crop(224, 0.08, 1.0, cubic), v2.RandomHorizontalFlip(), *color(0.8, 0.8, 0.2), blur(23, 0.5), floats[0]]
+    moco = [crop(224, 0.2), *color(0.4, 0.4, 0.1), blur(13, 0.5), v2.RandomHorizontalFlip(), *floats]
     views: dict[str, list[Any]] = {
         "torchvision-v2": [v2.Compose(trivial)],
         "simclr": [v2.Compose(simclr)] * 2,

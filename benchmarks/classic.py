@@ -37,7 +37,7 @@ def augmented(
     return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else part
 
 
-def centred(image: Image.Image, short: int, size: int) -> Image.Image:
+def centered(image: Image.Image, short: int, size: int) -> Image.Image:
     """Resizes until the short side has so many pixels, and does CenterCrop."""
     width, height = (short * side // min(image.size) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
@@ -49,6 +49,6 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """Normalises uint8 (..., 3, H, W) to float32."""
+def normalized(pixels: torch.Tensor) -> torch.Tensor:
+    """Normalizes uint8 (..., 3, H, W) to float32."""
     return (pixels.float() / 255 - _MEAN) / _STD

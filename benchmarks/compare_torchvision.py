@@ -2,7 +2,7 @@
 
 For each operation, and for each manipulation of RandAugment, TrivialAugmentWide, AutoAugment and
 TimmRandAugment at several magnitudes: the worst and the median PSNR of the pictures, and the largest difference of two
-grey levels. "same" is the PSNR of equal pixels. Policies are called with random numbers that choose one manipulation,
+gray levels. "same" is the PSNR of equal pixels. Policies are called with random numbers that choose one manipulation,
 so that their tables of magnitudes are compared too.
 
     python benchmarks/compare_torchvision.py IMAGES --torchvision-python peers/bin/python
@@ -34,7 +34,7 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 from shardio.augment.geometry import Affine, perspective
-from shardio.augment.policies import _LEARNT, _SPACE, _TIMM
+from shardio.augment.policies import _LEARNED, _SPACE, _TIMM
 from shardio.augment.steps import Op, Sampling
 
 PEER = Path(__file__).with_name("compare_torchvision_peer.py")
@@ -82,7 +82,7 @@ def given(transform: Transform, numbers: Callable[[str, int], Sequence[float]]) 
     return change
 
 
-def of_colours(library: str) -> Iterator[Case]:
+def of_colors(library: str) -> Iterator[Case]:
     factors = (0.1, 0.5, 1.3, 1.9)
     for call, code in (
         ("brightness", Op.BRIGHTNESS),
@@ -119,7 +119,7 @@ MIDDLE = (WIDTH / 2, HEIGHT / 2)
 
 
 def of_torchvision() -> Iterator[Case]:
-    yield from of_colours("torchvision")
+    yield from of_colors("torchvision")
     for share in (-0.5, -0.1, 0.05, 0.3):
         yield Case(f"hue {share}", "torchvision", "hue", [share], op(Op.HUE, share))
     for size, sigma in ((3, 0.5), (9, 2.0), (23, 0.1), (23, 1.1)):
@@ -132,7 +132,7 @@ def of_torchvision() -> Iterator[Case]:
         )
     for name, reading in (("nearest", Sampling.NEAREST), ("bilinear", Sampling.BILINEAR)):
         for fill in (None, (0.0,) * 3, FILL):
-            colour = (NAN,) * 3 if fill is None else fill
+            color = (NAN,) * 3 if fill is None else fill
             how = f"{name}, fill {None if fill is None else tuple(map(int, fill))}"
             for number, numbers in enumerate(MAPS):
                 values = Affine.about(MIDDLE, **numbers).values
@@ -141,7 +141,7 @@ def of_torchvision() -> Iterator[Case]:
                     "torchvision",
                     "affine",
                     [numbers, name, fill],
-                    op(Op.AFFINE, *values, 0, 0, reading, *colour),  # type: ignore[arg-type]
+                    op(Op.AFFINE, *values, 0, 0, reading, *color),  # type: ignore[arg-type]
                 )
             values = Affine.about(MIDDLE, angle=-25.0).values
             yield Case(
@@ -149,7 +149,7 @@ def of_torchvision() -> Iterator[Case]:
                 "torchvision",
                 "rotate",
                 [25.0, name, fill],
-                op(Op.AFFINE, *values, 0, 0, reading, *colour),  # type: ignore[arg-type]
+                op(Op.AFFINE, *values, 0, 0, reading, *color),  # type: ignore[arg-type]
             )
             eight = [float(value[0]) for value in perspective(SEEN[:, :, None], CORNERS)]
             yield Case(
@@ -157,12 +157,12 @@ def of_torchvision() -> Iterator[Case]:
                 "torchvision",
                 "perspective",
                 [CORNERS.astype(int).tolist(), SEEN.astype(int).tolist(), name, fill],
-                op(Op.PERSPECTIVE, *eight, reading, *colour),
+                op(Op.PERSPECTIVE, *eight, reading, *color),
             )
 
 
 def of_pillow() -> Iterator[Case]:
-    yield from of_colours("Pillow")
+    yield from of_colors("Pillow")
     for name, reading in (("bilinear", Sampling.PILLOW_BILINEAR), ("bicubic", Sampling.PILLOW_BICUBIC)):
         for number, numbers in enumerate(MAPS):
             values = [float(value) for value in Affine.about(MIDDLE, **numbers).values]  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def of_policies() -> Iterator[Case]:
                     lambda purpose, count, drawn=drawn: drawn,
                 ),
             )
-    for policy in _LEARNT:
+    for policy in _LEARNED:
         for pair in range(25):
             for sign in (0.2, 0.8):
                 drawn = (middle_of(pair, 25), 0.0, sign, 0.0, 1 - sign)

@@ -98,13 +98,13 @@ def by_pillow(image: Image.Image, call: str, *arguments: Any) -> Image.Image:
         return enhancers[call](image).enhance(*arguments)
     if call == "affine":
         numbers, reading, fill = arguments
-        colour = tuple(map(int, fill))
-        return image.transform(image.size, Image.Transform.AFFINE, numbers, READINGS[reading], fillcolor=colour)
+        color = tuple(map(int, fill))
+        return image.transform(image.size, Image.Transform.AFFINE, numbers, READINGS[reading], fillcolor=color)
     names = {"horizontal flip": "mirror", "vertical flip": "flip"}
     if call == "grayscale":
         return ImageOps.grayscale(image).convert("RGB")
     if call == "solarize":
-        arguments = (int(np.ceil(arguments[0])),)  # a grey level is not below 100.5 if it is not below 101
+        arguments = (int(np.ceil(arguments[0])),)  # a gray level is not below 100.5 if it is not below 101
     return getattr(ImageOps, names.get(call, call))(image, *arguments)
 
 

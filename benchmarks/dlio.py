@@ -3,7 +3,7 @@
     python benchmarks/dlio.py --accelerators 1,8,16,20
 
 Each accelerator is a process of MPI that takes 400 images of 224 x 224 x 3 and then sleeps for 0.224 s, as an H100
-would train a ResNet-50 (DLIO's workload resnet50_h100). Its utilisation is the share of the time in which it need not
+would train a ResNet-50 (DLIO's workload resnet50_h100). Its utilization is the share of the time in which it need not
 wait; MLPerf asks for 0.90. An epoch has 1,281,024 images at most, as in the workload. They are those of a set of
 `--samples`, read as often as that takes, since few machines have memory for 193 GB. `--step-seconds 0.112` stands for
 an accelerator that is twice as fast: DLIO has no such workload for a B200.
@@ -18,7 +18,7 @@ keep in the page cache are in a cgroup of so much, for which it takes root. MLPe
 `--loader dlio` gives the same accelerators a reader of DLIO's own instead, `indexed_binary` under torch's DataLoader
 with a worker process for each, from files of as many bytes that DLIO has written. It writes its table of all samples
 into a line for its log, which is off, before it reads each one: with 16,000 that is what takes the time. `--loader
-idle` hands out one batch again and again: the utilisation that is missing then is the benchmark's own cost on this
+idle` hands out one batch again and again: the utilization that is missing then is the benchmark's own cost on this
 machine.
 
 DLIO is installed under build/peers/dlio, with its own torch. Two packages that it imports are stood in for by modules
@@ -170,14 +170,14 @@ def command(
     ]
 
 
-def utilisations(output: str) -> list[float]:
-    """Returns the accelerators' utilisation in each epoch, from 0 to 1, out of what DLIO prints."""
+def utilizations(output: str) -> list[float]:
+    """Returns the accelerators' utilization in each epoch, from 0 to 1, out of what DLIO prints."""
     found = re.findall(r"Epoch (\d+) - Block 1 \[Training\] Accelerator Utilization \[AU\] \(%\): ([\d.]+)", output)
     return [float(percent) / 100 for _, percent in sorted(found, key=lambda pair: int(pair[0]))]
 
 
 def run(accelerators: int, options: argparse.Namespace) -> tuple[list[float], float]:
-    """Returns the utilisation in each epoch, and the share of the processor's time that was used."""
+    """Returns the utilization in each epoch, and the share of the processor's time that was used."""
     loader, workload = options.loader, WORKLOADS[options.workload]
     folder, files = data(loader, workload, options.samples)
     count = min(workload.samples, accelerators * workload.batch_size * options.steps)
@@ -204,7 +204,7 @@ def run(accelerators: int, options: argparse.Namespace) -> tuple[list[float], fl
     if ended.returncode:
         raise Unavailable((ended.stderr or ended.stdout).strip().splitlines()[-1])
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return utilisations(ended.stdout + ended.stderr), used / passed / (os.cpu_count() or 1)
+    return utilizations(ended.stdout + ended.stderr), used / passed / (os.cpu_count() or 1)
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def limited(memory: float | None) -> Iterator[Path | None]:
 
 
 def lines(options: argparse.Namespace) -> Iterator[str]:
-    yield "| accelerators | images/s needed | utilisation, first epoch | the others | cores busy |"
+    yield "| accelerators | images/s needed | utilization, first epoch | the others | cores busy |"
     yield "|---|---|---|---|---|"
     workload = WORKLOADS[options.workload]
     rate = workload.batch_size / (options.step_seconds or workload.step_seconds)

@@ -7,13 +7,13 @@ then shows whether its samples are those that shardio gives.
 `--part device`: the same on the GPU, beside torch's DataLoader with pinned memory and batches that are copied on a
 stream of their own. It needs CUDA, and torch alone besides shardio.
 
-`--part images`: from JPEGs (`--images`, a folder of classes) to float32 batches of 224 x 224, normalised, with random
+`--part images`: from JPEGs (`--images`, a folder of classes) to float32 batches of 224 x 224, normalized, with random
 crops and flips or as for an evaluation. ImageFolder and SPDL decode in each epoch; FFCV and shardio have decoded once,
 which is timed, too. The libraries have decoders and filters of their own, so the pictures of an evaluation are compared
 with torchvision's, as PSNR.
 
 `--part decoders`: the same for 1, 2 and 4 workers, without random crops: pictures decoded and resized one by one, in
-batches, and in normalised batches.
+batches, and in normalized batches.
 
 `--part tutorial`: loaders as tutorials write them, a loop over the pictures, and threads that fill a queue, beside
 ShardLoader; alone, and in a training of a small ResNet by two ranks of torch's DistributedDataParallel on the CPU. The
@@ -126,7 +126,7 @@ PARTS = {
         "pixels",
     ),
     "images": Part(
-        "Images to batches (crop, flip, normalise)",
+        "Images to batches (crop, flip, normalize)",
         {
             "images_with_torchvision": "torch",
             "images_with_shardio": "",
@@ -136,7 +136,7 @@ PARTS = {
         {},
         "images_with_torchvision",
         "PSNR",
-        tasks=("crop, flip, normalise",),
+        tasks=("crop, flip, normalize",),
     ),
     "decoders": Part(
         "Decoding in each epoch",
@@ -149,7 +149,7 @@ PARTS = {
         {"ImageFolder + DataLoader, threads": "torch's DataLoader has processes alone"},
         "images_with_torchvision",
         "PSNR",
-        tasks=("alone", "evaluation, not normalised", "evaluation"),
+        tasks=("alone", "evaluation, not normalized", "evaluation"),
         workers=(1, 2, 4),
     ),
     "tutorial": Part(
@@ -446,7 +446,7 @@ def notes(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def picture(results: Mapping[str, Any], task: str = "") -> str:
-    """Returns bars of images per second, with the range over rounds. Its colours can be read on light and on dark.
+    """Returns bars of images per second, with the range over rounds. Its colors can be read on light and on dark.
 
     Of ways with several tasks, only those that end in `task`, whatever the number of workers.
     """

@@ -58,7 +58,7 @@ def operations() -> Operations:
         "invert": ((Op.INVERT, ()),),
         "autocontrast": ((Op.AUTOCONTRAST, ()),),
         "equalize": ((Op.EQUALIZE, ()),),
-        "grey": ((Op.GRAYSCALE, ()),),
+        "gray": ((Op.GRAYSCALE, ()),),
         "blur 3 x 3": ((Op.BLUR, (3, 3, 0.5, 0.5)),),
         "blur 23 x 23": ((Op.BLUR, (23, 23, 1.1, 1.1)),),
         "mirror": ((Op.MIRROR, ()),),
@@ -89,7 +89,7 @@ def opencv_operations() -> dict[str, Callable[[NDArray[np.uint8]], Any]]:
     }
     smooth = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
-    def grey(x: NDArray[np.uint8]) -> Any:
+    def gray(x: NDArray[np.uint8]) -> Any:
         return cv2.cvtColor(x, cv2.COLOR_RGB2GRAY)
 
     def shift_hue(x: NDArray[np.uint8]) -> Any:
@@ -108,14 +108,14 @@ def opencv_operations() -> dict[str, Callable[[NDArray[np.uint8]], Any]]:
 
     made: dict[str, Callable[[NDArray[np.uint8]], Any]] = {
         **{name: partial(cv2.LUT, lut=table.astype(np.uint8)) for name, table in tables.items()},
-        "contrast": lambda x: cv2.convertScaleAbs(x, alpha=0.6, beta=0.4 * cv2.mean(grey(x))[0]),
-        "saturation": lambda x: cv2.addWeighted(x, 1.4, cv2.cvtColor(grey(x), cv2.COLOR_GRAY2RGB), -0.4, 0),
+        "contrast": lambda x: cv2.convertScaleAbs(x, alpha=0.6, beta=0.4 * cv2.mean(gray(x))[0]),
+        "saturation": lambda x: cv2.addWeighted(x, 1.4, cv2.cvtColor(gray(x), cv2.COLOR_GRAY2RGB), -0.4, 0),
         "hue": shift_hue,
         "sharpness": lambda x: cv2.addWeighted(x, 1.7, cv2.filter2D(x, -1, smooth), -0.7, 0),
         "invert": cv2.bitwise_not,
         "autocontrast": stretch,
         "equalize": lambda x: cv2.merge([cv2.equalizeHist(channel) for channel in cv2.split(x)]),
-        "grey": lambda x: cv2.cvtColor(grey(x), cv2.COLOR_GRAY2RGB),
+        "gray": lambda x: cv2.cvtColor(gray(x), cv2.COLOR_GRAY2RGB),
         "blur 3 x 3": lambda x: cv2.GaussianBlur(x, (3, 3), 0.5),
         "blur 23 x 23": lambda x: cv2.GaussianBlur(x, (23, 23), 1.1),
         "mirror": lambda x: cv2.flip(x, 1),

@@ -28,10 +28,10 @@ QUERIES = [
 ]
 
 
-def labelled_set(num_samples: int = 1_281_167, size: int = 16, num_classes: int = 1000) -> Path:
+def labeled_set(num_samples: int = 1_281_167, size: int = 16, num_classes: int = 1000) -> Path:
     """Returns a set of `size` x `size` x 3 with classes, keys and original sizes as ImageNet has them. One sample in
     10,000 has the picture of the one before. It is written once, in about a minute, and then found."""
-    out = BUILD / f"labelled-{num_samples}-{size}-{num_classes}"
+    out = BUILD / f"labeled-{num_samples}-{size}-{num_classes}"
     if (out / MANIFEST_NAME).exists():
         return out
     rng = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
     options = parser.parse_args()
     print(describe_machine())
-    out = options.set or labelled_set(options.samples, options.size)
+    out = options.set or labeled_set(options.samples, options.size)
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         page = Path(folder) / "report.html"
         for command, *words in (("report", "-o", "report.html"), *QUERIES):

@@ -174,7 +174,7 @@ def predict(nodes: int, nbytes: float, source: float, link: float, latency: floa
     """Returns the seconds of a copy, and the bytes that pass over each link in each direction, as shares of the set.
 
     Reading: all shares of a window come at the source's rate, AHEAD windows at a time. Gathering: each node sends a
-    share to its neighbour in nodes - 1 steps, after which all have the window.
+    share to its neighbor in nodes - 1 steps, after which all have the window.
     """
     windows = max(1, round(nbytes / MOST_NBYTES))
     window = nbytes / windows

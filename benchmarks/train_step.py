@@ -1,6 +1,6 @@
 """The cost of feeding a ResNet-50 in training: steps on batches of the loader beside the same steps on one batch.
 
-The model is trained in bfloat16 and channels_last with SGD; images are normalised on the device, with --transform by
+The model is trained in bfloat16 and channels_last with SGD; images are normalized on the device, with --transform by
 the loader's transform, which also makes the crops. Both ways take turns.
 The first steps of each turn do not count, nor does the first round, which compiles and tries algorithms. A step's time
 is by the device's clock, from the end of the step before it to its own. The loss is that of the mean, which shows a

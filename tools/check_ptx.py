@@ -67,7 +67,7 @@ def fuzz(emulator: Emulator, least_launches: int, capabilities: list[int], seed:
 
 
 def fuzz_resampling(rng: np.random.Generator) -> None:
-    """Checks grey levels, and what is normalized and cast, of images of several sizes."""
+    """Checks gray levels, and what is normalized and cast, of images of several sizes."""
     channels = int(rng.integers(1, MOST_CHANNELS + 1))
     interpolation, antialias = INTERPOLATIONS[rng.integers(2)], bool(rng.integers(2))
     mean, std = (tuple(numbers) for numbers in rng.uniform(0.2, 0.6, (2, channels)))

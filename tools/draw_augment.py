@@ -51,13 +51,13 @@ GAP = 8
 LINE = 18
 COLUMNS = 6
 # Between black and white, so that it can be read on both.
-GREY = (128, 128, 128, 255)
+GRAY = (128, 128, 128, 255)
 
 Row = tuple[str, Sequence[tuple[str, Transform | None]]]
 
 
 def drawn_picture(size: int = 256) -> Image.Image:
-    """A house on a hill by a lake, under a sun: colours of all kinds, edges, smooth shades, and a left and a right."""
+    """A house on a hill by a lake, under a sun: colors of all kinds, edges, smooth shades, and a left and a right."""
     rows, columns = np.mgrid[0:size, 0:size] / size
     sky = np.stack([90 + 140 * rows, 150 + 70 * rows, 235 - 30 * rows], axis=2)
     picture = Image.fromarray(sky.astype(np.uint8))
@@ -66,8 +66,8 @@ def drawn_picture(size: int = 256) -> Image.Image:
     def points(*places: tuple[float, float]) -> list[tuple[float, float]]:
         return [(x * size, y * size) for x, y in places]
 
-    def shape(colour: str, *places: tuple[float, float]) -> None:
-        draw.polygon(points(*places), fill=colour)
+    def shape(color: str, *places: tuple[float, float]) -> None:
+        draw.polygon(points(*places), fill=color)
 
     draw.ellipse(points((0.7, 0.08), (0.88, 0.26)), fill="#ffd23f")
     shape("#7a8fa6", (0, 0.62), (0.22, 0.3), (0.36, 0.5), (0.55, 0.24), (0.85, 0.62))
@@ -91,14 +91,14 @@ def jitter(name: str, values: Sequence[float]) -> Row:
     return f"ColorJitter({name}=)", [(f"{value:g}", ColorJitter(**{name: (value, value)})) for value in values]
 
 
-def draws(transform: Transform, *, normalised: bool = False) -> Row:
-    """Six draws; of a transform for normalised pictures after a cast, which stands for Normalize."""
+def draws(transform: Transform, *, normalized: bool = False) -> Row:
+    """Six draws; of a transform for normalized pictures after a cast, which stands for Normalize."""
     cast = ToDtype(torch.float32, scale=True)
-    return repr(transform), [("", Compose([cast, transform]) if normalised else transform)] * COLUMNS
+    return repr(transform), [("", Compose([cast, transform]) if normalized else transform)] * COLUMNS
 
 
 SHEETS: dict[str, list[Row]] = {
-    "colour": [
+    "color": [
         jitter("brightness", (0.2, 0.6, 1.0, 1.4, 1.8, 2.4)),
         jitter("contrast", (0.0, 0.4, 1.0, 1.4, 2.0, 3.0)),
         jitter("saturation", (0.0, 0.4, 1.0, 1.5, 2.0, 3.0)),
@@ -164,9 +164,9 @@ SHEETS: dict[str, list[Row]] = {
     ],
     "erasing": [
         draws(RandomErasing(1.0, value=128)),
-        draws(RandomErasing(1.0, value="random", count=(1, 3)), normalised=True),
-        draws(RandomErasing(1.0, value="color", count=(1, 3)), normalised=True),
-        draws(Mixup(2, per_sample=True), normalised=True),
+        draws(RandomErasing(1.0, value="random", count=(1, 3)), normalized=True),
+        draws(RandomErasing(1.0, value="color", count=(1, 3)), normalized=True),
+        draws(Mixup(2, per_sample=True), normalized=True),
         draws(CutMix(2, per_sample=True)),
     ],
 }
@@ -204,14 +204,14 @@ def sheet(rows: Sequence[Row], picture: torch.Tensor) -> Image.Image:
     draw = ImageDraw.Draw(page)
     top = GAP
     for title, shots in rows:
-        draw.text((GAP, top), " ".join(title.split()), fill=GREY, font=font)
+        draw.text((GAP, top), " ".join(title.split()), fill=GRAY, font=font)
         top += LINE
-        labelled = any(label for label, _ in shots)
+        labeled = any(label for label, _ in shots)
         for column, (label, transform) in enumerate(shots):
             left = GAP + column * (SIDE + GAP)
             page.paste(shown(transform, picture, column), (left, top))
-            draw.text((left, top + SIDE + 1), label, fill=GREY, font=font)
-        top += SIDE + GAP + (LINE if labelled else 0)
+            draw.text((left, top + SIDE + 1), label, fill=GRAY, font=font)
+        top += SIDE + GAP + (LINE if labeled else 0)
     return page
 
 

@@ -18,7 +18,7 @@ HEIGHT, WIDTH = 24, 32
 
 
 def drawn_picture() -> NDArray[np.uint8]:
-    """Returns (24, 32, 3): slopes of colour, a disc, and some noise, from whole numbers alone."""
+    """Returns (24, 32, 3): slopes of color, a disc, and some noise, from whole numbers alone."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     disc = ((x - 12) ** 2 + (y - 10) ** 2 < 49) * 90
     noise = (x * 7919 + y * 104729 + x * y * 31) % 23

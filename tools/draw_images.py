@@ -1,11 +1,11 @@
 """Draws an ImageNet-like tree of pictures: OUT/train/<class>/*.JPEG and OUT/val/<class>/*.JPEG.
 
 A stand-in for ImageNet where it is not at hand.  Sizes, bytes per pixel and rare oddities follow the real
-set.  The classes can be learnt, though from no single cue: each has its own outline, hues and
+set.  The classes can be learned, though from no single cue: each has its own outline, hues and
 marking, shown at any place, size and light before an unrelated background.
 
 The one idea: no noise is computed for a picture.  Each process builds a small bank of 8-bit noise fields
-once; a surface is then a random crop of a field looked up in a random palette of 256 colours, and a picture
+once; a surface is then a random crop of a field looked up in a random palette of 256 colors, and a picture
 is a few surfaces pasted through masks.  All chance in its drawing comes from (seed, class, number), so its
 bytes do not depend on which process draws it.
 """
@@ -45,7 +45,7 @@ SHARE_PROGRESSIVE = 0.02
 
 # Shares of the images, but a tree of ODD_FROM images or more holds at least one of each.
 ODDITIES = {
-    "grey": 0.015, "cmyk": 0.001, "png": 0.0, "huge": 0.0007,
+    "gray": 0.015, "cmyk": 0.001, "png": 0.0, "huge": 0.0007,
     "turned 3": 0.001, "turned 6": 0.004, "turned 8": 0.002,
 }  # fmt: skip
 ODD_FROM = 200
@@ -98,13 +98,13 @@ def crop(rng: Generator, name: str, width: int, height: int) -> Image.Image:
     return fields[rng.integers(len(fields))].crop((x, y, x + width, y + height))
 
 
-def paint(tones: Image.Image, colours: Floats) -> Image.Image:
-    tones.putpalette((255 * colours).astype(np.uint8).tobytes())
+def paint(tones: Image.Image, colors: Floats) -> Image.Image:
+    tones.putpalette((255 * colors).astype(np.uint8).tobytes())
     return tones.convert("RGB")
 
 
 def palette(rng: Generator, shade: float, tint: float, saturation: float) -> Floats:
-    """Returns 256 colours from dark ones of the hue ``shade`` to light ones of the hue ``tint``."""
+    """Returns 256 colors from dark ones of the hue ``shade`` to light ones of the hue ``tint``."""
     dark, light = rng.uniform(0, 0.3), rng.uniform(0.6, 1)
     stops = (
         colorsys.hsv_to_rgb(shade, saturation, dark),
@@ -118,8 +118,8 @@ def palette(rng: Generator, shade: float, tint: float, saturation: float) -> Flo
 def scenery(rng: Generator, width: int, height: int) -> Image.Image:
     name = rng.choice(["smooth", "rough", "leafy"], p=(0.2, 0.3, 0.5))
     hue = rng.random()
-    colours = palette(rng, hue + rng.normal(0, 0.1), hue, 0.8 * rng.random() ** 2)
-    return paint(crop(rng, name, width, height), colours)
+    colors = palette(rng, hue + rng.normal(0, 0.1), hue, 0.8 * rng.random() ** 2)
+    return paint(crop(rng, name, width, height), colors)
 
 
 def outline(rng: Generator, lobes: int, depth: float, stretch: float, turn: float) -> Floats:
@@ -209,7 +209,7 @@ def place(rng: Generator, canvas: Image.Image, surface: Image.Image, curve: Floa
 
 
 def photograph(rng: Generator, scene: Image.Image) -> Image.Image:
-    """Puts the scene in a coloured and uneven light, as a camera with some grain sees it."""
+    """Puts the scene in a colored and uneven light, as a camera with some grain sees it."""
     light = np.linspace(rng.uniform(0.5, 0.8) + rng.uniform(0, 0.2, 3), rng.uniform(0.85, 1, 3), 256)
     lit = ImageChops.multiply(scene, paint(crop(rng, "smooth", *scene.size), light))
     exposed = ImageOps.autocontrast(lit, cutoff=rng.uniform(0, 1), preserve_tone=True)
@@ -228,7 +228,7 @@ def size(rng: Generator, oddity: str) -> tuple[int, int]:
 
 def save(rng: Generator, image: Image.Image, path: Path, oddity: str) -> None:
     exif = Image.Exif()
-    if oddity == "grey":
+    if oddity == "gray":
         image = image.convert("L")
     elif oddity == "cmyk":
         image = image.convert("CMYK")

@@ -1,4 +1,4 @@
-"""FFCV: a file of raw pixels, 256 x 256, cropped, resized without antialiasing, and normalised by compiled code."""
+"""FFCV: a file of raw pixels, 256 x 256, cropped, resized without antialiasing, and normalized by compiled code."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ def way(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
     return epoch
 
 
-WAYS = {"FFCV, raw: crop, flip, normalise": way}
+WAYS = {"FFCV, raw: crop, flip, normalize": way}

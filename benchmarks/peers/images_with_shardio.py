@@ -1,4 +1,4 @@
-"""shardio: images are converted once; each epoch reads samples, crops, resizes, flips and normalises them."""
+"""shardio: images are converted once; each epoch reads samples, crops, resizes, flips and normalizes them."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def cropped() -> list[Any]:
     return [RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet")]
 
 
-def centred() -> list[Any]:
+def centered() -> list[Any]:
     from shardio.augment import CenterCrop, Normalize
 
     return [CenterCrop(224), Normalize("imagenet")]
 
 
 WAYS = {
-    "ShardLoader: crop, flip, normalise": opened(cropped),
-    "ShardLoader: evaluation": opened(centred),
-    "ShardLoader: evaluation, not normalised": opened(lambda: centred()[:1]),
+    "ShardLoader: crop, flip, normalize": opened(cropped),
+    "ShardLoader: evaluation": opened(centered),
+    "ShardLoader: evaluation, not normalized": opened(lambda: centered()[:1]),
     "ShardLoader: samples alone": opened(list),
 }

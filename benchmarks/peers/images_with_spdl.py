@@ -54,7 +54,7 @@ def stacked(decoded: list[tuple[Any, int]]) -> tuple[Any, Any]:
     return pixels.permute(0, 3, 1, 2), torch.tensor([label for _, label in decoded])
 
 
-def normalised(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+def normalized(batch: tuple[Any, Any]) -> tuple[Any, Any]:
     return batch[0].float().sub_(MEAN).div_(STD), batch[1]
 
 
@@ -90,8 +90,8 @@ def opened(augmented: bool, *stages: Callable[[Any], Any]) -> Callable[[Path, in
 
 
 WAYS = {
-    "SPDL: crop, flip, normalise": opened(True, stacked, normalised),
-    "SPDL: evaluation": opened(False, stacked, normalised),
-    "SPDL: evaluation, not normalised": opened(False, stacked),
+    "SPDL: crop, flip, normalize": opened(True, stacked, normalized),
+    "SPDL: evaluation": opened(False, stacked, normalized),
+    "SPDL: evaluation, not normalized": opened(False, stacked),
     "SPDL: decode and resize alone": opened(False),
 }

@@ -27,6 +27,6 @@ def evaluated(out: Path, count: int) -> np.ndarray:
 
 WAYS = {
     "torchcodec + DataLoader: evaluation": opened([*PICTURE, FLOAT, v2.Normalize(MEAN, STD)], decode=decode_image),
-    "torchcodec + DataLoader: evaluation, not normalised": opened(PICTURE, decode=decode_image),
+    "torchcodec + DataLoader: evaluation, not normalized": opened(PICTURE, decode=decode_image),
     "torchcodec + DataLoader: decode and resize alone": opened(PICTURE, batched=False, decode=decode_image),
 }

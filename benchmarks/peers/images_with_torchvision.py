@@ -16,7 +16,7 @@ from torchvision.datasets.folder import default_loader
 PACKAGES = ("torchvision", "torch", "pillow")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PICTURE = [transforms.Resize(256), transforms.CenterCrop(224)]
-NORMALISED = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+NORMALIZED = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
 CROPPED = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
 
 
@@ -56,8 +56,8 @@ def opened(
 
 
 WAYS = {
-    "ImageFolder + DataLoader: crop, flip, normalise": opened([*CROPPED, *NORMALISED]),
-    "ImageFolder + DataLoader: evaluation": opened([*PICTURE, *NORMALISED]),
-    "ImageFolder + DataLoader: evaluation, not normalised": opened([*PICTURE, transforms.PILToTensor()]),
+    "ImageFolder + DataLoader: crop, flip, normalize": opened([*CROPPED, *NORMALIZED]),
+    "ImageFolder + DataLoader: evaluation": opened([*PICTURE, *NORMALIZED]),
+    "ImageFolder + DataLoader: evaluation, not normalized": opened([*PICTURE, transforms.PILToTensor()]),
     "ImageFolder + DataLoader: decode and resize alone": opened([*PICTURE, transforms.PILToTensor()], batched=False),
 }

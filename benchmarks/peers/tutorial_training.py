@@ -84,7 +84,7 @@ def next_of(done: Any, ranks: list[Any]) -> Any:
 
 
 def trained(module: str, name: str) -> Callable[..., Any]:
-    """Returns the way that trains on a loader of the module. It yields what numbers were learnt from, and no pixels."""
+    """Returns the way that trains on a loader of the module. It yields the numbers learned from, and no pixels."""
 
     def way(*words: Any) -> Any:
         def epoch(number: int) -> Iterator[tuple[Any, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import tutorial_training
-from images_with_shardio import PACKAGES, centred, prepare  # noqa: F401
+from images_with_shardio import PACKAGES, centered, prepare  # noqa: F401
 from tutorial_training import Batch
 
 from shardio import ShardLoader, open_shards
@@ -24,7 +24,7 @@ def batches(out: Path, batch_size: int, workers: int, rank: int, ranks: int, rep
         device="cpu",
         rank=rank,
         world_size=ranks,
-        transform=Compose(centred()),
+        transform=Compose(centered()),
         return_indices=True,
     ) as loader:
         yield from loader

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import tutorial_training
-from images_with_torchvision import NORMALISED, PACKAGES, PICTURE, prepare  # noqa: F401
+from images_with_torchvision import NORMALIZED, PACKAGES, PICTURE, prepare  # noqa: F401
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from tutorial_training import Batch
@@ -26,7 +26,7 @@ class Pictures:
     """The pictures of one rank, with their numbers in the folder."""
 
     def __init__(self, out: Path, rank: int, ranks: int) -> None:
-        self.pictures = ImageFolder(out / "images", transforms.Compose([*PICTURE, *NORMALISED]))
+        self.pictures = ImageFolder(out / "images", transforms.Compose([*PICTURE, *NORMALIZED]))
         self.numbers = range(rank, len(self.pictures), ranks)
 
     def __len__(self) -> int:

@@ -37,7 +37,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """`num_blocks` of each stage, `width` channels inside of the blocks of the first one, twice as many in each next.
 
-    Images are of a floating point type, (B, 3, H, W), normalised; the results are logits, (B, num_classes).
+    Images are of a floating point type, (B, 3, H, W), normalized; the results are logits, (B, num_classes).
     """
 
     def __init__(self, num_blocks: tuple[int, int, int, int], width: int, num_classes: int) -> None:
@@ -56,9 +56,9 @@ class ResNet(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels_in, num_classes)
-        self._initialise()
+        self._initialize()
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

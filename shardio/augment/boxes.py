@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardio.order.rng import make_keys, random_bits, uniform
 
-# torchvision draws so often before it gives up and takes the centre.
+# torchvision draws so often before it gives up and takes the center.
 _TRIES = 10
 MOST_DRAWS = 32
 """The most numbers that one purpose may draw for one sample."""

@@ -72,9 +72,9 @@ def check_range(
 
 
 def around(
-    name: str, value: object, centre: float, least: float = -math.inf, most: float = math.inf
+    name: str, value: object, center: float, least: float = -math.inf, most: float = math.inf
 ) -> tuple[float, float]:
-    """Returns the bounds (low, high) of an argument: a pair, or a number x that means `centre` - x to `centre` + x.
+    """Returns the bounds (low, high) of an argument: a pair, or a number x that means `center` - x to `center` + x.
 
     Raises ValueError if a bound is above `most`, or a bound of a pair is below `least`. For a number, a low bound below
     `least` becomes `least`.
@@ -84,15 +84,15 @@ def around(
     check_number(name, value)
     if not 0 <= value < math.inf:  # type: ignore[operator]
         raise ValueError(f"{name} must be a number of at least 0, or (min, max); found {value!r}")
-    if centre + value > most:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a number from 0 to {most - centre:g}, or (min, max); found {value!r}")
-    return max(centre - value, least), centre + value  # type: ignore[operator]
+    if center + value > most:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a number from 0 to {most - center:g}, or (min, max); found {value!r}")
+    return max(center - value, least), center + value  # type: ignore[operator]
 
 
 def check_fill(name: str, fill: float | Sequence[float] | None) -> None:
-    """Raises TypeError or ValueError unless `fill` is a grey level, a sequence of grey levels, or None."""
+    """Raises TypeError or ValueError unless `fill` is a gray level, a sequence of gray levels, or None."""
     if isinstance(fill, str) or (isinstance(fill, Sequence) and not fill):
-        raise ValueError(f"{name} must be a grey level, or a grey level per channel; found {fill!r}")
+        raise ValueError(f"{name} must be a gray level, or a gray level per channel; found {fill!r}")
     for level in () if fill is None else fill if isinstance(fill, Sequence) else (fill,):
         check_number(name, level)
         if not 0 <= level <= 255:

@@ -86,7 +86,7 @@ class RandomErasing(Transform):
             part = f"{purpose}/{number}"
             boxes = self._boxes(batch.draws, part, images.shape[2:], np.maximum(counts, 1))
             boxes[:, number >= counts] = 0
-            images = _erased(images, boxes, self._colours(batch.draws, part, images))
+            images = _erased(images, boxes, self._colors(batch.draws, part, images))
         return replace(done, images=images)
 
     def _boxes(self, draws: Draws, purpose: str, size: Sequence[int], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -102,45 +102,45 @@ class RandomErasing(Transform):
         rows, columns = np.floor(numbers[-2] * (height - tall + 1)), np.floor(numbers[-1] * (width - wide + 1))
         return np.stack([rows, columns, tall, wide]).astype(np.int64)
 
-    def _colours(self, draws: Draws, purpose: str, images: Tensor) -> Tensor | NDArray[np.int64]:
+    def _colors(self, draws: Draws, purpose: str, images: Tensor) -> Tensor | NDArray[np.int64]:
         """Returns the color of each image, (B, C, 1, 1); for "random", the key of each image's noise, (B,)."""
         count, channels = images.shape[:2]
         if self.value == "random":
             return draws.keys(f"{purpose} noise")
         if self.value == "color":
-            colours = draws.normal(f"{purpose} color", channels).T
+            colors = draws.normal(f"{purpose} color", channels).T
         else:
-            colours = np.tile(np.array(fill_of(self.value, channels, "value")), (count, 1))  # type: ignore[arg-type]
-        return to_device(torch.from_numpy(np.ascontiguousarray(colours)).to(images.dtype), images.device)[
+            colors = np.tile(np.array(fill_of(self.value, channels, "value")), (count, 1))  # type: ignore[arg-type]
+        return to_device(torch.from_numpy(np.ascontiguousarray(colors)).to(images.dtype), images.device)[
             ..., None, None
         ]
 
 
-def _erased(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[np.int64]) -> Tensor:
+def _erased(images: Tensor, boxes: NDArray[np.int64], colors: Tensor | NDArray[np.int64]) -> Tensor:
     """Returns the images with the boxes erased. On the CPU, it changes the images in place."""
     if images.device.type == "cpu":
         for number in np.flatnonzero(boxes[2]):
             top, left, height, width = boxes[:, number].tolist()
-            if isinstance(colours, Tensor):
-                colour = colours[number]
+            if isinstance(colors, Tensor):
+                color = colors[number]
             else:
-                key = torch.from_numpy(colours[number : number + 1])
-                colour = noise(key, (top, left, height, width), images.shape)[0].to(images.dtype)
-            images[number, :, top : top + height, left : left + width] = colour
+                key = torch.from_numpy(colors[number : number + 1])
+                color = noise(key, (top, left, height, width), images.shape)[0].to(images.dtype)
+            images[number, :, top : top + height, left : left + width] = color
         return images
-    return _erased_at_once(images, boxes, colours)
+    return _erased_at_once(images, boxes, colors)
 
 
-def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[np.int64]) -> Tensor:
+def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colors: Tensor | NDArray[np.int64]) -> Tensor:
     """Returns new images with the boxes erased.
 
     The number of operations does not depend on the number of images, as launches cost more than pixels.
     """
-    if not isinstance(colours, Tensor):
-        keys = to_device(torch.from_numpy(colours), images.device)
-        colours = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
+    if not isinstance(colors, Tensor):
+        keys = to_device(torch.from_numpy(colors), images.device)
+        colors = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
     # The images come first: the result has the memory format of the first that is as large as it.
-    return torch.where(~are_inside(images, boxes[:2], boxes[:2] + boxes[2:]), images, colours)
+    return torch.where(~are_inside(images, boxes[:2], boxes[:2] + boxes[2:]), images, colors)
 
 
 def are_inside(images: Tensor, firsts: NDArray[Any], ends: NDArray[Any]) -> Tensor:

@@ -53,14 +53,14 @@ class Affine:
     @classmethod
     def about(
         cls,
-        centre: tuple[float, float],
+        center: tuple[float, float],
         *,
         angle: ArrayLike = 0.0,
         translate: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
         scale: ArrayLike = 1.0,
         shear: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
     ) -> Affine:
-        """Returns the map that shears, scales and rotates an image about `centre`, (x, y), and then translates it.
+        """Returns the map that shears, scales and rotates an image about `center`, (x, y), and then translates it.
 
         Angles are in degrees, clockwise. As in torchvision's `affine`, the image moves by the product
         R(angle) scale Y(shear_y) X(shear_x), where X is [[1, -tan], [0, 1]] and Y is [[1, 0], [-tan, 1]].
@@ -71,7 +71,7 @@ class Affine:
         a = (np.cos(turn) - sin * np.tan(shear_x)) / scale
         b = (np.sin(turn) + cos * np.tan(shear_x)) / scale
         d, e = -sin / scale, cos / scale
-        (x, y), (right, down) = centre, translate
+        (x, y), (right, down) = center, translate
         x_from, y_from = x + np.asarray(right), y + np.asarray(down)
         return cls(a, b, x - a * x_from - b * y_from, d, e, y - d * x_from - e * y_from)
 

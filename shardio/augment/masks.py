@@ -159,8 +159,8 @@ def _stepped(mask: Tensor, steps: Steps, fill: Tensor) -> Tensor:
     parts = []
     for first in range(0, picture.shape[3], _CHANNELS):
         some = slice(first, first + _CHANNELS)
-        colour = np.tile(np.array(levels[some], np.float64), (len(mask), 1))
-        filled = [replace(step, values=np.concatenate([step.values, colour], axis=1)) for step in steps]
+        color = np.tile(np.array(levels[some], np.float64), (len(mask), 1))
+        filled = [replace(step, values=np.concatenate([step.values, color], axis=1)) for step in steps]
         parts.append(run_steps(picture[..., some].permute(0, 3, 1, 2), tuple(filled)).permute(0, 2, 3, 1))
     changed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
     return changed.contiguous().view(mask.dtype).view(mask.shape)

@@ -178,8 +178,8 @@ class CutMix(_Mix):
         edges, covered = [], np.ones(len(shares))
         for side, place, number in zip(size, places[:2], places[2:], strict=True):
             if self.minmax is None:
-                centre, reach = np.floor(place * side), np.floor(half * side)
-                edges += [np.maximum(centre - reach, 0), np.minimum(centre + reach, side)]
+                center, reach = np.floor(place * side), np.floor(half * side)
+                edges += [np.maximum(center - reach, 0), np.minimum(center + reach, side)]
             else:
                 low, high = (int(side * share) for share in self.minmax)
                 length = np.where(shares < 1, low + np.floor(number * max(high - low, 1)), 0)

@@ -1,6 +1,6 @@
 """Runs the steps of a batch by operations of torch, on any device. This code defines the result of each Op.
 
-The kernel in C (on the CPU) and `shardio.augment.pixels_cuda` (on CUDA) give the same results within one grey level.
+The kernel in C (on the CPU) and `shardio.augment.pixels_cuda` (on CUDA) give the same results within one gray level.
 All images with the same Op are changed at once. The host knows which images have it, and never waits for the device.
 Arithmetic is float32, as in torchvision for uint8 images.
 """
@@ -24,7 +24,7 @@ _ONE = 1 << _BITS
 # Beyond every image, and far from the limits of int64.
 _FAR = float(1 << 24)
 
-_GREY = (0.2989, 0.587, 0.114)
+_GRAY = (0.2989, 0.587, 0.114)
 
 _Operation = Callable[[Tensor, NDArray[np.float64]], Tensor]
 _Table = Callable[[NDArray[np.float32], NDArray[np.float64]], NDArray[np.floating]]
@@ -71,13 +71,13 @@ def _to_bytes(x: Tensor) -> Tensor:
     return x.clamp_(0, 255).to(torch.uint8)
 
 
-def _grey(x: Tensor) -> Tensor:
-    """Returns grey images, float32 (n, 1, H, W), rounded down. Images of one channel are grey already."""
+def _gray(x: Tensor) -> Tensor:
+    """Returns gray images, float32 (n, 1, H, W), rounded down. Images of one channel are gray already."""
     if x.shape[1] == 1:
         return x.float()
     red, green, blue = x.float().unbind(1)
-    grey: Tensor = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2]).floor_()
-    return grey[:, None]
+    gray: Tensor = (red * _GRAY[0]).add_(green, alpha=_GRAY[1]).add_(blue, alpha=_GRAY[2]).floor_()
+    return gray[:, None]
 
 
 def _blended(x: Tensor, other: Tensor, values: NDArray[np.float64]) -> Tensor:
@@ -87,11 +87,11 @@ def _blended(x: Tensor, other: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _contrast(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    return _blended(x, _grey(x).mean(dim=(1, 2, 3), keepdim=True), values)
+    return _blended(x, _gray(x).mean(dim=(1, 2, 3), keepdim=True), values)
 
 
 def _saturation(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    return x if x.shape[1] == 1 else _blended(x, _grey(x), values)
+    return x if x.shape[1] == 1 else _blended(x, _gray(x), values)
 
 
 def _hue(x: Tensor, values: NDArray[np.float64]) -> Tensor:
@@ -135,7 +135,7 @@ def _sharpness(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _looked_up(x: Tensor, levels: Tensor) -> Tensor:
-    """Returns x with each grey level g replaced by `levels[:, :, g]`. `levels` is (n, C, 256)."""
+    """Returns x with each gray level g replaced by `levels[:, :, g]`. `levels` is (n, C, 256)."""
     return levels.gather(2, x.flatten(2).long()).reshape(x.shape)
 
 
@@ -160,7 +160,7 @@ def _equalize(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _grayscale(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    return _grey(x).to(torch.uint8).expand_as(x)
+    return _gray(x).to(torch.uint8).expand_as(x)
 
 
 def gaussian(sigmas: NDArray[np.float64], size: int) -> NDArray[np.float32]:
@@ -324,7 +324,7 @@ _SAMPLINGS: dict[Sampling, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] =
 }
 
 
-# Operations that replace each grey level by another one, whatever the image is.
+# Operations that replace each gray level by another one, whatever the image is.
 _TABLES: dict[Op, _Table] = {
     Op.BRIGHTNESS: lambda levels, values: levels * values[:, :1].astype(np.float32),
     Op.POSTERIZE: lambda levels, values: np.floor(levels / 2.0 ** (8 - values[:, :1])) * 2.0 ** (8 - values[:, :1]),
@@ -336,7 +336,7 @@ TABLES = frozenset(_TABLES)
 
 
 def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
-    """Returns tables with the new level of each of 256 grey levels, uint8 (n, C, 256), for n images with `values`."""
+    """Returns tables with the new level of each of 256 gray levels, uint8 (n, C, 256), for n images with `values`."""
     made = np.clip(_TABLES[op](np.arange(256, dtype=np.float32), values), 0, 255).astype(np.uint8)
     return np.broadcast_to(made[:, None], (len(values), channels, 256)).copy()
 

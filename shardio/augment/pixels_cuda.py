@@ -2,9 +2,9 @@
 
 Each program computes some pixels of one image by the operation of this image. So all threads of a program take the
 same branch, and a launch serves images with different operations. Images with fewer steps pass the last launches
-unchanged. An operation that replaces grey levels is a table. The host makes the tables that do not depend on the
-image, and joins consecutive tables; for the other tables a kernel counts grey levels, in a launch before the step.
-The last launch also normalizes and casts. `shardio.augment.pixels` defines the results: positions are the same, grey
+unchanged. An operation that replaces gray levels is a table. The host makes the tables that do not depend on the
+image, and joins consecutive tables; for the other tables a kernel counts gray levels, in a launch before the step.
+The last launch also normalizes and casts. `shardio.augment.pixels` defines the results: positions are the same, gray
 levels differ by at most one.
 """
 
@@ -31,7 +31,7 @@ if triton is not None:
 # Bytes that one program makes, with room for a power of two of channels. With four times as many, the threads of all
 # operations in one kernel would take 222 registers each, instead of 72, and few of them would run at a time.
 _BLOCK = 512
-# Grey levels that are counted at once.
+# Gray levels that are counted at once.
 _COUNTED = 2048
 # Triton compiles other code for memory that does not begin at a multiple of this number of bytes.
 _ALIGNMENT = 16
@@ -58,7 +58,7 @@ def run_steps_if_trusted(
 def _compared(images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None) -> list[Compared]:
     """Returns a few of the images after each step, and at the end.
 
-    Each step begins with the result of torch's step before it, since a difference of one grey level may grow.
+    Each step begins with the result of torch's step before it, since a difference of one gray level may grow.
     """
     some = _some_with_most_operations(steps, len(images))
     some_steps = [Step(step.codes[some], step.values[some]) for step in steps]

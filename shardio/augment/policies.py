@@ -55,8 +55,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "Invert": _Operation(Op.INVERT),
 }
 
-_COLOURS = ("Brightness", "Color", "Contrast", "Sharpness")
-_SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *_COLOURS)
+_COLORS = ("Brightness", "Color", "Contrast", "Sharpness")
+_SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *_COLORS)
 _SPACE = (*_SIGNED, "Posterize", "Solarize", "AutoContrast", "Equalize")
 
 
@@ -81,9 +81,9 @@ class _Bins:
             "TranslateX": np.trunc(np.linspace(0, right, self.count, dtype=np.float32)).astype(np.float64),
             "TranslateY": np.trunc(np.linspace(0, down, self.count, dtype=np.float32)).astype(np.float64),
             "Rotate": self.rotate * up,
-            **dict.fromkeys(_COLOURS, self.factor * up),
+            **dict.fromkeys(_COLORS, self.factor * up),
             "Posterize": np.rint(8 - np.arange(self.count) / ((self.count - 1) / (8 - self.bits))),
-            # Divided last: a threshold that is a whole grey level must be so exactly.
+            # Divided last: a threshold that is a whole gray level must be so exactly.
             "Solarize": 255 * np.arange(self.count)[::-1] / (self.count - 1),
         }
 
@@ -130,7 +130,7 @@ class _Policy(Transform):
         batch = batch.unsquashed()
         batch.check_channels(_OPERATIONS[name].op for name in self.names)
         channels = batch.images.shape[1]
-        colour = np.array(fill_of(self.fill, channels))[:, None]
+        color = np.array(fill_of(self.fill, channels))[:, None]
         for drawn in self._draws(batch, purpose):
             applied = np.broadcast_to(drawn.applied, len(batch))
             readings = SAMPLINGS[self.interpolation] if drawn.readings is None else drawn.readings
@@ -144,7 +144,7 @@ class _Policy(Transform):
                     values[place, mine] = value
                 if op in WARPS:
                     values[SAMPLING_AT, mine] = np.broadcast_to(readings, len(batch))[mine]
-                    values[FILL_AT:, mine] = colour
+                    values[FILL_AT:, mine] = color
             batch = batch.stepped(codes, *values)
         return batch
 
@@ -196,7 +196,7 @@ class TrivialAugmentWide(_Policy):
 
 
 # The appendix of the paper: subpolicies, each of two operations with probability in tenths and magnitude, of 10 bins.
-_LEARNT = {
+_LEARNED = {
     "imagenet": (
         "Posterize 4 8, Rotate 6 9; Solarize 6 5, AutoContrast 6 0; Equalize 8 0, Equalize 6 0; "
         "Posterize 6 7, Posterize 6 6; Equalize 4 0, Solarize 2 4; Equalize 4 0, Rotate 8 8; "
@@ -229,24 +229,24 @@ _LEARNT = {
         "ShearY 8 5, AutoContrast 7 0; ShearX 7 2, Invert 1 0"
     ),
 }
-Learnt = Literal["imagenet", "cifar10", "svhn"]
+Learned = Literal["imagenet", "cifar10", "svhn"]
 
 
 @dataclass(frozen=True, repr=False)
 class AutoAugment(_Policy):
-    """Applies a random one of 25 pairs of operations, learnt for the dataset that `policy` names.
+    """Applies a random one of 25 pairs of operations, learned for the dataset that `policy` names.
 
     Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
     """
 
-    policy: Learnt = "imagenet"
+    policy: Learned = "imagenet"
     interpolation: Reading = "nearest"
     fill: Fill = None
 
     names = ("Invert", *_SPACE)
 
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
-        pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNT[self.policy].split(";")]
+        pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNED[self.policy].split(";")]
         numbers = batch.draws.uniform(purpose, 5)
         pair = _number(numbers[0], len(pairs))
         for place, (whether, sign) in enumerate((numbers[1:3], numbers[3:5])):
@@ -288,7 +288,7 @@ class TimmRandAugment(_Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fill is None:
-            raise ValueError("fill must be a grey level, or a grey level per channel; found None")
+            raise ValueError("fill must be a gray level, or a gray level per channel; found None")
         _ = self._parts
 
     @cached_property
@@ -337,7 +337,7 @@ class TimmRandAugment(_Policy):
             "Posterize": 4 - bits if increasing else bits,
             "Solarize": 256 - threshold if increasing else threshold,
             "SolarizeAdd": np.minimum(128, np.floor(110 * shares)),
-            **dict.fromkeys(_COLOURS, factor - 1),
+            **dict.fromkeys(_COLORS, factor - 1),
             "ShearX": 0.3 * shares * sign,
             "ShearY": 0.3 * shares * sign,
             "TranslateX": -0.45 * shares * sign * width,

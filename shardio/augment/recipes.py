@@ -10,7 +10,7 @@ from collections.abc import Callable
 from shardio.augment.chain import Compose, Transform, Views
 from shardio.augment.checks import check_whole
 from shardio.augment.choice import RandomApply, RandomChoice
-from shardio.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
+from shardio.augment.color import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
 from shardio.augment.erasing import RandomErasing
 from shardio.augment.mix import CutMix, Mixup
 from shardio.augment.policies import TimmRandAugment, TrivialAugmentWide

@@ -1,7 +1,7 @@
 """Resamples a box of each image to one size: by a kernel in C on the CPU, or by operations of torch on any device.
 
 The result equals torch's antialiased `interpolate` of the cropped uint8 images: lines are filtered with weights of 16
-bits and rounded to grey levels, then columns in the same way. Pillow's `crop` and `resize` agree within one grey level.
+bits and rounded to gray levels, then columns in the same way. Pillow's `crop` and `resize` agree within one gray level.
 The kernel in C, torch's operations and the kernels on CUDA give the same bytes. Boxes may have fractional sides, for
 example in images that were squashed.
 """
@@ -129,7 +129,7 @@ def resample_onto(
     within: Boxes | None = None,
     native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
-    """Resamples like `resample`, but each box to a size of its own, and returns parts of the results: grey levels.
+    """Resamples like `resample`, but each box to a size of its own, and returns parts of the results: gray levels.
 
     `sizes`, (B, 2), are heights and widths. The part of `how.size` begins at the row and column `firsts`, (B, 2), which
     may be negative. What lies outside of the resized image is black.
@@ -192,17 +192,17 @@ def _resample_at_once(
     pixels = images.permute(0, 2, 3, 1).to(exact)
     with torch.autocast(images.device.type, enabled=False):  # which would do this in 8 bits
         lines = _to_levels(torch.einsum("bxw,bhwc->bhxc", columns, pixels))
-        grey = _to_levels(torch.einsum("byh,bhxc->byxc", rows, lines)).to(torch.uint8).permute(0, 3, 1, 2)
-    return normalized(grey, how.statistics, how.dtype, native=False)
+        gray = _to_levels(torch.einsum("byh,bhxc->byxc", rows, lines)).to(torch.uint8).permute(0, 3, 1, 2)
+    return normalized(gray, how.statistics, how.dtype, native=False)
 
 
 def _to_levels(sums: torch.Tensor) -> torch.Tensor:
-    """Returns sums rounded to grey levels, halves up, in place."""
+    """Returns sums rounded to gray levels, halves up, in place."""
     return sums.add_(0.5).floor_().clamp_(0, 255)
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
-    """Returns the factors and offsets that normalize grey levels, for each channel: float32 (2, C)."""
+    """Returns the factors and offsets that normalize gray levels, for each channel: float32 (2, C)."""
     mean, std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in statistics)
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
@@ -356,11 +356,11 @@ def _weights(axes: torch.Tensor, taps: int, limit: int, size: int, how: Resampli
     """
     starts, scale, low, high = (values[:, None] for values in axes.unbind(1))
     stretch = scale.clamp(min=1.0) if how.antialias else torch.ones_like(scale)
-    centres = starts + (torch.arange(size, device=axes.device) + 0.5) * scale
-    firsts = torch.floor(centres - how.radius * stretch + 0.5)
-    lasts = torch.floor(centres + how.radius * stretch + 0.5)
+    centers = starts + (torch.arange(size, device=axes.device) + 0.5) * scale
+    firsts = torch.floor(centers - how.radius * stretch + 0.5)
+    lasts = torch.floor(centers + how.radius * stretch + 0.5)
     places = firsts[:, :, None] + torch.arange(taps, device=axes.device)
-    weights = _filter((places - centres[:, :, None] + 0.5) * (1 / stretch)[:, :, None], how)
+    weights = _filter((places - centers[:, :, None] + 0.5) * (1 / stretch)[:, :, None], how)
     weights = weights * (places < lasts[:, :, None])
     if how.antialias:
         weights = weights * ((places >= low[:, :, None]) & (places < high[:, :, None]))

@@ -25,7 +25,7 @@ from shardio.augment.trusted import MOST_COMPARED, Compared, fits, is_trusted, t
 
 # Arguments that compile no kernel of their own.
 _SIZES = ["height", "width", "out_height", "out_width", "most_rows", "most_columns"]
-# Grey levels of each channel, side by side, that one program makes of a line.
+# Gray levels of each channel, side by side, that one program makes of a line.
 LANES = 256
 # Lines of the output that are made at once, and how many times over: the weights along the lines are loaded once.
 ROWS = 4
@@ -53,17 +53,17 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _weight(  # type: ignore[no-untyped-def]
-        at, begin, centre, inverse, low, high, A: tl.constexpr, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr
+        at, begin, center, inverse, low, high, A: tl.constexpr, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr
     ):
         """Returns the weight of pixel `at`, of a filter that reaches from `begin` on. 0 if it does not reach there."""
         if ANTIALIAS:
-            weight = tl.where((at >= low) & (at < high), _filter((at - centre + 0.5) * inverse, A, CUBIC), 0.0)
+            weight = tl.where((at >= low) & (at < high), _filter((at - center + 0.5) * inverse, A, CUBIC), 0.0)
         else:  # the pixel at the edge is repeated outside
             weight = at * 0
             for tap in tl.static_range(4 if CUBIC else 2):
                 there = begin + tap
                 is_here = tl.minimum(tl.maximum(there, low), high - 1) == at
-                weight += tl.where(is_here, _filter(there - centre + 0.5, A, CUBIC), 0.0)
+                weight += tl.where(is_here, _filter(there - center + 0.5, A, CUBIC), 0.0)
         return weight
 
     @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
@@ -101,24 +101,24 @@ if triton is not None:
             for block in range(0, size, _WEIGHED):
                 number = block + tl.arange(0, _WEIGHED)
                 i = tl.minimum(number, size - 1)
-                centre = start + scale * (i.to(tl.float64) + 0.5)
-                begin = tl.floor(centre - RADIUS * shrink + 0.5)
+                center = start + scale * (i.to(tl.float64) + 0.5)
+                begin = tl.floor(center - RADIUS * shrink + 0.5)
                 first = tl.minimum(tl.maximum(begin, low), high - 1)
-                end = tl.minimum(tl.maximum(tl.floor(centre + RADIUS * shrink + 0.5), first + 1), high)
+                end = tl.minimum(tl.maximum(tl.floor(center + RADIUS * shrink + 0.5), first + 1), high)
                 entry = entries + tl.where(is_mirrored, size - 1 - i, i) * (2 + most)
                 tl.store(entry, first.to(tl.int32), mask=number < size)
                 tl.store(entry + 1, end.to(tl.int32), mask=number < size)
                 # All taps are read, also those without a weight: none may lie outside of the line.
                 first = tl.minimum(first, (side - most).to(tl.float64))
-                total = centre * 0
+                total = center * 0
                 if ANTIALIAS:
                     for t in range(most):
-                        total += _weight(first + t, begin, centre, inverse, low, high, A, CUBIC, ANTIALIAS)
+                        total += _weight(first + t, begin, center, inverse, low, high, A, CUBIC, ANTIALIAS)
                 else:
                     for t in tl.static_range(2 * RADIUS):
-                        total += _filter(begin + t - centre + 0.5, A, CUBIC)
+                        total += _filter(begin + t - center + 0.5, A, CUBIC)
                 for t in range(most):
-                    share = _weight(first + t, begin, centre, inverse, low, high, A, CUBIC, ANTIALIAS) / total
+                    share = _weight(first + t, begin, center, inverse, low, high, A, CUBIC, ANTIALIAS) / total
                     largest = tl.maximum(largest, tl.abs(share))
                     whole = (share * unit + tl.where(share < 0, -0.5, 0.5)).to(tl.int32)
                     tl.store(entry + 2 + t, whole * (1 / unit * _ONE).to(tl.int32), mask=number < size)
@@ -129,7 +129,7 @@ if triton is not None:
 
     @triton.jit
     def _levels(sums):  # type: ignore[no-untyped-def]
-        """Returns the grey levels of sums that began with a half."""
+        """Returns the gray levels of sums that began with a half."""
         return tl.minimum(tl.maximum(sums >> _BITS, 0), 255)
 
     @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
@@ -194,13 +194,13 @@ if triton is not None:
                 reached = (row >= firsts) & (row < firsts + most_rows)
                 weights = tl.load(entries + 2 + row - firsts, mask=reached, other=0)
                 sums += weights[:, None] * _levels(line)[None, :]
-            grey = _levels(sums).to(tl.float32)
+            gray = _levels(sums).to(tl.float32)
             if NORMALIZE:
                 factor, offset = tl.load(affine + lane % CHANNELS), tl.load(affine + CHANNELS + lane % CHANNELS)
-                grey = grey * factor[None, :] + offset[None, :]
+                gray = gray * factor[None, :] + offset[None, :]
             there = ((picture * out_height + ys) * (out_width * CHANNELS))[:, None] + lane[None, :]
             inside = (ys < out_height)[:, None] & (lane < out_width * CHANNELS)[None, :]
-            tl.store(out + there, grey.to(out.dtype.element_ty), mask=inside)
+            tl.store(out + there, gray.to(out.dtype.element_ty), mask=inside)
 
 
 def resample_if_trusted(

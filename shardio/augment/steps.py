@@ -2,7 +2,7 @@
 
 A Step holds an operation for every image, so operations, their magnitudes and their order may differ between images.
 Steps are run by the kernel in C on the CPU, by Triton kernels on CUDA, and by operations of torch elsewhere (see
-`shardio.augment.pixels`). All give the same pixels within one grey level.
+`shardio.augment.pixels`). All give the same pixels within one gray level.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 class Op(IntEnum):
     """An operation on a uint8 image. The comments name its values. The kernel in C uses the same numbers.
 
-    Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Grey levels
+    Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Gray levels
     match torchvision's `rgb_to_grayscale`.
     """
 
@@ -30,8 +30,8 @@ class Op(IntEnum):
     HUE = 4  # share of the circle, from -0.5 to 0.5
     SHARPNESS = 5  # factor
     POSTERIZE = 6  # bits that are left
-    SOLARIZE = 7  # the lowest grey level that is inverted
-    SOLARIZE_ADD = 8  # the number added to grey levels, and the lowest grey level that stays unchanged
+    SOLARIZE = 7  # the lowest gray level that is inverted
+    SOLARIZE_ADD = 8  # the number added to gray levels, and the lowest gray level that stays unchanged
     INVERT = 9
     AUTOCONTRAST = 10
     EQUALIZE = 11

@@ -1,7 +1,7 @@
 """The Triton kernels that run a step of a batch on CUDA. `shardio.augment.pixels_cuda` launches them.
 
 Each program computes some pixels of one image by the operation of this image. `measure` makes tables from counts of
-grey levels, `blur_lines` blurs along the lines, and `step` does everything else.
+gray levels, `blur_lines` blurs along the lines, and `step` does everything else.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if triton is not None:
 
     @triton.jit
     def _cut(x):  # type: ignore[no-untyped-def]
-        """Returns grey levels rounded down. NaN becomes 0."""
+        """Returns gray levels rounded down. NaN becomes 0."""
         return tl.floor(tl.minimum(tl.maximum(x, 0.0), 255.0))
 
     @triton.jit
     def _rounded(x):  # type: ignore[no-untyped-def]
-        """Returns rounded grey levels, halves to even: floats near 1.5 * 2^23 are whole numbers."""
+        """Returns rounded gray levels, halves to even: floats near 1.5 * 2^23 are whole numbers."""
         return (tl.minimum(tl.maximum(x, 0.0), 255.0) + 12582912.0) - 12582912.0
 
     @triton.jit
-    def _grey(red, green, blue):  # type: ignore[no-untyped-def]
-        """Returns grey levels of a color. Products are added before rounding, as by torch's `add` with alpha."""
+    def _gray(red, green, blue):  # type: ignore[no-untyped-def]
+        """Returns gray levels of a color. Products are added before rounding, as by torch's `add` with alpha."""
         red, green, blue = red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
         return tl.floor(tl.fma(blue, 0.114, tl.fma(green, 0.587, red * 0.2989)))
 
@@ -69,14 +69,14 @@ if triton is not None:
                 there = place < size
                 at = image + place * CHANNELS
                 if (CHANNELS == 3) & (code == _CONTRAST):
-                    grey = _grey(
+                    gray = _gray(
                         tl.load(at, mask=there, other=0),
                         tl.load(at + 1, mask=there, other=0),
                         tl.load(at + 2, mask=there, other=0),
                     ).to(tl.int32)
                 else:
-                    grey = tl.load(at + channel, mask=there, other=0).to(tl.int32)
-                counts += tl.histogram(grey, 256)
+                    gray = tl.load(at + channel, mask=there, other=0).to(tl.int32)
+                counts += tl.histogram(gray, 256)
             outside = tl.cdiv(size, BLOCK) * BLOCK - size  # these were counted as black
             counts -= tl.where(level == 0, outside, 0)
             least = tl.min(tl.where(counts > 0, level, 255), 0)
@@ -168,17 +168,17 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _sharpened(  # type: ignore[no-untyped-def]
-        image, grey, factor, place, channel, inside, height, width, CHANNELS: tl.constexpr
+        image, gray, factor, place, channel, inside, height, width, CHANNELS: tl.constexpr
     ):
         x, y = place % width, place // width
         middle = (x > 0) & (x < width - 1) & (y > 0) & (y < height - 1)
         there = middle[:, None] & inside
-        sums = 4 * grey.to(tl.int32)
+        sums = 4 * gray.to(tl.int32)
         for number in range(9):
             at = place + (number // 3 - 1) * width + number % 3 - 1
             sums += tl.load(image + at[:, None] * CHANNELS + channel[None, :], mask=there, other=0).to(tl.int32)
         smooth = ((2 * sums + 13) // 26).to(tl.float32)  # thirteenths, which are never halves, rounded
-        return tl.where(there, _cut(grey + (smooth - grey) * (1.0 - factor).to(tl.float32)), grey)
+        return tl.where(there, _cut(gray + (smooth - gray) * (1.0 - factor).to(tl.float32)), gray)
 
     @triton.jit
     def _fixed(place, depth):  # type: ignore[no-untyped-def]
@@ -232,7 +232,7 @@ if triton is not None:
     def _sampled(  # type: ignore[no-untyped-def]
         image, values, column, row, channel, inside, height, width, CHANNELS: tl.constexpr
     ):
-        """Returns grey levels of an image, read at fixed-point positions `column` and `row`."""
+        """Returns gray levels of an image, read at fixed-point positions `column` and `row`."""
         kind = tl.load(values + _SAMPLING).to(tl.int32)
         fill = tl.load(values + _FILL + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
         is_filled = (fill == fill)[None, :]
@@ -302,7 +302,7 @@ if triton is not None:
         image = pixels + first
         at = place[:, None] * CHANNELS + channel[None, :]
         level = tl.load(image + at, mask=inside, other=0)
-        grey = level.to(tl.float32)
+        gray = level.to(tl.float32)
         if STEPS:
             row = rows + picture * ROW
             code = tl.load(row).to(tl.int32)
@@ -311,24 +311,24 @@ if triton is not None:
             if table >= 0:
                 levels = tables + table * (CHANNELS * 256)
                 found = tl.load(levels + channel[None, :] * 256 + level.to(tl.int32), mask=inside, other=0)
-                grey = found.to(tl.float32)
+                gray = found.to(tl.float32)
             elif code == _BLUR:
                 size = tl.load(values + 1).to(tl.int32)
                 weights = taps + (tl.load(values + _TAPS).to(tl.int64) * 2 + 1) * most_taps
                 lines = room + tl.load(values + _ROOM).to(tl.int64) * (height * width * CHANNELS)
                 x, y = place % width, place // width
-                grey = _rounded(_blurred(lines, weights, size, x, y, height, width, channel, inside, CHANNELS))
+                gray = _rounded(_blurred(lines, weights, size, x, y, height, width, channel, inside, CHANNELS))
             elif code == _SHARPNESS:
-                grey = _sharpened(image, grey, tl.load(values), place, channel, inside, height, width, CHANNELS)
+                gray = _sharpened(image, gray, tl.load(values), place, channel, inside, height, width, CHANNELS)
             elif (code == _AFFINE) | (code == _PERSPECTIVE):
                 column, line = _places(values, (place % width).to(tl.int64), (place // width).to(tl.int64), code)
-                grey = _sampled(image, values, column, line, channel, inside, height, width, CHANNELS)
+                gray = _sampled(image, values, column, line, channel, inside, height, width, CHANNELS)
             elif (code == _MIRROR) | (code == _FLIP):
                 x, y = place % width, place // width
                 other = tl.where(code == _MIRROR, y * width + width - 1 - x, (height - 1 - y) * width + x)
                 there = other[:, None] * CHANNELS + channel[None, :]
-                grey = tl.load(image + there, mask=inside, other=0).to(tl.float32)
-            # One channel is grey and has no hue; other numbers of channels are refused before.
+                gray = tl.load(image + there, mask=inside, other=0).to(tl.float32)
+            # One channel is gray and has no hue; other numbers of channels are refused before.
             if CHANNELS == 3:  # noqa: SIM102
                 if (code == _SATURATION) | (code == _GRAYSCALE) | (code == _HUE):
                     pixel = image + place * 3
@@ -338,13 +338,13 @@ if triton is not None:
                     blue = tl.load(pixel + 2, mask=seen, other=0)
                     factor = tl.load(values)
                     if code == _HUE:
-                        grey = _turned(red, green, blue, factor.to(tl.float32), channel)
+                        gray = _turned(red, green, blue, factor.to(tl.float32), channel)
                     else:
-                        same = _grey(red, green, blue)[:, None]
+                        same = _gray(red, green, blue)[:, None]
                         share = tl.where(code == _SATURATION, factor, 0.0)
-                        grey = _cut(grey * share.to(tl.float32) + same * (1.0 - share).to(tl.float32))
+                        gray = _cut(gray * share.to(tl.float32) + same * (1.0 - share).to(tl.float32))
         if NORMALIZE:
             factors = tl.load(affine + channel, mask=channel < CHANNELS, other=0.0)
             offsets = tl.load(affine + CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
-            grey = grey * factors[None, :] + offsets[None, :]
-        tl.store(out + first + at, grey.to(out.dtype.element_ty), mask=inside)
+            gray = gray * factors[None, :] + offsets[None, :]
+        tl.store(out + first + at, gray.to(out.dtype.element_ty), mask=inside)

@@ -23,10 +23,10 @@ except Exception:  # there are wheels for Linux only; torch for CUDA brings them
 
 MOST_COMPARED = 8
 """Images of a batch that are compared."""
-# Roundings near a half may differ: by one grey level, in this share of the values, and in a few of a tiny image.
+# Roundings near a half may differ: by one gray level, in this share of the values, and in a few of a tiny image.
 _MOST_APART = 0.02
 _MOST_VALUES_APART = 3
-# What products of float32 may lose, in grey levels.
+# What products of float32 may lose, in gray levels.
 _ROUNDING = 1e-3
 
 _MOST_CHANNELS = 64
@@ -101,11 +101,11 @@ def _difference(device: torch.device, compared: Sequence[Compared], statistics: 
         apart = (found.double() - expected.double()).abs()
         if found.dtype.is_floating_point:
             apart -= torch.finfo(found.dtype).eps * found.double().abs()
-            if statistics is not None:  # a grey level is the factor of its channel
+            if statistics is not None:  # a gray level is the factor of its channel
                 apart /= affine_of(statistics)[0].to(found.device)[:, None, None]
         largest, count = float(apart.max()), int((apart > _ROUNDING).sum())
         # `largest` may be NaN.
         if not largest <= 1 + _ROUNDING or count > max(_MOST_APART * expected.numel(), _MOST_VALUES_APART):
             share = count / expected.numel()
-            return f"differs from torch's operations by up to {largest:.3g} grey levels, in {share:.1%} of values"
+            return f"differs from torch's operations by up to {largest:.3g} gray levels, in {share:.1%} of values"
     return None

@@ -122,7 +122,7 @@ class _Staging:
     def close(self) -> None:
         """Stops the copying and ends the lease. May be called again, also after an interruption.
 
-        A finaliser may run in any thread. In a thread that copies it does not wait, and that thread ends the lease.
+        A finalizer may run in any thread. In a thread that copies it does not wait, and that thread ends the lease.
         """
         self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")

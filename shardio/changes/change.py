@@ -85,7 +85,7 @@ def change(
     if labels is not None or classes is not None:
         assignment = Assignment({}) if labels is None else read_labels(labels)
         before, draft = draft, assign(draft, splits, assignment, classes)
-        notes["num_relabelled"] = {name: _num_relabelled(before, draft, name) for name in splits}
+        notes["num_relabeled"] = {name: _num_relabeled(before, draft, name) for name in splits}
         notes["new_classes"] = [name for name in draft.classes if name not in before.classes]
         arguments["labels"] = None if labels is None else assignment.describe()
         arguments["classes"] = classes if classes is None or isinstance(classes, str) else len(classes)
@@ -105,7 +105,7 @@ def change(
     return carry_out(draft, new, "change", arguments, [parent], Carrying(copy, on_room, on_progress), notes)
 
 
-def _num_relabelled(before: Draft, after: Draft, split: str) -> int:
+def _num_relabeled(before: Draft, after: Draft, split: str) -> int:
     """Returns how many samples of a split have another class than before."""
     one, two = (draft.splits[split].labels for draft in (before, after))
     if one is None or two is None:

@@ -49,7 +49,7 @@ class Assignment:
 def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes: Classes | None) -> Draft:
     """Returns the set with new labels for the samples of `splits` with the given keys; others keep their labels.
 
-    Raises SourceError if a key belongs to no sample, a label is no class, or a split would be labelled only in part;
+    Raises SourceError if a key belongs to no sample, a label is no class, or a split would be labeled only in part;
     ConvertError if `classes` leave out a class that has samples; ValueError for classes that no set can have.
     """
     known = _with_more_classes(draft, assignment.labels, classes)
@@ -166,8 +166,8 @@ def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes:
     if isinstance(classes, str):
         if classes not in ("used", "new"):
             raise ValueError(f"classes must be 'used', 'new' or a list of names; found {classes!r}")
-        unlabelled = all(split.labels is None for split in draft.splits.values())
-        if classes == "new" and (draft.classes or unlabelled):
+        unlabeled = all(split.labels is None for split in draft.splits.values())
+        if classes == "new" and (draft.classes or unlabeled):
             distinct = sorted({label for label in labels.values() if isinstance(label, str)})
             more = [label for label in distinct if not find_labels(draft, label)]
     elif classes is not None:

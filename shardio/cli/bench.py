@@ -74,7 +74,7 @@ def bench(out: Path, split: str, chain: str | None, as_json: bool, **options: An
 
 
 def summary(result: BenchResult) -> Iterator[str]:
-    """Yields the lines that summarise a benchmark, at most 100 characters each unless the set's path is long."""
+    """Yields the lines that summarize a benchmark, at most 100 characters each unless the set's path is long."""
     from shardio.measure.limits import DIRECT_THREADS
 
     shape, machine, options = " x ".join(map(str, result.sample_shape)), result.machine, result.options

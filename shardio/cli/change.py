@@ -81,8 +81,8 @@ def _summary(report: ChangeReport) -> Iterator[str]:
         "new": report.written_nbytes,
     }
     yield "  " + ", ".join(f"{bytes_text(nbytes)} {what}" for what, nbytes in amounts.items() if nbytes)
-    if report.notes.get("num_relabelled"):
-        yield f"  {counted(sum(report.notes['num_relabelled'].values()), 'sample')} relabelled"
+    if report.notes.get("num_relabeled"):
+        yield f"  {counted(sum(report.notes['num_relabeled'].values()), 'sample')} relabeled"
     if "new_classes" in report.notes:
         yield f"  {counted(len(report.classes), 'class')}{_some(report.notes['new_classes'])}"
     if report.notes.get("refused"):
@@ -168,7 +168,7 @@ def change(
     \b
     shardio change out/ two/ --keep --class tench --class goldfish
     shardio change out/ train-only/ --drop --split val
-    shardio change out/ relabelled/ --labels labels.csv --classes new
+    shardio change out/ relabeled/ --labels labels.csv --classes new
     shardio change out/ with-masks/ --array seg:mask=masks.npy --split train
     """
     from shardio.changes.change import change as change_set

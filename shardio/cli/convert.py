@@ -35,12 +35,12 @@ _MOST_WARNINGS = 5
 
 
 def _parse_background(text: str) -> tuple[int, int, int]:
-    from shardio.conversion.images.decode import parse_colour
+    from shardio.conversion.images.decode import parse_color
 
     try:
-        return parse_colour(text)
+        return parse_color(text)
     except ValueError:
-        raise ValueError("a colour such as 255,255,255, #ffffff or white") from None
+        raise ValueError("a color such as 255,255,255, #ffffff or white") from None
 
 
 def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
@@ -71,9 +71,9 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
 @click.option(
     "--background",
     callback=parsed(_parse_background),
-    metavar="COLOUR",
+    metavar="COLOR",
     default="white",
-    help="Colour under transparent pixels: R,G,B or #rrggbb or a name.",
+    help="Color under transparent pixels: R,G,B or #rrggbb or a name.",
 )
 @click.option(
     "--report-duplicates",
@@ -173,7 +173,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
         yield f"nothing to do: {'this part is finished' if report.unfinished else 'the set is published'}"
     yield f"  source  {report.source}, {src}"
     for name, count in report.num_samples.items():
-        yield f"  {name:<8}{counted(count, 'sample'):>20}{', without labels' if name in report.unlabelled else ''}"
+        yield f"  {name:<8}{counted(count, 'sample'):>20}{', without labels' if name in report.unlabeled else ''}"
     digest = f", digest {report.digest[:16]}" if report.digest else ""
     yield f"  {counted(report.num_shards, 'shard')}, {bytes_text(report.nbytes)} in {out}{digest}"
     for what, counts, where in (

@@ -180,8 +180,8 @@ def _summary(
         held = f"{counted(split.num_samples, 'sample')}" + (
             f" in {counted(len(split.shards), 'shard')}" if shape else ""
         )
-        unlabelled = "" if split.label_row else ", no labels"
-        yield f"  {split_name:<7} {held}{squashed}{unlabelled}"
+        unlabeled = "" if split.label_row else ", no labels"
+        yield f"  {split_name:<7} {held}{squashed}{unlabeled}"
         if columns := ", ".join(column for column, _ in split.index.columns):
             yield from _fact("", f"columns {columns}", verbose)
         if split.order is not None:

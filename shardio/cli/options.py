@@ -296,7 +296,7 @@ image_options = together(
         "--fit",
         type=click.Choice(["crop", "squash", "pad", "adm"]),
         default="crop",
-        help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins. adm: as "
+        help="crop: short side to SIZE, then the center. squash: ignore the aspect ratio. pad: black margins. adm: as "
         "ADM, DiT, SiT and EDM2.",
     ),
     click.option(

@@ -23,7 +23,7 @@ from shardio.conversion.arrays import ArrayDeclaration, ArraySpec
 from shardio.conversion.claim import claimed, copy_again, leave, published
 from shardio.conversion.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.images.decode import Colour
+from shardio.conversion.images.decode import Color
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.options import (
     DEFAULT_MAX_BAD,
@@ -87,7 +87,7 @@ def convert(
     order: StoredOrder = "shuffled",
     seed: int = 0,
     exif_rotate: bool = False,
-    background: Colour | str = "white",
+    background: Color | str = "white",
     workers: int | None = None,
     max_bad: int | float = DEFAULT_MAX_BAD,
     report_duplicates: bool = False,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
-from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
+from shardio.conversion.images.decode import Color, DecodeOptions, parse_color
 from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
@@ -66,7 +66,7 @@ class SourceOptions:
     """A table that describes the images in SRC, or one for each split. If SRC is a table itself, it is a `Table` or the
     path of a file."""
     masks: str | os.PathLike[str] | None = None
-    """A folder with a mask for each picture, at the same relative path: a PNG (grey of 8 or 16 bits, or a palette) or a
+    """A folder with a mask for each picture, at the same relative path: a PNG (gray of 8 or 16 bits, or a palette) or a
     lossless WebP. Masks become the array "mask"; a picture without a mask is refused."""
     arrays: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
     """Entries of a dataset's items that become arrays: a dict from the name of an entry to (kind, dtype, shape of the
@@ -113,7 +113,7 @@ class SourceOptions:
         """Scans SRC."""
         if not isinstance(src, (str, os.PathLike)):
             collection = collect_datasets(src, self.declared(options.sample_shape))
-            contents = self._read_tables(unlabelled=False)
+            contents = self._read_tables(unlabeled=False)
             if any(content.labels for content in contents.values()):
                 raise ValueError(
                     "a table of the items of a dataset adds columns of numbers alone: items have their labels"
@@ -146,13 +146,13 @@ class SourceOptions:
 
     def read(self, src: str | os.PathLike[str], labels: Labels | None, empty_classes: EmptyClasses) -> Collection:
         """Returns the images in SRC, as its tables describe them."""
-        contents = self._read_tables(unlabelled=labels == "none")
+        contents = self._read_tables(unlabeled=labels == "none")
         from_table = any(content.labels for content in contents.values())
         collection = scan(src, self.source, labels="none" if from_table else labels, empty_classes=empty_classes)
         return describe(collection, contents) if contents else collection
 
-    def _read_tables(self, *, unlabelled: bool) -> Mapping[str, Contents]:
-        return {split: read_table(table, unlabelled=unlabelled) for split, table in self.tables.items()}
+    def _read_tables(self, *, unlabeled: bool) -> Mapping[str, Contents]:
+        return {split: read_table(table, unlabeled=unlabeled) for split, table in self.tables.items()}
 
     def _collect(self, src: str | os.PathLike[str]) -> Collection:
         try:
@@ -185,7 +185,7 @@ class ConvertOptions:
     seed: int = 0
     exif_rotate: bool = False
     """Apply the Exif orientation, except to pictures that a dataset has decoded."""
-    background: Colour | str = "white"
+    background: Color | str = "white"
     """The color under transparent pixels: (red, green, blue), "#rrggbb", or a CSS name."""
     also: Sequence[Size] = ()
     """Other sizes of every sample, made from its pixels with the same filter."""
@@ -230,7 +230,7 @@ class ConvertOptions:
 
     @cached_property
     def decode(self) -> DecodeOptions:
-        background = parse_colour(self.background) if isinstance(self.background, str) else self.background
+        background = parse_color(self.background) if isinstance(self.background, str) else self.background
         return DecodeOptions(self.exif_rotate, background)
 
     @property

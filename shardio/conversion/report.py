@@ -78,7 +78,7 @@ class ConvertReport:
     """Sources of several pictures or that a library warned about while decoding them, with the warning."""
     notes: tuple[str, ...] = ()
     """How SRC was understood, where that was guessed."""
-    unlabelled: tuple[str, ...] = ()
+    unlabeled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
     unfinished: UnfinishedParts | None = None
     """What other parts still have to do; None if the set is published."""
@@ -169,7 +169,7 @@ def report_work(
         seconds=seconds,
         num_converted=progress.done - progress.kept,
         notes=plan.collection.notes,
-        unlabelled=tuple({task.split: 0 for task in plan.tasks if not task.has_labels}),
+        unlabeled=tuple({task.split: 0 for task in plan.tasks if not task.has_labels}),
     )
 
 

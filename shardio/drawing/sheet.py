@@ -67,7 +67,7 @@ def sheet(
 def as_image(picture: NDArray[np.uint8]) -> Image.Image:
     """Returns a picture, (height, width, channels), as a PIL image.
 
-    The first three channels of 3 or 4 become RGB. Otherwise only channel 0 is shown, in grey.
+    The first three channels of 3 or 4 become RGB. Otherwise only channel 0 is shown, in gray.
     """
     pixels = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(pixels))

@@ -1,5 +1,5 @@
 /* The steps of a batch: what shardio/augment/pixels.py defines by operations of torch, one picture after the other,
-   so that a picture stays in the processor's cache until its last step. Operations that replace grey levels by others are
+   so that a picture stays in the processor's cache until its last step. Operations that replace gray levels by others are
    tables, which are composed until an operation comes that is none. */
 
 #define PY_SSIZE_T_CLEAN
@@ -192,7 +192,7 @@ static void count_levels(const struct job *job, struct room *room)
     uint32_t(*counts)[256] = room->counts;
     memset(counts, 0, 4 * channels * sizeof *counts);
     if (channels == 3) {
-        /* Neighbours are often alike, and a count has to be written before it can be read again. */
+        /* Neighbors are often alike, and a count has to be written before it can be read again. */
         const uint8_t *at = room->image;
         size_t i = 0;
         for (; i + 4 <= n; i += 4, at += 12)
@@ -302,7 +302,7 @@ static void make_table(struct room *room, int code, const double *values)
     }
 }
 
-/* --- Colours: pictures of three channels --- */
+/* --- Colors: pictures of three channels --- */
 
 /* `fused`: as torch, which adds a product before it is rounded where the processor can, so that all bits are the same. */
 INLINE float add_product(float sum, float x, float y, int fused)
@@ -310,8 +310,8 @@ INLINE float add_product(float sum, float x, float y, int fused)
     return fused ? __builtin_fmaf(x, y, sum) : sum + x * y;
 }
 
-/* Whole grey levels: what is below 2^31 and not negative is cut down as by floor. */
-INLINE float grey_of(float red, float green, float blue, int fused)
+/* Whole gray levels: what is below 2^31 and not negative is cut down as by floor. */
+INLINE float gray_of(float red, float green, float blue, int fused)
 {
     return (float)(int32_t)add_product(add_product(red * 0.2989f, green, 0.587f, fused), blue, 0.114f, fused);
 }
@@ -389,14 +389,14 @@ INLINE uint32_t sum_tile(const struct tile *restrict tile, size_t n, int fused)
 {
     uint32_t sum = 0;
     for (size_t x = 0; x < n; x++)
-        sum += (uint32_t)(int32_t)grey_of(tile->reds[x], tile->greens[x], tile->blues[x], fused);
+        sum += (uint32_t)(int32_t)gray_of(tile->reds[x], tile->greens[x], tile->blues[x], fused);
     return sum;
 }
 
-INLINE void grey_tile(uint8_t *restrict greys, const struct tile *restrict tile, size_t n, int fused)
+INLINE void gray_tile(uint8_t *restrict grays, const struct tile *restrict tile, size_t n, int fused)
 {
     for (size_t x = 0; x < n; x++)
-        greys[x] = (uint8_t)(int32_t)grey_of(tile->reds[x], tile->greens[x], tile->blues[x], fused);
+        grays[x] = (uint8_t)(int32_t)gray_of(tile->reds[x], tile->greens[x], tile->blues[x], fused);
 }
 
 INLINE void saturate_tile(uint8_t *restrict reds, uint8_t *restrict greens, uint8_t *restrict blues, float share,
@@ -404,7 +404,7 @@ INLINE void saturate_tile(uint8_t *restrict reds, uint8_t *restrict greens, uint
 {
     for (size_t x = 0; x < n; x++) {
         float red = reds[x], green = greens[x], blue = blues[x];
-        float other = grey_of(red, green, blue, fused) * rest;
+        float other = gray_of(red, green, blue, fused) * rest;
         reds[x] = to_byte(red * share + other);
         greens[x] = to_byte(green * share + other);
         blues[x] = to_byte(blue * share + other);
@@ -440,7 +440,7 @@ INLINE void turn_tile(uint8_t *restrict reds, uint8_t *restrict greens, uint8_t 
     }
 }
 
-INLINE uint64_t sum_of_grey(const struct job *job, struct room *room, int fused)
+INLINE uint64_t sum_of_gray(const struct job *job, struct room *room, int fused)
 {
     uint64_t sum = 0;
     size_t n = job->height * job->width;
@@ -459,12 +459,12 @@ INLINE uint64_t sum_of_grey(const struct job *job, struct room *room, int fused)
 }
 
 /* SATURATION, HUE and GRAYSCALE of three channels. */
-INLINE void change_colours(const struct job *job, struct room *room, int code, double value, int fused)
+INLINE void change_colors(const struct job *job, struct room *room, int code, double value, int fused)
 {
     size_t n = job->height * job->width;
     float share = (float)value, rest = (float)(1.0 - value);
     struct tile tile;
-    uint8_t greys[TILE];
+    uint8_t grays[TILE];
     for (size_t i = 0, some; i < n; i += some) {
         uint8_t *at = room->image + 3 * i;
         some = n - i < TILE ? n - i : TILE;
@@ -474,15 +474,15 @@ INLINE void change_colours(const struct job *job, struct room *room, int code, d
         } else if (code == SATURATION) {
             saturate_tile(tile.reds, tile.greens, tile.blues, share, rest, some, fused);
         } else {
-            grey_tile(greys, &tile, some, fused);
-            join(at, greys, greys, greys, some);
+            gray_tile(grays, &tile, some, fused);
+            join(at, grays, grays, grays, some);
             continue;
         }
         join(at, tile.reds, tile.greens, tile.blues, some);
     }
 }
 
-/* --- Neighbours --- */
+/* --- Neighbors --- */
 
 static void exchange(struct room *room)
 {
@@ -497,7 +497,7 @@ INLINE void sharpen_line(uint8_t *restrict to, const uint8_t *restrict above, co
 {
     for (size_t i = 0; i < n; i++)
         thirds[i] = (uint16_t)(above[i] + at[i] + below[i]);
-    /* A thirteenth of the eight neighbours and of five times the pixel, rounded: never half-way between two. */
+    /* A thirteenth of the eight neighbors and of five times the pixel, rounded: never half-way between two. */
     for (size_t i = channels; i < n - channels; i++) {
         uint16_t sum = (uint16_t)(thirds[i - channels] + thirds[i] + thirds[i + channels] + 4 * at[i] + 6);
         smooth[i] = (uint16_t)(sum * 5042u >> 16);
@@ -772,7 +772,7 @@ INLINE int64_t inner(int64_t at, size_t limit)
 }
 
 #ifdef __SSE2__
-/* Whole numbers are cut down to grey levels. */
+/* Whole numbers are cut down to gray levels. */
 INLINE void store_levels(uint8_t *to, __m128i values)
 {
     __m128i words = _mm_packs_epi32(values, values);
@@ -1036,20 +1036,20 @@ INLINE void run_step(const struct job *job, struct room *room, int code, const d
     apply_tables(job, room);
     switch (code) {
     case CONTRAST:
-        blend_with(room, (float)sum_of_grey(job, room, fused) / (float)(job->height * job->width), values[0]);
+        blend_with(room, (float)sum_of_gray(job, room, fused) / (float)(job->height * job->width), values[0]);
         add_tables(job, room, 1);
         break;
     case SATURATION:
-        change_colours(job, room, SATURATION, values[0], fused);
+        change_colors(job, room, SATURATION, values[0], fused);
         break;
     case HUE:
-        change_colours(job, room, HUE, values[0], fused);
+        change_colors(job, room, HUE, values[0], fused);
         break;
     case SHARPNESS:
         sharpen(job, room, values[0]);
         break;
     case GRAYSCALE:
-        change_colours(job, room, GRAYSCALE, 0, fused);
+        change_colors(job, room, GRAYSCALE, 0, fused);
         break;
     case BLUR:
         blur(job, room, values);

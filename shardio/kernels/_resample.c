@@ -32,7 +32,7 @@ INLINE size_t itemsize_of(enum depth depth)
     return depth == UINT8 ? 1 : depth == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-/* One axis of an image: output number i is centred at start + scale * (i + 1/2), in pixels of the image, and the filter
+/* One axis of an image: output number i is centered at start + scale * (i + 1/2), in pixels of the image, and the filter
    sees pixels from `low` to before `high`. */
 struct axis {
     double start, scale, low, high;
@@ -70,7 +70,7 @@ struct taps {
     int16_t *weights;
     double *exact;    /* weights before they are rounded, of BLOCK outputs after those of BLOCK others */
     uint32_t *groups; /* all of this as the form "avx2" has it, */
-    int are_near;     /* which depends on whether neighbours begin near each other */
+    int are_near;     /* which depends on whether neighbors begin near each other */
 };
 
 INLINE double filter(int cubic, double a, double x)
@@ -113,12 +113,12 @@ INLINE size_t weigh(double *weights, size_t most, double *from, double *to, doub
     double shrink = antialias && axis->scale > 1 ? axis->scale : 1, radius = (cubic ? 2 : 1) * shrink;
     double start = axis->start, scale = axis->scale, low = axis->low, high = axis->high;
     double a = antialias ? -0.5 : -0.75, inverse = 1 / shrink;
-    double centre[BLOCK], begin[BLOCK], stop[BLOCK], total[BLOCK] = {0};
+    double center[BLOCK], begin[BLOCK], stop[BLOCK], total[BLOCK] = {0};
     int32_t width[BLOCK], widest = 0;
     for (int j = 0; j < BLOCK; j++) {
-        centre[j] = start + scale * (clamp(number + step * j, 0, last) + 0.5);
-        begin[j] = floor_of(centre[j] - radius + 0.5);
-        stop[j] = floor_of(centre[j] + radius + 0.5);
+        center[j] = start + scale * (clamp(number + step * j, 0, last) + 0.5);
+        begin[j] = floor_of(center[j] - radius + 0.5);
+        stop[j] = floor_of(center[j] + radius + 0.5);
         from[j] = clamp(begin[j], low, high - 1);
         to[j] = clamp(clamp(stop[j], from[j] + 1, high), 0, from[j] + (double)most);
         width[j] = (int32_t)(to[j] - from[j]);
@@ -129,13 +129,13 @@ INLINE size_t weigh(double *weights, size_t most, double *from, double *to, doub
     double *some = weights;
     for (int t = 0; antialias && t < widest; t++, some += BLOCK)
         for (int j = 0; j < BLOCK; j++) {
-            double at = from[j] + t, weight = filter(cubic, a, (at - centre[j] + 0.5) * inverse);
+            double at = from[j] + t, weight = filter(cubic, a, (at - center[j] + 0.5) * inverse);
             some[j] = at < to[j] ? weight : 0;
             total[j] += some[j];
         }
     for (int j = 0; !antialias && j < BLOCK; j++)
         for (double at = begin[j]; at < stop[j]; at++) {
-            double weight = filter(cubic, a, at - centre[j] + 0.5);
+            double weight = filter(cubic, a, at - center[j] + 0.5);
             weights[(int)(clamp(at, from[j], to[j] - 1) - from[j]) * BLOCK + j] += weight;
             total[j] += weight;
         }
@@ -330,7 +330,7 @@ static void cast(void *to, const uint8_t *from, const struct affine *affine, siz
 
 #define AVX2 __attribute__((target("avx2,f16c")))
 
-/* A group of outputs has sums of three channels each. If neighbours are near each other, `registers` is 3, and each register
+/* A group of outputs has sums of three channels each. If neighbors are near each other, `registers` is 3, and each register
    has four of the twelve sums; if not, it is 4, and each register has an output. A group is an offset for each register,
    from where pixels are loaded; then for each sum a mask that takes two values of a channel; and its weights, a pair for
    each two inputs. */
@@ -937,7 +937,7 @@ static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
      "resample(pixels, windows, axes, flags, lines, out, affine, channels, resized, first, size, antialias, depth, form)\n\n"
      "out = for each image outputs number `first` to `first + size` of the `resized` ones, along rows and columns, mirrored\n"
-     "where its flag has the bit 1, by a cubic filter where it has the bit 2. `pixels` has a window of each. Along an axis, output i is centred at start + scale * (i + 1/2),\n"
+     "where its flag has the bit 1, by a cubic filter where it has the bit 2. `pixels` has a window of each. Along an axis, output i is centered at start + scale * (i + 1/2),\n"
      "and the filter sees pixels from low to before high. depth is 0 for bytes and an empty affine; or 1, 2, 3 for float32,\n"
      "bfloat16 and float16, and affine has a factor for each channel and then what is added to each. `form` is an index of\n"
      "FORMS."},

@@ -166,7 +166,7 @@ def _copy(memory: torch.Tensor, pinned: torch.Tensor) -> None:
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns uninitialised pinned memory that begins on a page, as slots do."""
+    """Returns uninitialized pinned memory that begins on a page, as slots do."""
     # On the CPU, whatever torch.set_default_device says.
     tensor = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
     if tensor.data_ptr() % ALIGNMENT == 0:

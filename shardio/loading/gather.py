@@ -51,7 +51,7 @@ class Pending:
 
     The slot belongs to the pending batch until `wait` returns it, or `abandon` releases it.
 
-    There are no locks: the waiting thread may be interrupted (Ctrl-C) between any two bytecodes, and a finaliser may
+    There are no locks: the waiting thread may be interrupted (Ctrl-C) between any two bytecodes, and a finalizer may
     abandon a batch in the middle of any other call. Threads share only lists and a SimpleQueue, by single operations,
     which are atomic.
     """
@@ -161,7 +161,7 @@ class GatherThreads:
 
     After `close`, queued parts fail with RuntimeError instead of being copied. The threads hold only a weak reference
     to this object, and end when it is freed: the weak reference then puts itself into the queue, without running a line
-    of Python. So they end even if an exception from a signal handler interrupts a finaliser.
+    of Python. So they end even if an exception from a signal handler interrupts a finalizer.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -212,7 +212,7 @@ class GatherThreads:
     def close(self) -> None:
         """Ends the threads, and waits until they have copied their last parts.
 
-        May be called in any thread, by a finaliser, and again, for example after an interrupt.
+        May be called in any thread, by a finalizer, and again, for example after an interrupt.
         """
         self._closed.set()
         self._jobs.put(None)

@@ -66,7 +66,7 @@ def find_world(
 ) -> World:
     """Returns rank and world size from the first source that knows them; rank 0 of 1 if no source does.
 
-    The sources are, in this order: the arguments, torch.distributed if it is initialised, and the launcher's
+    The sources are, in this order: the arguments, torch.distributed if it is initialized, and the launcher's
     environment variables. Raises LaunchError if launchers contradict each other, if only one of rank and world size is
     known, or if the rank is not below the world size.
     """
@@ -82,8 +82,8 @@ def find_world(
 
 
 def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
-    """Returns rank and world size of torch.distributed; None if it is not initialised."""
-    torch = sys.modules.get("torch")  # a process that has initialised it has imported it
+    """Returns rank and world size of torch.distributed; None if it is not initialized."""
+    torch = sys.modules.get("torch")  # a process that has initialized it has imported it
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     told = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), None, "torch.distributed")
@@ -93,7 +93,7 @@ def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
 def meet_in_torch() -> Meeting | None:
     """Returns the meeting of the ranks of torch.distributed; None if there is only one.
 
-    All ranks call this in the same order. Raises LaunchError if torch.distributed is not initialised.
+    All ranks call this in the same order. Raises LaunchError if torch.distributed is not initialized.
     """
     if (world := world_of_torch()) is None:
         raise LaunchError(
@@ -112,14 +112,14 @@ def meet_in_torch() -> Meeting | None:
 def check_world(world: World) -> None:
     """Raises LaunchError if torch.distributed now has another rank or world size than `world`.
 
-    Checks nothing if `world` comes from arguments, or torch.distributed is not initialised.
+    Checks nothing if `world` comes from arguments, or torch.distributed is not initialized.
     """
     now = None if world.source == "arguments" else world_of_torch()
     if now and (now.rank, now.world_size) != (world.rank, world.world_size):
         raise LaunchError(
             f"this ShardLoader was made as rank {world.rank} of {world.world_size} (from {world.source}), but "
             f"torch.distributed says rank {now.rank} of {now.world_size}: make the loader after torch.distributed is "
-            "initialised, or give rank= and world_size="
+            "initialized, or give rank= and world_size="
         )
 
 
@@ -190,7 +190,7 @@ def _from_environment(environ: Mapping[str, str]) -> World:
 def _contradiction(world: World, other: str) -> LaunchError:
     return LaunchError(
         f"{world.source} says rank {world.rank} of {world.world_size}, but found {other}: correct the environment, "
-        "initialise torch.distributed before the loader is made, or give rank= and world_size="
+        "initialize torch.distributed before the loader is made, or give rank= and world_size="
     )
 
 

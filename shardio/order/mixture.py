@@ -2,7 +2,7 @@
 
 Shares are whole numbers, so the sets take turns with a period of their sum. Within it, Tijdeman's algorithm (R.
 Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980) puts each set where it belongs: after any
-number of positions n, a set with the share p has had n * p samples to within one. Then neighbours change places where
+number of positions n, a set with the share p has had n * p samples to within one. Then neighbors change places where
 this stays true, drawn by the seed.
 
 Users rely on the order: a change of a single number here needs a new VERSION of `shardio.order.permutation`.

@@ -1,7 +1,7 @@
 """An exact permutation of [0, n) per (seed, epoch), computed for any position without an array of size n.
 
 A Feistel network on mixed radices (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, the
-generalised Feistel cipher): a number is written as two digits of radix a and b with a * b >= n, each round adds a
+generalized Feistel cipher): a number is written as two digits of radix a and b with a * b >= n, each round adds a
 hash of one digit to the other, and results outside of [0, n) are sent through again ("cycle walking"). a and b are
 about sqrt(n): fewer than 2 * sqrt(n) of the a * b numbers are outside, so walking is rare.
 
@@ -79,7 +79,7 @@ def permute(positions: NDArray[np.int64], n: int, keys: Sequence[Key]) -> NDArra
 
 
 def divide(numbers: NDArray[Integer], divisor: Integer) -> tuple[NDArray[Integer], NDArray[Integer]]:
-    """Returns np.divmod of numbers >= 0, four times as fast: numpy vectorises // by a scalar, but not divmod."""
+    """Returns np.divmod of numbers >= 0, four times as fast: numpy vectorizes // by a scalar, but not divmod."""
     quotients = numbers // divisor
     return quotients, numbers - quotients * divisor
 
@@ -123,7 +123,7 @@ def _decrypt(numbers: NDArray[np.uint64], n: int, keys: Sequence[Key]) -> NDArra
 
 
 def _hash_below(digits: NDArray[np.uint64], key: Key, radix: np.uint64) -> NDArray[np.uint64]:
-    """Hashes each digit below `radix` <= 2**31 + 1: splitmix64's finaliser, then Lemire's multiply-and-shift."""
+    """Hashes each digit below `radix` <= 2**31 + 1: splitmix64's finalizer, then Lemire's multiply-and-shift."""
     mixed = scramble(digits + key)
     mixed >>= _SHIFT_HIGH
     mixed *= radix

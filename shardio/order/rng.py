@@ -29,7 +29,7 @@ def make_keys(purpose: bytes, seed: int, epoch: int, count: int) -> tuple[np.uin
 
 
 def scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Applies splitmix64's finaliser in place, without its last shift, which does not change the high 31 bits."""
+    """Applies splitmix64's finalizer in place, without its last shift, which does not change the high 31 bits."""
     numbers ^= numbers >> _SHIFT_1
     numbers *= _MIX_1
     numbers ^= numbers >> _SHIFT_2

@@ -21,7 +21,7 @@ _ALIGNMENTS = (512, ALIGNMENT)
 
 
 def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Returns uninitialised uint8 memory that is aligned to ALIGNMENT bytes, which np.empty does not promise."""
+    """Returns uninitialized uint8 memory that is aligned to ALIGNMENT bytes, which np.empty does not promise."""
     nbytes = int(np.prod(shape, dtype=np.int64))
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

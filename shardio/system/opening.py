@@ -261,7 +261,7 @@ class OpenFiles(Generic[K]):
     one for each running thread. Thread safe.
 
     Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
-    `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it works on
+    `close` may run in a finalizer, in the middle of any other call. No operation may destroy a value while it works on
     the dictionary, as assignment and clear() do: closing a file lets other threads run.
     """
 

@@ -43,7 +43,7 @@ def pour(
     here = there = memoryview(bytearray(size))
     if apart:
         there = memoryview(bytearray(size))
-    # A finaliser must see in the name which thread this one works for.
+    # A finalizer must see in the name which thread this one works for.
     name = f"{threading.current_thread().name}-hash"
     hashing: DaemonThread | None = None
     done = 0

@@ -77,7 +77,7 @@ class Call(Generic[T]):
 class DaemonThread(threading.Thread):
     """A call in its own thread, which `begin` starts.
 
-    At exit, the interpreter does not wait for the thread before it runs finalisers, which may tell the thread to stop.
+    At exit, the interpreter does not wait for the thread before it runs finalizers, which may tell the thread to stop.
     Keep a reference to it before `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
     """
 
@@ -112,7 +112,7 @@ class DaemonThread(threading.Thread):
         """Waits for the end of the call, as `Call.wait` does.
 
         A thread that has not started by now never starts. Returns at once in the thread itself, in a forked process,
-        which lacks the thread, and while the interpreter is finalising.
+        which lacks the thread, and while the interpreter is finalizing.
         """
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
@@ -147,7 +147,7 @@ def preempt_nobody() -> None:
 class Flag:
     """A flag that any thread may set. It is also set when its `owner` dies, which runs no line of Python.
 
-    Unlike an Event it has no lock: a Ctrl-C in the middle of `set` would leave the lock locked, and a finaliser that
+    Unlike an Event it has no lock: a Ctrl-C in the middle of `set` would leave the lock locked, and a finalizer that
     runs in the middle of `wait` would wait for it.
     """
 

@@ -121,9 +121,9 @@ def png_of(picture: NDArray[Any]) -> bytes | None:
         picture = picture.view(np.uint8)
     if picture.ndim == 3 and picture.shape[2] == 1:
         picture = picture[:, :, 0]
-    is_grey = picture.ndim == 2 and picture.dtype in (np.uint8, np.uint16)
+    is_gray = picture.ndim == 2 and picture.dtype in (np.uint8, np.uint16)
     is_color = picture.ndim == 3 and picture.dtype == np.uint8 and picture.shape[2] in (2, 3, 4)
-    if not (is_grey or is_color):
+    if not (is_gray or is_color):
         return None
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(picture)).save(buffer, "PNG")

@@ -138,7 +138,7 @@ class SplitOverview:
     """Width over height."""
     loss: ResizeLoss | None
     brightness: Histogram | None
-    """The mean grey of each picture that was read, from 0 for black to 1 for white."""
+    """The mean gray of each picture that was read, from 0 for black to 1 for white."""
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ def make_overview(
         for name, shards in splits.items()
     }
     hashed: dict[str, HashedSamples] = {}
-    greys: dict[str, NDArray[np.float64]] = {}
+    grays: dict[str, NDArray[np.float64]] = {}
     done, num_read = 0, sum(map(len, chosen.values()))
     for name, indices in chosen.items():
-        hashes, greys[name] = np.empty(len(indices), np.uint64), np.empty(len(indices))
+        hashes, grays[name] = np.empty(len(indices), np.uint64), np.empty(len(indices))
         for place, picture in enumerate(read_pictures(splits[name], indices)):
-            grey = as_image(picture).convert("L")
-            hashes[place], greys[name][place] = hash_picture(grey), np.asarray(grey).mean() / 255
+            gray = as_image(picture).convert("L")
+            hashes[place], grays[name][place] = hash_picture(gray), np.asarray(gray).mean() / 255
             done += 1
             if on_progress is not None:
                 on_progress(done, num_read)
@@ -202,7 +202,7 @@ def make_overview(
     return SetOverview(
         manifest,
         tuple(
-            _describe(shards, "squash" if shards.content.squashed else fit, labels[name], greys[name])
+            _describe(shards, "squash" if shards.content.squashed else fit, labels[name], grays[name])
             for name, shards in splits.items()
         ),
         counted,
@@ -242,7 +242,7 @@ def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
     return ""
 
 
-def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDArray[np.float64]) -> SplitOverview:
+def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], grays: NDArray[np.float64]) -> SplitOverview:
     widths, heights = (shards.column_of(name, _all(shards)) for name in ("source_width", "source_height"))
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known].astype(np.float64), heights[known].astype(np.float64)
@@ -256,5 +256,5 @@ def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDAr
         histogram_of_sizes(heights),
         histogram_of_sizes(widths / heights, per_octave=8),
         measure_loss(widths, heights, shards.sample_shape[:2], fit) if fit else None,
-        histogram_of_shares(greys),
+        histogram_of_shares(grays),
     )

@@ -4,7 +4,7 @@ Equal samples are found among all samples, pictures that look alike among the pi
 another label, or in another split, is probably an error in the data.
 
 Pictures that look alike are found by dHash (Neal Krawetz, "Kind of Like That", hackerfactor.com, 2013): 64 bits that
-mark where a small grey picture becomes brighter to the right. Hashes are close if they differ in few bits. To find
+mark where a small gray picture becomes brighter to the right. Hashes are close if they differ in few bits. To find
 close pairs, the hashes are sorted four times, each time by another quarter of their bits first: two hashes that differ
 in at most three bits agree in at least one quarter, and are neighbors in that order.
 """
@@ -35,7 +35,7 @@ _QUARTER_BITS = 16
 _WINDOW = 256
 # The differences in a flat picture are noise: with fewer bits set, or unset, its hash says nothing.
 _MIN_BITS = 6
-# Pictures with close hashes look alike if their 16 x 16 fields differ by at most 8 grey levels on average.
+# Pictures with close hashes look alike if their 16 x 16 fields differ by at most 8 gray levels on average.
 _FIELDS = 16
 _MAX_DIFFERENCE = 8.0
 # Pictures that are compared at most: of each kind of repeats, and with one checksum or key.
@@ -93,8 +93,8 @@ class Repeats:
 
 def hash_picture(image: Image.Image) -> int:
     """Returns the picture's dHash, 64 bits."""
-    greys = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX))
-    return int.from_bytes(np.packbits(greys[:, 1:] > greys[:, :-1]).tobytes(), "big")
+    grays = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX))
+    return int.from_bytes(np.packbits(grays[:, 1:] > grays[:, :-1]).tobytes(), "big")
 
 
 def find_repeats(

@@ -73,7 +73,7 @@ def test_boxes_are_distributed_as_the_definition_says(height: int, width: int) -
         assert stats.ks_2samp(of(found), of(defined)).pvalue > 0.001, name
 
 
-def test_a_picture_that_no_box_fits_is_cut_in_its_centre_to_the_next_ratio() -> None:
+def test_a_picture_that_no_box_fits_is_cut_in_its_center_to_the_next_ratio() -> None:
     for height, width in ((100, 1000), (1000, 100), (7, 300)):
         sizes = np.full(1000, height), np.full(1000, width)
         boxes = random_resized_boxes(Draws(0, 0, np.arange(1000)), "crop", *sizes, (1.0, 1.0), RATIO)

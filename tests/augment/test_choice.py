@@ -227,7 +227,7 @@ def test_choices_of_squashed_pictures() -> None:
     assert set(which(crops, expected)) == {0, 1}
 
 
-def test_normalised_pictures_may_be_chosen_among_too() -> None:
+def test_normalized_pictures_may_be_chosen_among_too() -> None:
     images = pictures()
     transform = Compose([Normalize(), RandomApply([RandomErasing(1.0, value="random")])])
     found = changed(transform, images)

@@ -1,4 +1,4 @@
-"""RandomErasing erases rectangles of the distribution that torchvision and timm draw from, by colours or by noise."""
+"""RandomErasing erases rectangles of the distribution that torchvision and timm draw from, by colors or by noise."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def erased(transform: RandomErasing, count: int, monkeypatch: pytest.MonkeyPatch
     """The boxes that are erased one after the other; the height is 0 where there is none."""
     found: list[Numbers] = []
 
-    def note(images: torch.Tensor, boxes: Numbers, colours: object) -> torch.Tensor:
+    def note(images: torch.Tensor, boxes: Numbers, colors: object) -> torch.Tensor:
         found.append(boxes)
         return images
 
@@ -134,7 +134,7 @@ def test_the_number_of_rectangles_is_uniform(monkeypatch: pytest.MonkeyPatch) ->
     ("value", "expected"), [(0.0, [0, 0, 0]), (7, [7, 7, 7]), ((1, 2, 3), [1, 2, 3]), ([9], [9, 9, 9])]
 )
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
-def test_a_rectangle_of_one_colour_is_erased_and_nothing_else(
+def test_a_rectangle_of_one_color_is_erased_and_nothing_else(
     value: Any, expected: list[int], dtype: torch.dtype
 ) -> None:
     images = torch.randint(100, 256, (40, 3, 9, 11), dtype=torch.uint8)
@@ -153,7 +153,7 @@ def test_a_rectangle_of_one_colour_is_erased_and_nothing_else(
 
 
 def everything(value: str, count: int, channels: int = 3, size: int = 30, **options: Any) -> torch.Tensor:
-    """What lies in a square in the middle that is erased in nearly all of grey pictures."""
+    """What lies in a square in the middle that is erased in nearly all of gray pictures."""
     transform = Compose([Normalize(0.5, 0.5), RandomErasing(1.0, (0.9, 0.92), (1, 1), value)])
     images = torch.full((count, channels, size, size), 100, dtype=torch.uint8)
     return changed(transform, images, **options)[:, :, 8:-8, 8:-8]
@@ -175,15 +175,15 @@ def test_noise_is_normal_and_independent() -> None:
     )
 
 
-def test_colours_are_normal_and_one_for_each_channel() -> None:
+def test_colors_are_normal_and_one_for_each_channel() -> None:
     from scipy import stats
 
     found = everything("color", 20_000, size=20)
     assert torch.equal(found, found[:, :, :1, :1].expand_as(found))
-    colours = found[:, :, 0, 0].numpy().astype(float).T
-    for row in colours:
+    colors = found[:, :, 0, 0].numpy().astype(float).T
+    for row in colors:
         assert_distributed(row, stats.norm.cdf)
-    assert_independent(*colours)
+    assert_independent(*colors)
 
 
 def test_noise_is_the_same_in_a_box_and_in_the_whole_picture() -> None:
@@ -245,7 +245,7 @@ def test_devices_erase_what_the_cpu_erases(value: Any, dtype: torch.dtype, monke
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_normalised_pictures_may_be_erased_by_any_number() -> None:
+def test_normalized_pictures_may_be_erased_by_any_number() -> None:
     images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     found = changed(Compose([Normalize(), RandomErasing(1.0, value=(-5.5, 300, 1e6))]), images)
     assert found.amin() == -5.5

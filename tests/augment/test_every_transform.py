@@ -181,7 +181,7 @@ def test_empty_batches_and_batches_of_one(transform: Transform) -> None:
 
 @each
 def test_squashed_pictures_have_the_true_size(transform: Transform) -> None:
-    """What looks at places treats pictures as if they had never been squashed; what looks at colours need not."""
+    """What looks at places treats pictures as if they had never been squashed; what looks at colors need not."""
     sizes = np.tile([24, 30], (COUNT, 1))
     found = changed(transform, IMAGES, sizes=sizes)
     true = changed(transform, IMAGES.repeat_interleave(2, 2)[:, :, :24].repeat_interleave(2, 3)[..., :30])

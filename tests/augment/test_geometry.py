@@ -183,19 +183,19 @@ def test_maps_about_a_point_are_the_inverse_of_movements_one_after_the_other() -
     rng = np.random.default_rng(1)
     for _ in range(100):
         angle, shear_x, shear_y = rng.uniform(-60, 60, 3)
-        scale, centre, way = rng.uniform(0.3, 3), rng.uniform(-50, 50, 2), rng.uniform(-9, 9, 2)
+        scale, center, way = rng.uniform(0.3, 3), rng.uniform(-50, 50, 2), rng.uniform(-9, 9, 2)
         turn, x, y = np.radians([angle, shear_x, shear_y])
         rotate = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
         movement = rotate @ np.array([[1, 0], [-np.tan(y), 1]]) @ np.array([[1, -np.tan(x)], [0, 1]]) * scale
         a, b, c, d, e, f = Affine.about(
-            tuple(centre), angle=angle, translate=tuple(way), scale=scale, shear=(shear_x, shear_y)
+            tuple(center), angle=angle, translate=tuple(way), scale=scale, shear=(shear_x, shear_y)
         ).values
         for point in rng.uniform(-100, 100, (5, 2)):
-            seen = movement @ (point - centre) + centre + way
+            seen = movement @ (point - center) + center + way
             assert np.allclose([a * seen[0] + b * seen[1] + c, d * seen[0] + e * seen[1] + f], point)
 
 
-def test_a_centre_of_its_own_stays_where_it_is() -> None:
+def test_a_center_of_its_own_stays_where_it_is() -> None:
     for transform in (RandomRotation(180, center=(3.5, 4.5)), RandomAffine(180, center=(3.5, 4.5), scale=(0.5, 2.0))):
         a, b, c, d, e, f = numbers_of(noted(transform, 100, (1, 9, 12)))
         assert np.allclose(a * 3.5 + b * 4.5 + c, 3.5)

@@ -19,7 +19,7 @@ AS_FLOATS = ToDtype(torch.float32)
 
 
 def batch(count: int = 12, height: int = 20, width: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every picture is of one grey level: its number."""
+    """Every picture is of one gray level: its number."""
     images = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 3, height, width)
     return images.contiguous(), torch.arange(count) % CLASSES
 
@@ -89,7 +89,7 @@ def test_cutmix_is_a_window_of_the_partner_and_a_share_as_large(per_sample: bool
 
 
 def test_cutmixs_windows_are_torchvisions() -> None:
-    """Sides of the square root of what is not kept, around a centre anywhere, cut off at the edges: of 40,000 windows
+    """Sides of the square root of what is not kept, around a center anywhere, cut off at the edges: of 40,000 windows
     the mean share that is covered, against the same formula with random numbers of numpy."""
     count, height, width = 40_000, 8, 12
     images, labels = torch.zeros(count, 1, height, width, dtype=torch.uint8), torch.zeros(count, dtype=torch.int64)
@@ -101,8 +101,8 @@ def test_cutmixs_windows_are_torchvisions() -> None:
     half = 0.5 * np.sqrt(1 - lam)
     shares = np.ones(count)
     for size in (height, width):
-        centre, reach = rng.integers(0, size, count), (half * size).astype(int)
-        shares *= (np.minimum(centre + reach, size) - np.maximum(centre - reach, 0)) / size
+        center, reach = rng.integers(0, size, count), (half * size).astype(int)
+        shares *= (np.minimum(center + reach, size) - np.maximum(center - reach, 0)) / size
     grid = np.linspace(0, 1, 500)
     distance = np.abs(
         np.searchsorted(np.sort(covered), grid) - np.searchsorted(np.sort(shares.astype(np.float32)), grid)

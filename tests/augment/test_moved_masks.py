@@ -78,7 +78,7 @@ def as_mask(images: Tensor) -> Tensor:
 
 
 def by_parts(images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], how: Resampling, **options: Any) -> Tensor:
-    """Does what `resample` does, by nearest neighbour: with fractions, one line and column after the other."""
+    """Does what `resample` does, by nearest neighbor: with fractions, one line and column after the other."""
     result = torch.zeros(len(images), images.shape[1], *how.size, dtype=torch.uint8)
     for number, picture in enumerate(images):
         lines = []
@@ -105,7 +105,7 @@ def onto_by_parts(
     firsts: NDArray[np.int64],
     **options: Any,
 ) -> Tensor:
-    """Does what `resample_onto` does, by nearest neighbour, with the largest size as a border around each image."""
+    """Does what `resample_onto` does, by nearest neighbor, with the largest size as a border around each image."""
     result = torch.zeros(len(images), images.shape[1], *how.size, dtype=torch.uint8)
     for number, (size, first) in enumerate(zip(sizes.tolist(), firsts.tolist(), strict=True)):
         one = slice(number, number + 1)
@@ -119,7 +119,7 @@ def onto_by_parts(
 
 
 def only_moves(images: Tensor, steps: Steps) -> Tensor:
-    """Does those steps that move pixels, by nearest neighbour; what lies outside is black."""
+    """Does those steps that move pixels, by nearest neighbor; what lies outside is black."""
     parts = []
     for step in steps:
         values = step.values.copy()
@@ -131,7 +131,7 @@ def only_moves(images: Tensor, steps: Steps) -> Tensor:
 
 @pytest.fixture
 def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are read by nearest neighbour everywhere, are black outside, and keep their colours."""
+    """Pictures are read by nearest neighbor everywhere, are black outside, and keep their colors."""
 
     def stays(self: Transform, batch: Batch, purpose: str) -> Batch:
         return batch.unsquashed().finished()
@@ -155,7 +155,7 @@ def is_its_own_mask(transform: Transform, images: Tensor, **options: Any) -> Non
 SINGLE = [*FIXED, *RANDOM]
 each = pytest.mark.parametrize("transform", SINGLE, ids=lambda transform: type(transform).__name__)
 
-# Those that need no other definition of nearest neighbours: pixels stay whole.
+# Those that need no other definition of nearest neighbors: pixels stay whole.
 EXACT: list[Transform] = [
     AlternatingFlip(),
     HorizontalFlip(),
@@ -200,7 +200,7 @@ def test_a_resize_takes_the_pixels_that_torch_calls_nearest_exact(size: Any) -> 
 
 @pytest.mark.usefixtures("nearest")
 @each
-def test_a_picture_read_by_nearest_neighbour_is_its_own_mask(transform: Transform) -> None:
+def test_a_picture_read_by_nearest_neighbor_is_its_own_mask(transform: Transform) -> None:
     images = IMAGES
     for epoch in range(3):
         is_its_own_mask(transform, images, epoch=epoch)

@@ -216,7 +216,7 @@ def test_pictures_are_within_sixty_decibels() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("channels", [1, 3, 4, 64])
-def test_normalising_natively_is_that_of_torch(channels: int) -> None:
+def test_normalizing_natively_is_that_of_torch(channels: int) -> None:
     images = torch.from_numpy(np.random.default_rng(channels).integers(0, 256, (3, 5, 7, channels), dtype=np.uint8))
     statistics = tuple(np.linspace(0.2, 0.6, channels)), tuple(np.linspace(0.1, 0.3, channels))
     native = normalized(images.permute(0, 3, 1, 2), statistics, native=True)

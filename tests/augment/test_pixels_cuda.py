@@ -107,9 +107,9 @@ def test_images_on_the_cpu_are_not_for_the_kernels() -> None:
         (Compose([Normalize(0.5, 0.5), ToDtype(torch.float16)]), []),
         (Compose([RandomInvert(1.0), Normalize(0.5, 0.5), ToDtype(torch.float16)]), [Op.INVERT]),
     ],
-    ids=["normalised", "stepped"],
+    ids=["normalized", "stepped"],
 )
-def test_steps_normalising_and_casting_are_asked_for_at_once(
+def test_steps_normalizing_and_casting_are_asked_for_at_once(
     transform: Compose, ops: list[Op], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)

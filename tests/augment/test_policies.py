@@ -23,7 +23,7 @@ from shardio.augment import (
     TrivialAugmentWide,
 )
 from shardio.augment.chain import Transform
-from shardio.augment.policies import _LEARNT
+from shardio.augment.policies import _LEARNED
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step
 
 COUNT = 200_000
@@ -117,7 +117,7 @@ def test_magnitudes_of_other_bins_are_torchvisions(magnitude: int, bins: int, ex
 
 
 @pytest.mark.parametrize("bins", [4, 6, 10, 16, 31, 52, 256])
-def test_thresholds_that_are_whole_grey_levels_are_exact(bins: int) -> None:
+def test_thresholds_that_are_whole_gray_levels_are_exact(bins: int) -> None:
     for number in range(bins):
         if number * 255 % (bins - 1) == 0:
             names, magnitudes = told(noted(RandAugment(1, number, bins), 200, SHAPE).steps[0])
@@ -162,9 +162,9 @@ def test_trivialaugment_draws_each_manipulation_bin_and_sign_alike() -> None:
 # --- AutoAugment -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", _LEARNT)
+@pytest.mark.parametrize("policy", _LEARNED)
 def test_autoaugment_draws_pairs_alike_and_each_part_with_its_probability(policy: Any) -> None:
-    pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNT[policy].split(";")]
+    pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNED[policy].split(";")]
     assert len(pairs) == 25
     steps = noted(AutoAugment(policy), 500_000, SHAPE).steps
     assert len(steps) == 2

@@ -108,23 +108,23 @@ def test_both_ways_agree_to_the_bit_about_boxes_that_are_no_whole_pixels(
 
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalised_pixels_are_those_of_whole_grey_levels(native: bool, channels: int) -> None:
+def test_normalized_pixels_are_those_of_whole_gray_levels(native: bool, channels: int) -> None:
     rng = np.random.default_rng(5)
     images = torch.from_numpy(rng.integers(0, 256, (9, channels, 50, 61), dtype=np.uint8))
     boxes, flips = drawn_boxes(rng, 9, 50, 61), rng.random(9) < 0.5
     mean, std = [0.4, 0.5, 0.6][:channels], [0.2, 0.3, 0.25][:channels]
-    grey = resample(images, boxes, flips, Resampling((20, 33)), native=native)
+    gray = resample(images, boxes, flips, Resampling((20, 33)), native=native)
     found = resample(images, boxes, flips, Resampling((20, 33), statistics=(mean, std)), native=native)
     assert found.dtype == torch.float32
     assert found.is_contiguous(memory_format=torch.channels_last)
-    expected = (grey / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    expected = (gray / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         cast = resample(images, boxes, flips, Resampling((20, 33), statistics=(mean, std), dtype=dtype), native=native)
         assert cast.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(cast, found.to(dtype)), dtype
         levels = resample(images, boxes, flips, Resampling((20, 33), dtype=dtype), native=native)
-        assert torch.equal(levels, grey.to(dtype)), dtype
+        assert torch.equal(levels, gray.to(dtype)), dtype
 
 
 @pytest.mark.parametrize("native", WAYS)

@@ -73,14 +73,14 @@ def test_resize_is_of_the_short_side_or_of_both(
 
 
 @pytest.mark.parametrize(("shape", "size"), [((33, 40), (20, 21)), ((9, 9), (4, 3)), ((8, 12), (8, 12))])
-def test_a_centre_crop_is_where_torchvision_has_it(shape: tuple[int, int], size: tuple[int, int]) -> None:
+def test_a_center_crop_is_where_torchvision_has_it(shape: tuple[int, int], size: tuple[int, int]) -> None:
     images = as_batch(pictures(2, *shape))
     top, left = round((shape[0] - size[0]) / 2.0), round((shape[1] - size[1]) / 2.0)
     expected = images[:, :, top : top + size[0], left : left + size[1]]
     assert torch.equal(changed(CenterCrop(size), images), expected)
 
 
-def test_resize_and_centre_crop_in_one_pass_are_what_pillow_makes_of_them_in_two() -> None:
+def test_resize_and_center_crop_in_one_pass_are_what_pillow_makes_of_them_in_two() -> None:
     images = pictures(4, 120, 90)
     found = changed(Compose([Resize(64), CenterCrop(56)]), as_batch(images))
     whole = [resized(image, 85, 64) for image in images]
@@ -185,7 +185,7 @@ def test_a_mirrored_border_may_be_wider_than_the_picture() -> None:
     assert changed(Pad((3, 2), padding_mode="reflect"), images).shape == (2, 3, 7, 10)
 
 
-def test_a_border_has_a_colour_for_each_channel() -> None:
+def test_a_border_has_a_color_for_each_channel() -> None:
     images = as_batch(noise(2, 3, 4))
     for fill, expected in (((1, 2, 3), [1, 2, 3]), (9, [9, 9, 9]), (None, [0, 0, 0]), ((5,), [5, 5, 5])):
         found = changed(Pad(1, fill), images)
@@ -277,7 +277,7 @@ def test_pictures_of_several_sizes_are_no_batch_until_they_are_cropped() -> None
 @pytest.mark.parametrize(
     "crop",
     [CenterCrop(20), RandomCrop(20), RandomResizedCrop(16), Compose([Resize(32), CenterCrop(32)])],
-    ids=["centre", "random", "resized", "evaluation"],
+    ids=["center", "random", "resized", "evaluation"],
 )
 def test_a_flip_in_front_of_a_crop_of_squashed_pictures_flips_the_true_picture(crop: Transform) -> None:
     images = as_batch(pictures(12, 64, 64))

@@ -32,7 +32,7 @@ from shardio.augment.trusted import KINDS, MOST_COMPARED, Compared, Signature, c
 
 CPU = torch.device("cpu")
 STATISTICS = ((0.4, 0.5, 0.45), (0.2, 0.25, 0.3))
-GREY = torch.randint(0, 200, (4, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+GRAY = torch.randint(0, 200, (4, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def of(variant: int = 0) -> Signature:
 class Asked:
     """A comparison with what `kernels` return or raise, one after the other, that counts its calls."""
 
-    def __init__(self, *kernels: torch.Tensor | Exception, expected: torch.Tensor = GREY) -> None:
+    def __init__(self, *kernels: torch.Tensor | Exception, expected: torch.Tensor = GRAY) -> None:
         self.kernels = list(kernels)
         self.expected = expected
         self.compared = 0
@@ -66,10 +66,10 @@ class Asked:
 
 
 def test_a_kernel_that_gives_torch_s_pixels_is_compared_once() -> None:
-    asked = Asked(GREY.clone())
+    asked = Asked(GRAY.clone())
     assert [is_trusted(of(), asked, None) for _ in range(3)] == [True] * 3
     assert asked.compared == 1
-    assert is_trusted(of(1), other := Asked(GREY.clone()), None)
+    assert is_trusted(of(1), other := Asked(GRAY.clone()), None)
     assert other.compared == 1
 
 
@@ -77,27 +77,27 @@ def test_a_kernel_that_gives_torch_s_pixels_is_compared_once() -> None:
     ("levels", "share", "right"), [(1, 0.015, True), (1, 0.03, False), (2, 0.001, False), (50, 1.0, False)]
 )
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16])
-def test_a_few_values_may_be_one_grey_level_apart(levels: int, share: float, right: bool, dtype: torch.dtype) -> None:
-    wrong = GREY.clone()
+def test_a_few_values_may_be_one_gray_level_apart(levels: int, share: float, right: bool, dtype: torch.dtype) -> None:
+    wrong = GRAY.clone()
     some = torch.linspace(0, wrong.numel() - 1, max(int(share * wrong.numel()), 1)).long()
     wrong.view(-1)[some] += levels
     statistics = None if dtype == torch.uint8 else STATISTICS
-    asked = Asked(normalized(wrong, statistics, dtype), expected=normalized(GREY, statistics, dtype))
+    asked = Asked(normalized(wrong, statistics, dtype), expected=normalized(GRAY, statistics, dtype))
     if right:
         assert is_trusted(of(), asked, statistics)
     else:
-        with pytest.warns(RuntimeWarning, match=r"'resample' of Triton 3\.99 on cpu differs .* [\d.]+ grey levels"):
+        with pytest.warns(RuntimeWarning, match=r"'resample' of Triton 3\.99 on cpu differs .* [\d.]+ gray levels"):
             assert not is_trusted(of(), asked, statistics)
     assert is_trusted(of(), asked, statistics) is right
 
 
 @pytest.mark.parametrize(
     "made",
-    [GREY[:3], GREY.float(), torch.full(GREY.shape, float("nan"))],
+    [GRAY[:3], GRAY.float(), torch.full(GRAY.shape, float("nan"))],
     ids=["another shape", "another dtype", "no numbers"],
 )
 def test_what_is_no_picture_is_noticed(made: torch.Tensor) -> None:
-    expected = GREY.float() if made.isnan().any() else GREY
+    expected = GRAY.float() if made.isnan().any() else GRAY
     with pytest.warns(RuntimeWarning, match="differs from torch's operations"):
         assert not is_trusted(of(), Asked(made, expected=expected), None)
 
@@ -114,14 +114,14 @@ def test_a_kernel_that_fails_is_replaced_with_one_warning() -> None:
 
 
 def test_a_file_of_the_compilation_cache_may_be_missing_once() -> None:
-    assert is_trusted(of(), Asked(FileNotFoundError("tmp.pid"), GREY.clone()), None)
+    assert is_trusted(of(), Asked(FileNotFoundError("tmp.pid"), GRAY.clone()), None)
     with pytest.warns(RuntimeWarning, match="OSError: stale; set TRITON_CACHE_DIR"):
         assert not is_trusted(of(1), Asked(OSError("busy"), OSError("stale")), None)
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("CUDA out of memory. Tried"), MemoryError("host")])
 def test_a_device_without_memory_is_asked_again(error: Exception) -> None:
-    asked = Asked(error, GREY.clone())
+    asked = Asked(error, GRAY.clone())
     assert [is_trusted(of(), asked, None) for _ in range(3)] == [False, True, True]
     assert asked.compared == 2
 
@@ -135,10 +135,10 @@ def test_without_triton_torch_is_used_without_a_word(monkeypatch: pytest.MonkeyP
 
 def test_what_was_chosen_is_told_for_each_device() -> None:
     assert chosen_on(CPU) == {"resample": None, "pixels": None}
-    is_trusted(of(), Asked(GREY.clone()), None)
+    is_trusted(of(), Asked(GRAY.clone()), None)
     assert chosen_on(CPU) == {"resample": "Triton", "pixels": None}
     with pytest.warns(RuntimeWarning):
-        is_trusted(of(1), Asked(255 - GREY), None)
+        is_trusted(of(1), Asked(255 - GRAY), None)
     assert chosen_on(CPU) == {"resample": "Triton, torch", "pixels": None}
     assert chosen_on(torch.device("cuda", 1)) == {"resample": None, "pixels": None}
 
@@ -224,7 +224,7 @@ cpu, size, count = torch.device("cpu"), (11, 9), 8  # as many as are compared
 statistics = ((0.4, 0.5, 0.45), (0.2, 0.25, 0.3))
 images = as_batch(pictures(rng, count, *size, 3))
 
-# Each operation is compared by itself, in programs where a difference of one grey level would grow.
+# Each operation is compared by itself, in programs where a difference of one gray level would grow.
 codes = rng.permutation(np.arange(3 * count) % len(Op)).astype(np.uint8).reshape(3, count)
 steps = tuple(drawn_step(rng, some, size, 3) for some in codes)
 assert run_steps_if_trusted(images, steps, statistics, torch.float16) is not None

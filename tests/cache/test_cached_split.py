@@ -355,7 +355,7 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
     def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         real(storage, entry, offset, buffer)
         if threading.current_thread().name.startswith("shardio-stage-part") and held:
-            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # its finaliser does the same
+            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # its finalizer does the same
 
     monkeypatch.setattr(FolderStorage, "read_into", collecting)
     loader = loaded(src, cache)

@@ -886,17 +886,17 @@ def test_samples_get_the_labels_of_their_keys(how: str, out: Path, new: Path, tm
     expected[3], expected[10] = 0, 6
     assert open_shards(new).labels.tolist() == expected
     assert samples_of(new) == list(range(25))
-    assert report.notes == {"num_relabelled": {"train": 2}, "new_classes": []}
+    assert report.notes == {"num_relabeled": {"train": 2}, "new_classes": []}
 
 
 def test_new_classes_come_after_the_others_or_as_they_are_listed(out: Path, new: Path, tmp_path: Path) -> None:
     labels = {key(3): "wolf", key(4): "dog", key(5): "wolf"}
     report = change(out, new, labels=labels, classes="new")
     assert report.classes == (*(f"c{i}" for i in range(7)), "dog", "wolf")
-    assert report.notes == {"num_relabelled": {"train": 3}, "new_classes": ["dog", "wolf"]}
+    assert report.notes == {"num_relabeled": {"train": 3}, "new_classes": ["dog", "wolf"]}
     listed = ["wolf", "dog", *(f"c{i}" for i in range(6, -1, -1))]
     report = change(out, tmp_path / "listed", labels=labels, classes=listed)
-    assert report.notes["num_relabelled"] == {"train": 3}
+    assert report.notes["num_relabeled"] == {"train": 3}
     one, two = open_shards(new), open_shards(tmp_path / "listed")
     assert two.classes == tuple(listed)
     assert [one.classes[i] for i in one.labels] == [two.classes[i] for i in two.labels]
@@ -1223,7 +1223,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     run("change", "a", "c2", "--drop", "--split", "val", told="made ")
     run("change", "a", "r", "--keep", "--random", "50%", "--seed", "1", "--where", "label < 2", told="4 samples")
     run("change", "a", "d", "--labels", "labels.csv", "--classes", "new", told="4 classes, 1 of them new: wolf")
-    run("change", "a", "d2", "--labels", "labels.csv", "--classes", "classes.txt", told="1 sample relabelled")
+    run("change", "a", "d2", "--labels", "labels.csv", "--classes", "classes.txt", told="1 sample relabeled")
     run("merge", "a", "d", "e", "--same-keys", "allow", "--same-images", "keep", told="24 samples")
     run("append", out, more, "f", told="converted 4 samples")
     run("info", "f", "-v", told="  change.operation: append")

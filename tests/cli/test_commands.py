@@ -440,7 +440,7 @@ def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Pa
     words += ["--labels", "folders"]
     command = [sys.executable, "-m", "shardio", *map(str, words)]
     begun = time.monotonic()
-    # A group of its own, signalled as a terminal does it: parent and workers alike.
+    # A group of its own, signaled as a terminal does it: parent and workers alike.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = 60.0
     # A shard counts from its record on, which follows it.

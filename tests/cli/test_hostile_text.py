@@ -32,7 +32,7 @@ from shardio.sets.verify import verify
 
 FAKE = "shardio: fake line"
 EVIL = f"x\n{FAKE}\r{FAKE}\x1b[31m\x1b]0;t\x07\x9b1m\x85\u202e\u200b\u2028{FAKE}\udc9b\udcff"
-"""A new line, a line over this one, colours, a title, the same in C1, another direction, no width, no UTF-8."""
+"""A new line, a line over this one, colors, a title, the same in C1, another direction, no width, no UTF-8."""
 UTF8 = EVIL.removesuffix("\udc9b\udcff")
 
 

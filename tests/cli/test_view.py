@@ -230,7 +230,7 @@ def test_a_file_without_a_state_is_refused(out: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transform", [None, CHAIN, Compose([Normalize(0.5, 0.25)])])
-def test_what_the_model_saw_is_shown_in_grey_levels(transform: Transform | None) -> None:
+def test_what_the_model_saw_is_shown_in_gray_levels(transform: Transform | None) -> None:
     images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
     flat = Compose([Normalize("imagenet")]) if transform is CHAIN else transform
     seen = images if flat is None else flat(images)

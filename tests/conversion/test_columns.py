@@ -96,7 +96,7 @@ def test_a_column_of_integers_alone_is_int64_and_any_other_float64(
         (("1", "2", "yes"), 4, "expected a number or nothing, found 'yes'"),
         (("1", "2", "NULL"), 4, "expected a number or nothing, found 'NULL'"),
         (("1", str(1 << 63), "3"), 3, "expected integers that fit in int64, found 9223372036854775808"),
-        # Neither of these is a float64: they would silently come out as their neighbours.
+        # Neither of these is a float64: they would silently come out as their neighbors.
         ((str((1 << 53) + 1), "", "3"), 2, "as other cells are fractions or empty, found 9007199254740993"),
         (("", "2", str(-(1 << 53) - 1)), 4, "as other cells are fractions or empty, found -9007199254740993"),
     ],

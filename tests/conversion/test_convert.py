@@ -455,7 +455,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
         ({"shard_size": 0}, "shard size must be a positive integer, in bytes; found 0"),
         ({"background": (1, 2)}, r"background must be \(red, green, blue\), each from 0 to 255; found \(1, 2\)"),
-        ({"background": "dull"}, "expected a colour such as 255,255,255, #ffffff or white; found 'dull'"),
+        ({"background": "dull"}, "expected a color such as 255,255,255, #ffffff or white; found 'dull'"),
         ({"exif_rotate": 1}, "exif_rotate must be True or False; found 1"),
         ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*64 - 1; found -1"),
     ],

@@ -215,10 +215,10 @@ def test_a_dataset_may_use_the_memory_of_an_item_again_for_the_next(tmp_path: Pa
 # --- images ----------------------------------------------------------------------------------------------------------
 
 RGB = picture(1, 5, 7)
-GREY = RGB[:, :, 0]
-RGBA = np.dstack([RGB, np.where(GREY > 128, 255, 0).astype(np.uint8)])
+GRAY = RGB[:, :, 0]
+RGBA = np.dstack([RGB, np.where(GRAY > 128, 255, 0).astype(np.uint8)])
 OVER_WHITE = np.where(RGBA[:, :, 3:] == 255, RGB, 255).astype(np.uint8)
-GREY_RGB = np.repeat(GREY[:, :, None], 3, axis=2)
+GRAY_RGB = np.repeat(GRAY[:, :, None], 3, axis=2)
 
 
 def tensor(pixels: NDArray[np.uint8]) -> torch.Tensor:
@@ -230,16 +230,16 @@ IMAGES: dict[str, tuple[Any, NDArray[np.uint8]]] = {
     "Fortran array": (np.asfortranarray(RGB), RGB),
     "reversed view": (RGB[::-1, ::-1], RGB[::-1, ::-1]),
     "read-only array": (np.frombuffer(RGB.tobytes(), np.uint8).reshape(RGB.shape), RGB),
-    "grey array": (GREY, GREY_RGB),
-    "array of one channel": (GREY[:, :, None], GREY_RGB),
+    "gray array": (GRAY, GRAY_RGB),
+    "array of one channel": (GRAY[:, :, None], GRAY_RGB),
     "array with alpha": (RGBA, OVER_WHITE),
     "view with alpha": (np.concatenate([RGBA, RGBA], 1)[:, :7], OVER_WHITE),
     "three rows": (RGB[:3], RGB[:3]),
     "PIL": (Image.fromarray(RGB), RGB),
-    "grey PIL": (Image.fromarray(GREY), GREY_RGB),
+    "gray PIL": (Image.fromarray(GRAY), GRAY_RGB),
     "PIL with alpha": (Image.fromarray(RGBA), OVER_WHITE),
-    "16 bits": (Image.fromarray(GREY.astype(np.uint16) * 257), GREY_RGB),
-    "16 bits in 32": (Image.fromarray(GREY.astype(np.int32) * 257), GREY_RGB),
+    "16 bits": (Image.fromarray(GRAY.astype(np.uint16) * 257), GRAY_RGB),
+    "16 bits in 32": (Image.fromarray(GRAY.astype(np.int32) * 257), GRAY_RGB),
     "encoded": (encode(RGB, "PNG"), RGB),
 }
 
@@ -247,8 +247,8 @@ IMAGES: dict[str, tuple[Any, NDArray[np.uint8]]] = {
 TENSORS: dict[str, tuple[Any, NDArray[np.uint8]]] = {
     "tensor": (tensor(RGB), RGB),
     "contiguous tensor": (tensor(RGB).contiguous(), RGB),
-    "grey tensor": (torch.from_numpy(GREY.copy()), GREY_RGB),
-    "tensor of one channel": (torch.from_numpy(GREY.copy())[None], GREY_RGB),
+    "gray tensor": (torch.from_numpy(GRAY.copy()), GRAY_RGB),
+    "tensor of one channel": (torch.from_numpy(GRAY.copy())[None], GRAY_RGB),
     "tensor with alpha": (tensor(RGBA), OVER_WHITE),
     "tensor three wide": (tensor(RGB[:, :3]), RGB[:, :3]),
 }
@@ -265,12 +265,12 @@ def test_every_kind_of_image_is_stored_as_it_is_where_it_has_the_size_of_a_sampl
 
 OTHERS: dict[str, tuple[Any, str]] = {
     "floats": (RGB.astype(np.float32) / 255, r"found an array of float32, shape \(5, 7, 3\)"),
-    "bools": (GREY > 128, r"found an array of bool, shape \(5, 7\)"),
+    "bools": (GRAY > 128, r"found an array of bool, shape \(5, 7\)"),
     "int64": (RGB.astype(np.int64), "found an array of int64"),
     "channels first": (np.moveaxis(RGB, 2, 0), r"found an array of uint8, shape \(3, 5, 7\)"),
     "two channels": (RGB[:, :, :2], r"shape \(5, 7, 2\)"),
     "a batch": (RGB[None], r"shape \(1, 5, 7, 3\)"),
-    "a row": (GREY[0], r"shape \(7,\)"),
+    "a row": (GRAY[0], r"shape \(7,\)"),
     "a float tensor": (tensor(RGB) / 255, r"a uint8 tensor .*, found one of float32, shape \(3, 5, 7\)"),
     "a tensor with channels last": (torch.from_numpy(RGB.copy()), r"found one of uint8, shape \(5, 7, 3\)"),
     "a path": ("1.jpg", "found str"),
@@ -293,9 +293,9 @@ def test_other_images_are_the_callers_mistake_and_named_with_the_item(tmp_path: 
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "an array of nothing": (np.empty((0, 5, 3), np.uint8), "empty", r"found an array of shape \(0, 5, 3\)"),
     "a huge array": (np.broadcast_to(np.uint8(0), (1 << 20, 1 << 20)), "too large", "found 1048576 x 1048576"),
-    "floats in PIL": (Image.fromarray(GREY.astype(np.float32)), "unsupported", "in a PIL image of mode F"),
-    "32 bits in PIL": (Image.fromarray(GREY.astype(np.int32) * 70000), "unsupported", "PIL image of mode I"),
-    "negative numbers": (Image.fromarray(GREY.astype(np.int32) - 1000), "unsupported", "PIL image of mode I"),
+    "floats in PIL": (Image.fromarray(GRAY.astype(np.float32)), "unsupported", "in a PIL image of mode F"),
+    "32 bits in PIL": (Image.fromarray(GRAY.astype(np.int32) * 70000), "unsupported", "PIL image of mode I"),
+    "negative numbers": (Image.fromarray(GRAY.astype(np.int32) - 1000), "unsupported", "PIL image of mode I"),
     "half a PNG": (encode(RGB, "PNG")[:60], "damaged", "."),
     "text": (b"<html>", "unsupported", "found text"),
 }
@@ -364,13 +364,13 @@ def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on
         check_set(out, "train", 40)
 
 
-UNLABELLED: dict[str, Any] = {"images": RGB, "tuples": (RGB,), "dicts": {"image": RGB}, "none": (RGB, None)}
+UNLABELED: dict[str, Any] = {"images": RGB, "tuples": (RGB,), "dicts": {"image": RGB}, "none": (RGB, None)}
 
 
-@pytest.mark.parametrize("name", UNLABELLED)
+@pytest.mark.parametrize("name", UNLABELED)
 def test_items_may_have_no_labels(tmp_path: Path, name: str) -> None:
-    report = convert({"train": [UNLABELLED[name]] * 5}, tmp_path / "out", **OPTIONS)
-    assert report.unlabelled == ("train",)
+    report = convert({"train": [UNLABELED[name]] * 5}, tmp_path / "out", **OPTIONS)
+    assert report.unlabeled == ("train",)
     shards = open_shards(tmp_path / "out")
     assert (shards.content.label_row, shards.classes, shards[0].label) == (None, (), None)
     with ShardLoader(tmp_path / "out", batch_size=5) as loader:
@@ -389,7 +389,7 @@ def test_labels_may_be_numbers_and_vectors_which_are_float32(tmp_path: Path, nam
     labels, shape = LABELS[name]
     source = [(RGB, label) for label in labels]
     report = convert(source, tmp_path / "out", **OPTIONS)
-    assert report.unlabelled == ()
+    assert report.unlabeled == ()
     expected = np.array([np.asarray(label, np.float32) for label in labels])
     assert expected.shape == (4, *shape)
     np.testing.assert_array_equal(open_shards(tmp_path / "out").labels, expected)

@@ -22,7 +22,7 @@ from pictures import encode, random_picture
 from PIL import Image, ImageOps
 from places import DATA, SHARED
 
-from shardio.conversion.images.decode import DecodedImage, DecodeOptions, decode_image, parse_colour
+from shardio.conversion.images.decode import DecodedImage, DecodeOptions, decode_image, parse_color
 from shardio.conversion.images.headers import MAX_PIXELS, MAX_SIDE_PIXELS, check_pixels
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError
@@ -208,15 +208,15 @@ def test_lossy_images_decode_as_with_pillow(kind: str, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_grey_images_get_three_equal_channels(kind: str) -> None:
-    grey = picture(4)[:, :, 0]
-    pixels = decode_image(encode(Image.fromarray(grey, "L"), kind, lossless=True, quality=95)).pixels
-    assert pixels.shape == (*grey.shape, 3)
-    assert np.abs(pixels.astype(int) - grey[:, :, None]).max() <= (0 if kind != "JPEG" else 20)
+def test_gray_images_get_three_equal_channels(kind: str) -> None:
+    gray = picture(4)[:, :, 0]
+    pixels = decode_image(encode(Image.fromarray(gray, "L"), kind, lossless=True, quality=95)).pixels
+    assert pixels.shape == (*gray.shape, 3)
+    assert np.abs(pixels.astype(int) - gray[:, :, None]).max() <= (0 if kind != "JPEG" else 20)
     assert (pixels == pixels[:, :, :1]).all()
 
 
-def test_cmyk_jpeg_gets_the_colours_of_its_inks() -> None:
+def test_cmyk_jpeg_gets_the_colors_of_its_inks() -> None:
     flat = {"white": (0, 0, 0, 0), "cyan": (255, 0, 0, 0), "red": (0, 255, 255, 0), "black": (0, 0, 0, 255)}
     expected = {"white": (255, 255, 255), "cyan": (0, 255, 255), "red": (255, 0, 0), "black": (0, 0, 0)}
     for name, inks in flat.items():
@@ -226,7 +226,7 @@ def test_cmyk_jpeg_gets_the_colours_of_its_inks() -> None:
         assert np.abs(pixels.astype(int) - expected[name]).max() <= 3, name
 
 
-def test_16_bit_grey_is_scaled_for_every_value() -> None:
+def test_16_bit_gray_is_scaled_for_every_value() -> None:
     deep = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
     pixels = decode_image(encode(deep, "PNG")).pixels
     np.testing.assert_array_equal(pixels[:, :, 0], np.rint(deep / 257))
@@ -237,8 +237,8 @@ def png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def raw_png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: bytes) -> bytes:
-    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+def raw_png(width: int, height: int, depth: int, color: int, rows: bytes, *extra: bytes) -> bytes:
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     return PNG_MAGIC + head + b"".join(extra) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
 
 
@@ -246,7 +246,7 @@ def raw_png(width: int, height: int, depth: int, colour: int, rows: bytes, *extr
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
-def png_of(values: NDArray[Any], depth: int, colour_type: int, *chunks: bytes, interlaced: bool = False) -> bytes:
+def png_of(values: NDArray[Any], depth: int, color_type: int, *chunks: bytes, interlaced: bool = False) -> bytes:
     """A PNG of these channel values, (height, width, channels), each of so many bits; filter 0 in every row."""
     height, width, _ = values.shape
 
@@ -260,20 +260,20 @@ def png_of(values: NDArray[Any], depth: int, colour_type: int, *chunks: bytes, i
 
     parts = [values[top::down, left::right] for left, top, right, down in _PASSES] if interlaced else [values]
     data = b"".join(rows(part) for part in parts if part.size)
-    head = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, interlaced)
+    head = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, interlaced)
     body = [png_chunk(b"IHDR", head), *chunks, png_chunk(b"IDAT", zlib.compress(data, 1)), png_chunk(b"IEND", b"")]
     return PNG_MAGIC + b"".join(body)
 
 
-GREY, COLOUR, PALETTE, GREY_ALPHA, COLOUR_ALPHA = 0, 2, 3, 4, 6
-CHANNELS = {GREY: 1, COLOUR: 3, PALETTE: 1, GREY_ALPHA: 2, COLOUR_ALPHA: 4}
-DEPTHS = {GREY: (1, 2, 4, 8, 16), COLOUR: (8, 16), PALETTE: (1, 2, 4, 8), GREY_ALPHA: (8, 16), COLOUR_ALPHA: (8, 16)}
+GRAY, COLOR, PALETTE, GRAY_ALPHA, COLOR_ALPHA = 0, 2, 3, 4, 6
+CHANNELS = {GRAY: 1, COLOR: 3, PALETTE: 1, GRAY_ALPHA: 2, COLOR_ALPHA: 4}
+DEPTHS = {GRAY: (1, 2, 4, 8, 16), COLOR: (8, 16), PALETTE: (1, 2, 4, 8), GRAY_ALPHA: (8, 16), COLOR_ALPHA: (8, 16)}
 ALL_KINDS_OF_PNG = [(kind, depth) for kind in CHANNELS for depth in DEPTHS[kind]]
 BEHIND = DecodeOptions(background=(200, 100, 50))
 
 
 def over(rgb: NDArray[Any], alpha: NDArray[Any]) -> NDArray[np.float64]:
-    """Lays a colour over the background BEHIND. Colour and alpha are from 0 to 1, the result from 0 to 255."""
+    """Lays a color over the background BEHIND. Color and alpha are from 0 to 1, the result from 0 to 255."""
     return np.asarray((rgb * alpha + np.array(BEHIND.background) / 255 * (1 - alpha)) * 255)
 
 
@@ -281,50 +281,50 @@ def over(rgb: NDArray[Any], alpha: NDArray[Any]) -> NDArray[np.float64]:
 @pytest.mark.parametrize(("kind", "depth"), ALL_KINDS_OF_PNG)
 def test_every_kind_of_png_gives_the_picture_that_its_values_mean(kind: int, depth: int, interlaced: bool) -> None:
     rng = np.random.default_rng([kind, depth])
-    colours = rng.integers(0, 256, (1 << min(depth, 8), 3), dtype=np.uint8)
+    colors = rng.integers(0, 256, (1 << min(depth, 8), 3), dtype=np.uint8)
     most = (1 << depth) - 1
     for height, width in ((1, 1), (1, 9), (5, 3), (23, 31)):
         values = rng.integers(0, most + 1, (height, width, CHANNELS[kind]))
         if kind == PALETTE:
-            data = png_of(values, depth, kind, png_chunk(b"PLTE", colours.tobytes()), interlaced=interlaced)
-            expected = colours[values[:, :, 0]].astype(float)
+            data = png_of(values, depth, kind, png_chunk(b"PLTE", colors.tobytes()), interlaced=interlaced)
+            expected = colors[values[:, :, 0]].astype(float)
         else:
             data = png_of(values, depth, kind, interlaced=interlaced)
-            alpha = values[:, :, -1:] / most if kind in (GREY_ALPHA, COLOUR_ALPHA) else np.ones((height, width, 1))
-            rgb = values[:, :, : 3 if kind in (COLOUR, COLOUR_ALPHA) else 1] / most
+            alpha = values[:, :, -1:] / most if kind in (GRAY_ALPHA, COLOR_ALPHA) else np.ones((height, width, 1))
+            rgb = values[:, :, : 3 if kind in (COLOR, COLOR_ALPHA) else 1] / most
             expected = over(rgb, alpha)
         pixels = decode_image(data, BEHIND).pixels
         assert pixels.shape == (height, width, 3)
-        # The upper 8 of 16 bits of colour, or of grey with alpha, are kept, and then two values are multiplied.
-        steps = 0.5 if CHANNELS[kind] == 1 else 1 if depth == 8 or kind == COLOUR else 2.5
+        # The upper 8 of 16 bits of color, or of gray with alpha, are kept, and then two values are multiplied.
+        steps = 0.5 if CHANNELS[kind] == 1 else 1 if depth == 8 or kind == COLOR else 2.5
         assert np.abs(pixels - expected).max() <= steps
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
-def test_one_transparent_grey_is_laid_over_the_background_for_every_value(depth: int) -> None:
+def test_one_transparent_gray_is_laid_over_the_background_for_every_value(depth: int) -> None:
     most = (1 << depth) - 1
     values = np.arange(most + 1).reshape(-1, min(most + 1, 256), 1)
     for transparent in {0, 1, most // 2, most - 1, most}:
-        data = png_of(values, depth, GREY, png_chunk(b"tRNS", struct.pack(">H", transparent)))
+        data = png_of(values, depth, GRAY, png_chunk(b"tRNS", struct.pack(">H", transparent)))
         pixels = decode_image(data, BEHIND).pixels
         np.testing.assert_array_equal((pixels == BEHIND.background).all(axis=2), values[:, :, 0] == transparent)
         opaque = values[:, :, 0] != transparent
-        np.testing.assert_array_equal(pixels[opaque], decode_image(png_of(values, depth, GREY)).pixels[opaque])
+        np.testing.assert_array_equal(pixels[opaque], decode_image(png_of(values, depth, GRAY)).pixels[opaque])
 
 
-def test_one_transparent_colour_is_laid_over_the_background() -> None:
+def test_one_transparent_color_is_laid_over_the_background() -> None:
     values = np.stack(np.meshgrid(*[np.arange(0, 256, 51)] * 3), axis=-1).reshape(6, -1, 3)
-    data = png_of(values, 8, COLOUR, png_chunk(b"tRNS", struct.pack(">HHH", 51, 102, 255)))
+    data = png_of(values, 8, COLOR, png_chunk(b"tRNS", struct.pack(">HHH", 51, 102, 255)))
     pixels = decode_image(data, BEHIND).pixels
     transparent = (values == (51, 102, 255)).all(axis=2)
     assert transparent.sum() == 1
     np.testing.assert_array_equal(pixels, np.where(transparent[:, :, None], BEHIND.background, values))
 
 
-def test_one_transparent_colour_of_16_bits_is_refused_for_it_cannot_be_told_from_its_neighbours() -> None:
+def test_one_transparent_color_of_16_bits_is_refused_for_it_cannot_be_told_from_its_neighbors() -> None:
     values = np.array([[[0x1234, 0x5678, 0x9ABC], [0x1235, 0x5678, 0x9ABC]]])
-    data = png_of(values, 16, COLOUR, png_chunk(b"tRNS", struct.pack(">HHH", *values[0, 0].tolist())))
-    with pytest.raises(DecodeError, match=r"^unsupported: expected no transparent colour .* 16-bit colour"):
+    data = png_of(values, 16, COLOR, png_chunk(b"tRNS", struct.pack(">HHH", *values[0, 0].tolist())))
+    with pytest.raises(DecodeError, match=r"^unsupported: expected no transparent color .* 16-bit color"):
         decode_image(data)
 
 
@@ -332,25 +332,25 @@ def test_one_transparent_colour_of_16_bits_is_refused_for_it_cannot_be_told_from
 def test_palette_entries_are_as_transparent_as_they_say(depth: int) -> None:
     rng = np.random.default_rng(depth)
     count = 1 << depth
-    colours = rng.integers(0, 256, (count, 3), dtype=np.uint8)
+    colors = rng.integers(0, 256, (count, 3), dtype=np.uint8)
     values = rng.integers(0, count, (20, 30, 1))
     for told in {1, count // 2, count}:  # entries behind those that tRNS tells of are opaque
         alpha = np.full(count, 255)
         alpha[:told] = rng.integers(0, 256, told)
-        chunks = png_chunk(b"PLTE", colours.tobytes()), png_chunk(b"tRNS", bytes(alpha[:told].tolist()))
+        chunks = png_chunk(b"PLTE", colors.tobytes()), png_chunk(b"tRNS", bytes(alpha[:told].tolist()))
         pixels = decode_image(png_of(values, depth, PALETTE, *chunks), BEHIND).pixels
-        expected = over(colours[values[:, :, 0]] / 255, alpha[values] / 255)
+        expected = over(colors[values[:, :, 0]] / 255, alpha[values] / 255)
         assert np.abs(pixels - expected).max() <= 1
 
 
-@pytest.mark.parametrize("colours", [0, 1, 6])
-def test_pixels_without_a_colour_in_the_palette_are_refused_and_not_shown_black(colours: int) -> None:
-    palette = png_chunk(b"PLTE", bytes(range(3 * colours))) if colours else b""
-    whole = np.arange(colours).reshape(1, -1, 1)
-    if colours:
-        assert decode_image(png_of(whole, 8, PALETTE, palette)).pixels.shape == (1, colours, 3)
-    beyond = np.append(whole, [[[colours]]], axis=1)
-    with pytest.raises(DecodeError, match=f"^damaged: expected palette indices below {colours}, found {colours}"):
+@pytest.mark.parametrize("colors", [0, 1, 6])
+def test_pixels_without_a_color_in_the_palette_are_refused_and_not_shown_black(colors: int) -> None:
+    palette = png_chunk(b"PLTE", bytes(range(3 * colors))) if colors else b""
+    whole = np.arange(colors).reshape(1, -1, 1)
+    if colors:
+        assert decode_image(png_of(whole, 8, PALETTE, palette)).pixels.shape == (1, colors, 3)
+    beyond = np.append(whole, [[[colors]]], axis=1)
+    with pytest.raises(DecodeError, match=f"^damaged: expected palette indices below {colors}, found {colors}"):
         decode_image(png_of(beyond, 8, PALETTE, palette))
 
 
@@ -427,26 +427,26 @@ def test_transparency_is_laid_over_the_background_that_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("text", "colour"),
+    ("text", "color"),
     [
         *(("white", (255, 255, 255)), ("Black", (0, 0, 0)), ("rebeccapurple", (102, 51, 153))),
         *(("#102030", (16, 32, 48)), ("#FFfFff", (255, 255, 255))),
         *(("1,2,3", (1, 2, 3)), (" 255, 0, 255 ", (255, 0, 255))),
     ],
 )
-def test_colours_are_written_in_three_ways(text: str, colour: tuple[int, int, int]) -> None:
-    assert parse_colour(text) == colour
+def test_colors_are_written_in_three_ways(text: str, color: tuple[int, int, int]) -> None:
+    assert parse_color(text) == color
 
 
-def test_what_is_no_colour_is_refused() -> None:
+def test_what_is_no_color_is_refused() -> None:
     texts = ("", "whitish", "#fff", "#12345", "#1234567", "#10203040", "1,2", "1,2,3,4", "1,2,256", "-1,2,3", "1.0,2,3")
     for text in (*texts, "rgb(1,2,3)", "hsl(0,0%,0%)", "\u0661,2,3", "1000000000000000000000,0,0"):
-        with pytest.raises(ValueError, match="expected a colour"):
-            parse_colour(text)
-    colours: Any = ((1, 2), (1, 2, 3, 4), (1, 2, 256), (-1, 2, 3), (1.0, 2, 3), (True, 2, 3), ())
-    for colour in colours:
+        with pytest.raises(ValueError, match="expected a color"):
+            parse_color(text)
+    colors: Any = ((1, 2), (1, 2, 3, 4), (1, 2, 256), (-1, 2, 3), (1.0, 2, 3), (True, 2, 3), ())
+    for color in colors:
         with pytest.raises(ValueError, match="background"):
-            DecodeOptions(background=colour)
+            DecodeOptions(background=color)
     with pytest.raises(ValueError, match="exif_rotate"):
         DecodeOptions(exif_rotate=1)  # type: ignore[arg-type]
 
@@ -474,7 +474,7 @@ def test_jpeg_whose_sampling_has_no_name_is_unsupported_and_not_left_to_a_lenien
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_adobe_ycck_gets_the_colours_of_its_inks(progressive: bool) -> None:
+def test_adobe_ycck_gets_the_colors_of_its_inks(progressive: bool) -> None:
     # Pillow writes CMYK, inverted, as Adobe does. Told to be YCCK, the first three planes are those of YCbCr; they are
     # of R, G and B, where R is 255 less the cyan that a reader must find inverted: the cyan itself.
     rng = np.random.default_rng(17)
@@ -546,7 +546,7 @@ def test_what_is_turned_is_not_reduced() -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_grey_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
+def test_gray_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
     image = Image.fromarray(picture(4, 160, 240)).resize((240, 160)).convert(mode)
     decoded = decode_image(encode(image, "JPEG", quality=95), least_size=lambda *size: (20, 20))
     assert decoded.pixels.shape == (20, 30, 3)
@@ -606,11 +606,11 @@ def test_what_is_no_image_is_refused_and_named(data: bytes, message: str) -> Non
 
 
 PNGS: dict[str, bytes] = {
-    "interlaced": png_of(picture(20).astype(int), 8, COLOUR, interlaced=True),
+    "interlaced": png_of(picture(20).astype(int), 8, COLOR, interlaced=True),
     "animated": encode(
         Image.fromarray(picture(20)), "PNG", save_all=True, append_images=[Image.fromarray(picture(21))], duration=40
     ),
-    "colour": encode(picture(20), "PNG"),
+    "color": encode(picture(20), "PNG"),
     "alpha": encode(np.dstack([picture(21), picture(22)[:, :, 0]]), "PNG"),
     "palette": encode(Image.fromarray(picture(23)).quantize(16), "PNG"),
     "deep": encode(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100, "PNG"),
@@ -858,4 +858,4 @@ def test_whatever_a_decoder_raises_becomes_a_decode_error(
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
     name = "too large: no memory" if error is MemoryError else f"damaged: {error.__name__}"
     with pytest.raises(DecodeError, match=f"^{name}.*odd"):
-        decode_image(PNGS["colour"])
+        decode_image(PNGS["color"])

@@ -9,7 +9,7 @@ import pytest
 from pictures import encode
 from PIL import Image
 
-from shardio.conversion.images.headers import COLOUR, find_png_chunk, read_orientation, read_png_header
+from shardio.conversion.images.headers import COLOR, find_png_chunk, read_orientation, read_png_header
 from shardio.errors import DecodeError
 
 BLACK = Image.new("RGB", (17, 9))
@@ -130,7 +130,7 @@ def test_a_webp_that_does_not_announce_a_block_has_none() -> None:
 def test_the_header_and_the_chunks_of_a_png_are_read() -> None:
     data = encode(BLACK, "PNG")
     header = read_png_header(data)
-    assert (header.width, header.height, header.depth, header.colour_type) == (17, 9, 8, COLOUR)
+    assert (header.width, header.height, header.depth, header.color_type) == (17, 9, 8, COLOR)
     assert find_png_chunk(data, b"IHDR") == data[16:29]
     assert find_png_chunk(data, b"IEND") == b""
     assert find_png_chunk(data, b"tRNS") is None

@@ -179,7 +179,7 @@ def test_adm_is_square_and_bicubic(size: tuple[int, int], resample: Resample) ->
 
 @pytest.mark.parametrize("resample", FILTERS)
 @pytest.mark.parametrize("mode", MODES)
-def test_one_colour_stays_that_colour(mode: FitMode, resample: Resample) -> None:
+def test_one_color_stays_that_color(mode: FitMode, resample: Resample) -> None:
     for shape, size in itertools.product(SHAPES, TARGETS):
         fit = Fit(size, mode, resample)
         sample = fit.apply(np.full((*shape, 3), (0, 101, 255), np.uint8))
@@ -212,7 +212,7 @@ def test_crop_is_the_middle_of_the_resized_picture() -> None:
 
 
 @pytest.mark.parametrize("shape", [(50, 91), (91, 50), (5, 300)])
-def test_pad_is_the_resized_picture_centred_on_black(shape: tuple[int, int]) -> None:
+def test_pad_is_the_resized_picture_centered_on_black(shape: tuple[int, int]) -> None:
     pixels = np.maximum(random_picture(np.random.default_rng(3), *shape), 1)
     fit = Fit((40, 40), "pad", "bilinear")
     height, width = fit.placement(*shape).resized
@@ -303,7 +303,7 @@ def test_a_picture_may_be_reduced_to_twice_what_it_is_resized_to(mode: FitMode) 
 @pytest.mark.parametrize("resample", RESAMPLES)
 @pytest.mark.parametrize("reduction", [2, 4, 8])
 def test_a_reduced_picture_lies_where_the_whole_one_would(reduction: int, resample: Resample) -> None:
-    """Ramps, in both directions: a shift of a quarter of a pixel would be six steps of grey."""
+    """Ramps, in both directions: a shift of a quarter of a pixel would be six steps of gray."""
     size, sides = (10, 10), range(reduction * 41 - reduction + 1, reduction * 41 + 1)
     for height, width in zip(sides, reversed(sides), strict=True):
         y, x = np.mgrid[:height, :width] + 0.5

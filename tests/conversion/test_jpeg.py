@@ -32,8 +32,8 @@ KINDS: dict[str, bytes] = {
     "baseline": encode(picture(1), "JPEG", quality=90),
     "4:4:4": encode(picture(2), "JPEG", quality=95, subsampling=0),
     "progressive": encode(picture(3), "JPEG", quality=85, progressive=True),
-    "grey": encode(Image.fromarray(picture(4)).convert("L"), "JPEG"),
-    "grey progressive": encode(Image.fromarray(picture(5)).convert("L"), "JPEG", progressive=True),
+    "gray": encode(Image.fromarray(picture(4)).convert("L"), "JPEG"),
+    "gray progressive": encode(Image.fromarray(picture(5)).convert("L"), "JPEG", progressive=True),
     "cmyk": encode(Image.fromarray(picture(6)).convert("CMYK"), "JPEG", subsampling=0),
     "restarts": encode(picture(7), "JPEG", restart_marker_rows=1),
     "with metadata": encode(
@@ -146,7 +146,7 @@ def test_any_bytes_give_a_header_or_a_decode_error(seed: int) -> None:
 
 
 def test_supported_are_8_bits_of_baseline_extended_progressive_and_their_arithmetic_twins() -> None:
-    data = KINDS["grey"]
+    data = KINDS["gray"]
     frame = data.index(b"\xff\xc0")
     for marker in (m for m in range(0xC0, 0xD0) if m not in (0xC4, 0xC8, 0xCC)):
         for bits in (0, 1, 7, 8, 9, 12, 16):
@@ -165,7 +165,7 @@ def test_supported_are_8_bits_of_baseline_extended_progressive_and_their_arithme
 
 
 def legal_scans(count: int, between: bytes = b"") -> bytes:
-    """A grey 8 x 8 progressive JPEG of `count` scans, each of them legal; `between` stands after the first scan.
+    """A gray 8 x 8 progressive JPEG of `count` scans, each of them legal; `between` stands after the first scan.
 
     A coefficient may be sent bit by bit, from bit 13 down to 0, and every one of the 63 on its own.
     """
@@ -247,7 +247,7 @@ def test_without_junk_keeps_the_picture_and_nothing_else(kind: str) -> None:
     assert without_junk(once, left) == once
 
 
-def test_without_junk_keeps_the_segments_that_tell_the_colours() -> None:
+def test_without_junk_keeps_the_segments_that_tell_the_colors() -> None:
     data = KINDS["cmyk"]
     adobe = segment(0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 0))
     assert adobe in data
@@ -256,7 +256,7 @@ def test_without_junk_keeps_the_segments_that_tell_the_colours() -> None:
     assert data[2:20] in without_junk(data, read_jpeg_header(data))
 
 
-def test_a_colour_segment_that_is_too_short_to_tell_anything_is_left_out() -> None:
+def test_a_color_segment_that_is_too_short_to_tell_anything_is_left_out() -> None:
     data = KINDS["baseline"]
     expected = decode_image(data).pixels
     start = read_jpeg_header(data).segments[1].start

@@ -49,7 +49,7 @@ def test_test_images_and_what_is_no_image_are_counted(src: Path) -> None:
     put(images(src), "val/.DS_Store", "val/README.txt", "train/.x", "train/notes.txt")
     put(images(src), "train/._n01440764.JPEG", "test/.DS_Store")
     assert scan_kaggle(src).ignored == {
-        "unlabelled test image": 3,
+        "unlabeled test image": 3,
         "hidden": 4,
         "not a validation image": 1,
         "not an image": 1,

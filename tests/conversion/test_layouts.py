@@ -57,15 +57,15 @@ def test_both_commands_that_a_refusal_names_work_and_their_sets_are_repaired(tmp
         with pytest.raises(SourceError, match="expected class folders in 'test'") as caught:
             call()
     assert not (tmp_path / "out").exists()
-    for labels, unlabelled in (("folders", ("test",)), ("none", ("train", "test"))):
+    for labels, unlabeled in (("folders", ("test",)), ("none", ("train", "test"))):
         command = f"`shardio convert '{src}' OUT --labels {labels}`"
         assert command in str(caught.value)
         out = tmp_path / labels
         words = [*shlex.split(command.strip("`"))[1:3], str(out), "--labels", labels, "--size", "8"]
         done = CliRunner().invoke(cli, words, catch_exceptions=False)
-        assert {line.split()[0] for line in done.output.splitlines() if "without labels" in line} == set(unlabelled)
+        assert {line.split()[0] for line in done.output.splitlines() if "without labels" in line} == set(unlabeled)
         shards = {split: open_shards(out, split) for split in ("train", "test")}
-        assert {split for split, one in shards.items() if one.content.label_row is None} == set(unlabelled)
+        assert {split for split, one in shards.items() if one.content.label_row is None} == set(unlabeled)
         assert shards["train"].classes == (("a", "b") if labels == "folders" else ())
         assert convert(src, out, **OPTIONS, labels=labels).num_converted == 0
         (out / "test-00000.npy").unlink()
@@ -128,7 +128,7 @@ def test_a_class_may_be_without_images_in_val_but_not_in_train(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("empty_classes", ["omit", "keep"])
-def test_a_set_with_a_class_left_out_or_kept_is_recognised_and_repaired(
+def test_a_set_with_a_class_left_out_or_kept_is_recognized_and_repaired(
     tmp_path: Path, empty_classes: EmptyClasses
 ) -> None:
     src = put(tmp_path / "src", "a/1.jpg", "b/", "c/2.jpg", "d/3.jpg")

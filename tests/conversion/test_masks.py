@@ -30,7 +30,7 @@ SIZES = [(24, 24), (37, 20), (20, 37), (16, 90), (9, 11), (61, 64)]
 """(height, width) of pictures: smaller and larger than the samples, wide, tall and square."""
 
 
-def grey(seed: int, height: int, width: int) -> NDArray[np.uint8]:
+def gray(seed: int, height: int, width: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (height, width), dtype=np.uint8)
 
 
@@ -44,7 +44,7 @@ def make_tree(folder: Path, deep: bool = False) -> tuple[Path, Path, dict[str, N
     masks = {}
     for i, (height, width) in enumerate(SIZES):
         key = f"{'ab'[i % 2]}/{i}"
-        mask: NDArray[Any] = grey(i, height, width)
+        mask: NDArray[Any] = gray(i, height, width)
         mask = mask * np.uint16(257) + np.uint16(i) if deep else mask
         put(folder / "src" / f"{key}.png", encode(random_picture(np.random.default_rng(i), height, width), "PNG"))
         put(folder / "masks" / f"{key}.png", encode(mask, "PNG"))
@@ -53,7 +53,7 @@ def make_tree(folder: Path, deep: bool = False) -> tuple[Path, Path, dict[str, N
 
 
 def plain_nearest(mask: NDArray[Any], fit: Fit) -> NDArray[Any]:
-    """Computes the sample's mask pixel by pixel, in fractions: where the centre of each pixel lies in the picture."""
+    """Computes the sample's mask pixel by pixel, in fractions: where the center of each pixel lies in the picture."""
     (height, width), placed = mask.shape[:2], fit.placement(*mask.shape[:2])
     sample = np.zeros(fit.size, mask.dtype)
     for row in range(fit.size[0]):
@@ -120,7 +120,7 @@ def test_a_mask_turns_with_its_picture(tmp_path: Path, orientation: int) -> None
 
 
 def test_masks_of_reduced_pictures_are_those_of_whole_ones(tmp_path: Path) -> None:
-    mask = grey(0, 301, 403)
+    mask = gray(0, 301, 403)
     put(tmp_path / "src" / "a" / "0.jpg", encode(random_picture(np.random.default_rng(0), 301, 403), "JPEG"))
     put(tmp_path / "masks" / "a" / "0.png", encode(mask, "PNG"))
     for quality in ("exact", "fast"):
@@ -139,7 +139,7 @@ def palette(indices: NDArray[np.uint8], **options: Any) -> bytes:
 
 
 def test_masks_hold_the_numbers_that_were_stored() -> None:
-    ids = grey(0, 7, 9)
+    ids = gray(0, 7, 9)
     assert np.array_equal(decode_mask(encode(ids, "PNG")), ids)
     assert np.array_equal(decode_mask(palette(ids)), ids)
     assert np.array_equal(decode_mask(palette(ids, transparency=3)), ids)
@@ -156,16 +156,16 @@ def test_masks_hold_the_numbers_that_were_stored() -> None:
 @pytest.mark.parametrize(
     ("data", "reason", "detail"),
     [
-        (encode(np.zeros((4, 4, 3), np.uint8), "PNG"), "unsupported", "found a PNG of colour"),
-        (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported", "found a PNG of colour with alpha"),
-        (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported", "found a PNG of grey with alpha"),
-        (encode(grey(0, 8, 8), "JPEG"), "unsupported", "found bytes that begin ff d8"),
+        (encode(np.zeros((4, 4, 3), np.uint8), "PNG"), "unsupported", "found a PNG of color"),
+        (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported", "found a PNG of color with alpha"),
+        (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported", "found a PNG of gray with alpha"),
+        (encode(gray(0, 8, 8), "JPEG"), "unsupported", "found bytes that begin ff d8"),
         (encode(np.zeros((4, 4, 3), np.uint8), "WEBP"), "unsupported", "a WebP that is lossy"),
-        (encode(random_picture(np.random.default_rng(0), 8, 8), "WEBP", lossless=True), "unsupported", "of colour"),
-        (encode(grey(0, 64, 64), "PNG")[:2000], "damaged", "Error: "),
-        (encode(grey(0, 8, 8), "PNG")[:20], "damaged", "an IHDR chunk"),
-        (encode(grey(0, 64, 64), "PNG").replace(b"IDATx", b"IDATy"), "damaged", "Error: "),
-        (encode(grey(0, 8, 8), "PNG")[:16] + b"\x40\0\0\0" * 2 + bytes(20), "too large", "expected at most"),
+        (encode(random_picture(np.random.default_rng(0), 8, 8), "WEBP", lossless=True), "unsupported", "of color"),
+        (encode(gray(0, 64, 64), "PNG")[:2000], "damaged", "Error: "),
+        (encode(gray(0, 8, 8), "PNG")[:20], "damaged", "an IHDR chunk"),
+        (encode(gray(0, 64, 64), "PNG").replace(b"IDATx", b"IDATy"), "damaged", "Error: "),
+        (encode(gray(0, 8, 8), "PNG")[:16] + b"\x40\0\0\0" * 2 + bytes(20), "too large", "expected at most"),
         (b"", "empty", "an empty file"),
         (b"<html>", "unsupported", "found bytes that begin"),
     ],
@@ -178,8 +178,8 @@ def test_what_is_no_mask_is_refused_with_a_reason(data: bytes, reason: str, deta
 
 def test_mutated_masks_are_decoded_or_refused() -> None:
     rng = np.random.default_rng(0)
-    originals = [encode(grey(0, 9, 9), "PNG"), palette(grey(1, 9, 9)), encode(grey(2, 9, 9).astype(np.uint16), "PNG")]
-    originals.append(encode(np.stack([grey(3, 9, 9)] * 3, axis=2), "WEBP", lossless=True))
+    originals = [encode(gray(0, 9, 9), "PNG"), palette(gray(1, 9, 9)), encode(gray(2, 9, 9).astype(np.uint16), "PNG")]
+    originals.append(encode(np.stack([gray(3, 9, 9)] * 3, axis=2), "WEBP", lossless=True))
     for _ in range(600):
         data = bytearray(originals[rng.integers(len(originals))])
         for _ in range(rng.integers(1, 4)):
@@ -195,7 +195,7 @@ def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) ->
     src, folder, masks = make_tree(tmp_path)
     (folder / "a" / "0.png").unlink()
     (folder / "b" / "1.png").write_bytes(b"")
-    put(folder / "a" / "2.png", encode(grey(0, 37, 20), "PNG"))  # turned
+    put(folder / "a" / "2.png", encode(gray(0, 37, 20), "PNG"))  # turned
     (folder / "b" / "3.png").unlink()
     (folder / "b" / "3.png").mkdir()
     with pytest.raises(ConvertError, match="expected at most 0 refused images of 6, found"):
@@ -226,10 +226,10 @@ def test_mended_masks_are_taken_and_the_set_is_that_of_sound_ones(tmp_path: Path
 
 def test_sixteen_bits_are_kept_if_the_first_mask_has_them(tmp_path: Path) -> None:
     src, folder, masks = make_tree(tmp_path, deep=True)
-    put(folder / "b" / "5.png", encode(grey(5, *SIZES[5]), "PNG"))
+    put(folder / "b" / "5.png", encode(gray(5, *SIZES[5]), "PNG"))
     convert(src, tmp_path / "out", masks=folder, size=16, workers=1)
     found = masks_of(open_shards(tmp_path / "out"))
-    masks["b/5.png"] = grey(5, *SIZES[5]).astype(np.uint16)
+    masks["b/5.png"] = gray(5, *SIZES[5]).astype(np.uint16)
     for key, mask in masks.items():
         assert found[key].dtype == np.uint16
         assert np.array_equal(found[key], plain_nearest(mask, Fit((16, 16))))
@@ -257,7 +257,7 @@ def test_a_wrong_folder_of_masks_is_an_error_before_anything_is_written(tmp_path
     with pytest.raises(ConvertError, match="one inside the other"):
         convert(src, folder / "out", masks=folder, size=16)
     with pytest.raises(ValueError, match="`src` is a dataset"):
-        convert([(grey(0, 8, 8), 0)], tmp_path / "out", masks=folder, size=16)
+        convert([(gray(0, 8, 8), 0)], tmp_path / "out", masks=folder, size=16)
     assert not (tmp_path / "out").exists()
 
 

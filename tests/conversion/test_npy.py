@@ -131,7 +131,7 @@ def _fixed(out: Path) -> int:
 def test_datasets_of_arrays_become_sets(items: Any, names: list[str], label: type | None, tmp_path: Path) -> None:
     report = convert({"train": items[:30], "val": items[30:]}, tmp_path / "out", shard_size=SHARD_NBYTES)
     assert report.num_samples == {"train": 30, "val": 10}
-    assert report.unlabelled == (() if label else ("train", "val"))
+    assert report.unlabeled == (() if label else ("train", "val"))
     shards = open_shards(tmp_path / "out", "val")
     for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
         number = 30 + int(key.removeprefix(b"val/"))
@@ -221,7 +221,7 @@ def test_labels_none_drops_labels_of_every_kind(source: tuple[Path, str, str], t
     src, _, name = source
     report = convert(src, tmp_path / "out", labels="none")
     shards = open_shards(tmp_path / "out")
-    assert (report.unlabelled, shards.content.label_row) == (("train",), None)
+    assert (report.unlabeled, shards.content.label_row) == (("train",), None)
     np.testing.assert_array_equal(shards[0].arrays[name], LATENTS[numbers_of(tmp_path / "out")[0]])
 
 

@@ -21,10 +21,10 @@ from shardio.errors import DecodeError
 
 RNG = np.random.default_rng(0)
 RGB = random_picture(RNG, 23, 37)
-GREY = RGB[:, :, 0]
-BITS = GREY > 127
+GRAY = RGB[:, :, 0]
+BITS = GRAY > 127
 ALPHA = random_picture(RNG, 23, 37)[:, :, 0]
-DEEP = (GREY.astype(np.uint16) << 8) + 77
+DEEP = (GRAY.astype(np.uint16) << 8) + 77
 BEHIND = DecodeOptions(background=(200, 100, 50))
 UPRIGHT = DecodeOptions(exif_rotate=True)
 HAS_AVIF = "avif" in features.modules and features.check("avif")
@@ -38,12 +38,12 @@ def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     assert capfd.readouterr() == ("", "")
 
 
-def over(colours: NDArray[Any], alpha: NDArray[Any]) -> NDArray[Any]:
+def over(colors: NDArray[Any], alpha: NDArray[Any]) -> NDArray[Any]:
     share = alpha[:, :, None] / 255
-    return np.asarray(colours * share + np.array(BEHIND.background) * (1 - share))
+    return np.asarray(colors * share + np.array(BEHIND.background) * (1 - share))
 
 
-def grey(values: NDArray[Any]) -> NDArray[Any]:
+def gray(values: NDArray[Any]) -> NDArray[Any]:
     return np.repeat(np.asarray(values)[:, :, None], 3, axis=2)
 
 
@@ -82,18 +82,18 @@ def padded_rows(values: NDArray[Any]) -> bytes:
 
 RGBA = np.dstack([RGB, ALPHA])
 DEEP_RGB = (RGB.astype(np.uint16) << 8) + 200
-WHITE_IS_0, BLACK_IS_0, COLOURS = {262: (0,)}, {262: (1,)}, {262: (2,), 258: (8, 8, 8), 277: (3,)}
-PLAIN = b"\n".join(b" ".join(b"%d" % value for value in row) for row in GREY)
+WHITE_IS_0, BLACK_IS_0, COLORS = {262: (0,)}, {262: (1,)}, {262: (2,), 258: (8, 8, 8), 277: (3,)}
+PLAIN = b"\n".join(b" ".join(b"%d" % value for value in row) for row in GRAY)
 COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits")
 EXPECTED_QUANTIZED = np.asarray(quantized().convert("RGB"))
 
 EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
     **{
-        f"TIFF of bits, {c}": (encode(Image.fromarray(BITS), "TIFF", compression=c), grey(BITS * 255))
+        f"TIFF of bits, {c}": (encode(Image.fromarray(BITS), "TIFF", compression=c), gray(BITS * 255))
         for c in COMPRESSIONS
     },
-    **{f"TIFF of grey, {c}": (encode(GREY, "TIFF", compression=c), grey(GREY)) for c in COMPRESSIONS},
-    **{f"TIFF of 16 bits, {c}": (encode(DEEP, "TIFF", compression=c), grey(DEEP / 257)) for c in COMPRESSIONS},
+    **{f"TIFF of gray, {c}": (encode(GRAY, "TIFF", compression=c), gray(GRAY)) for c in COMPRESSIONS},
+    **{f"TIFF of 16 bits, {c}": (encode(DEEP, "TIFF", compression=c), gray(DEEP / 257)) for c in COMPRESSIONS},
     **{f"TIFF of RGB, {c}": (encode(RGB, "TIFF", compression=c), RGB) for c in COMPRESSIONS},
     **{f"TIFF of RGBA, {c}": (encode(RGBA, "TIFF", compression=c), over(RGB, ALPHA)) for c in COMPRESSIONS},
     **{f"TIFF, palette, {c}": (encode(quantized(), "TIFF", compression=c), EXPECTED_QUANTIZED) for c in COMPRESSIONS},
@@ -102,36 +102,36 @@ EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
         encode(RGB, "TIFF", compression="tiff_lzw", tiffinfo={317: 2}, strip_size=500),
         RGB,
     ),
-    "TIFF of grey and alpha": (encode(np.dstack([GREY, ALPHA]), "TIFF"), over(grey(GREY), ALPHA)),
+    "TIFF of gray and alpha": (encode(np.dstack([GRAY, ALPHA]), "TIFF"), over(gray(GRAY), ALPHA)),
     "TIFF in tiles": (
         tiff(
             BLACK_IS_0
             | {258: (8,), 322: (16,), 323: (16,), 273: (), 279: ()}
             | {324: tuple(8 + 256 * tile for tile in range(6)), 325: (256,) * 6},
-            np.pad(GREY, ((0, 9), (0, 11))).reshape(2, 16, 3, 16).swapaxes(1, 2).tobytes(),
+            np.pad(GRAY, ((0, 9), (0, 11))).reshape(2, 16, 3, 16).swapaxes(1, 2).tobytes(),
         ),
-        grey(GREY),
+        gray(GRAY),
     ),
-    "TIFF, white is 0": (tiff(WHITE_IS_0 | {258: (8,)}, (255 - GREY).tobytes()), grey(GREY)),
+    "TIFF, white is 0": (tiff(WHITE_IS_0 | {258: (8,)}, (255 - GRAY).tobytes()), gray(GRAY)),
     "TIFF, 4 bits": (
-        tiff(BLACK_IS_0 | {258: (4,)}, (np.pad(GREY, ((0, 0), (0, 1)))[:, ::2] & 0xF0).tobytes()),
-        grey(0 * GREY),
+        tiff(BLACK_IS_0 | {258: (4,)}, (np.pad(GRAY, ((0, 0), (0, 1)))[:, ::2] & 0xF0).tobytes()),
+        gray(0 * GRAY),
     ),
     "TIFF of planes": (
         tiff(
-            COLOURS | {284: (2,), 273: (8, 8 + GREY.size, 8 + 2 * GREY.size), 279: (GREY.size,) * 3},
+            COLORS | {284: (2,), 273: (8, 8 + GRAY.size, 8 + 2 * GRAY.size), 279: (GRAY.size,) * 3},
             RGB.transpose(2, 0, 1).tobytes(),
         ),
         RGB,
     ),
-    "TIFF, 16 bits, big endian": (tiff(BLACK_IS_0 | {258: (16,)}, DEEP.astype(">u2").tobytes(), ">"), grey(DEEP / 257)),
-    "TIFF, colours of 16 bits": (tiff(COLOURS | {258: (16,) * 3}, DEEP_RGB.astype("<u2").tobytes()), RGB),
+    "TIFF, 16 bits, big endian": (tiff(BLACK_IS_0 | {258: (16,)}, DEEP.astype(">u2").tobytes(), ">"), gray(DEEP / 257)),
+    "TIFF, colors of 16 bits": (tiff(COLORS | {258: (16,) * 3}, DEEP_RGB.astype("<u2").tobytes()), RGB),
     "TIFF with inks": (encode(Image.fromarray(255 - RGB).convert("CMYK"), "TIFF"), 255 - RGB),
     "GIF": (encode(quantized(), "GIF"), EXPECTED_QUANTIZED),
     "GIF in four passes": (encode(quantized(), "GIF", interlace=1), EXPECTED_QUANTIZED),
-    "GIF of grey": (encode(GREY, "GIF"), grey(GREY)),
-    "BMP of bits": (encode(Image.fromarray(BITS), "BMP"), grey(BITS * 255)),
-    "BMP of grey": (encode(GREY, "BMP"), grey(GREY)),
+    "GIF of gray": (encode(GRAY, "GIF"), gray(GRAY)),
+    "BMP of bits": (encode(Image.fromarray(BITS), "BMP"), gray(BITS * 255)),
+    "BMP of gray": (encode(GRAY, "BMP"), gray(GRAY)),
     "BMP, palette": (encode(quantized(), "BMP"), EXPECTED_QUANTIZED),
     "BMP": (encode(RGB, "BMP"), RGB),
     "BMP from the top": (bmp(24, padded_rows(RGB[:, :, ::-1]), height=-23), RGB),
@@ -142,14 +142,14 @@ EXACT: dict[str, tuple[bytes, NDArray[Any]]] = {
     ),
     "BMP, 32 bits": (bmp(32, RGBA[::-1, :, [2, 1, 0, 3]].tobytes()), RGB),
     "PPM": (encode(RGB, "PPM"), RGB),
-    "PGM": (encode(GREY, "PPM"), grey(GREY)),
-    "PBM": (encode(Image.fromarray(BITS), "PPM"), grey(BITS * 255)),
-    "PGM of 16 bits": (b"P5 37 23 65535\n" + DEEP.astype(">u2").tobytes(), grey(DEEP / 257)),
-    "PGM of 12 bits": (b"P5 37 23 4095\n" + (DEEP >> 4).astype(">u2").tobytes(), grey((DEEP >> 4) / 4095 * 255)),
+    "PGM": (encode(GRAY, "PPM"), gray(GRAY)),
+    "PBM": (encode(Image.fromarray(BITS), "PPM"), gray(BITS * 255)),
+    "PGM of 16 bits": (b"P5 37 23 65535\n" + DEEP.astype(">u2").tobytes(), gray(DEEP / 257)),
+    "PGM of 12 bits": (b"P5 37 23 4095\n" + (DEEP >> 4).astype(">u2").tobytes(), gray((DEEP >> 4) / 4095 * 255)),
     "PPM of 16 bits": (b"P6\n# a comment\n37 23\n65535\n" + DEEP_RGB.astype(">u2").tobytes(), DEEP_RGB / 257),
     "PPM of 100 levels": (b"P6 37 23 99\n" + (RGB // 3).tobytes(), RGB // 3 / 99 * 255),
-    "plain PGM": (b"P2 37 23 255\n" + PLAIN + b"\n", grey(GREY)),
-    "plain PBM": (b"P1\n37 23\n" + b"".join(b"%d" % (not bit) for bit in BITS.flat), grey(BITS * 255)),
+    "plain PGM": (b"P2 37 23 255\n" + PLAIN + b"\n", gray(GRAY)),
+    "plain PBM": (b"P1\n37 23\n" + b"".join(b"%d" % (not bit) for bit in BITS.flat), gray(BITS * 255)),
 }
 
 
@@ -158,10 +158,10 @@ def test_every_kind_gives_the_picture_that_its_values_mean(kind: str) -> None:
     data, expected = EXACT[kind]
     decoded = decode_image(data, BEHIND)
     assert (decoded.pixels.dtype, decoded.warning) == (np.uint8, "")
-    # Exact, but for the last bit of a product of two values, and of the upper 8 of 16 bits of colour.
+    # Exact, but for the last bit of a product of two values, and of the upper 8 of 16 bits of color.
     if kind == "TIFF, 4 bits":
-        values = (np.pad(GREY, ((0, 0), (0, 1)))[:, ::2] >> 4) * 17
-        expected = grey(np.stack([values, 0 * values], axis=2).reshape(23, -1)[:, :37])
+        values = (np.pad(GRAY, ((0, 0), (0, 1)))[:, ::2] >> 4) * 17
+        expected = gray(np.stack([values, 0 * values], axis=2).reshape(23, -1)[:, :37])
     assert np.abs(decoded.pixels - expected).max() <= (1 if "A" in kind or "alpha" in kind else 0.5), kind
 
 
@@ -178,7 +178,7 @@ def test_a_file_cut_at_any_byte_is_refused_or_the_same(kind: str) -> None:
 
 @needs_avif
 def test_avif_decodes_as_with_pillow_and_is_refused_when_cut() -> None:
-    for image in (RGB, RGBA, GREY):
+    for image in (RGB, RGBA, GRAY):
         data = encode(image, "AVIF", quality=100, subsampling="4:4:4")
         channels = np.atleast_3d(image)
         expected = over(RGB, ALPHA) if channels.shape[2] == 4 else np.broadcast_to(channels, RGB.shape)
@@ -204,11 +204,11 @@ def animation(kind: str) -> bytes:
 
 
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "TIFF of floats": (encode(GREY.astype(np.float32), "TIFF"), "unsupported: .*mode F"),
-    "TIFF of 32 bits": (encode(GREY.astype(np.int32), "TIFF"), "unsupported: .*mode I"),
+    "TIFF of floats": (encode(GRAY.astype(np.float32), "TIFF"), "unsupported: .*mode F"),
+    "TIFF of 32 bits": (encode(GRAY.astype(np.int32), "TIFF"), "unsupported: .*mode I"),
     "TIFF of 12 bits": (tiff(BLACK_IS_0 | {258: (12,)}, bytes(2000)), "unsupported: .*12"),
     "TIFF of 16 bits, white is 0": (tiff(WHITE_IS_0 | {258: (16,)}, bytes(2000)), "unsupported: .*0 is white"),
-    "TIFF of five samples": (tiff(COLOURS | {258: (8,) * 5, 277: (5,)}, bytes(5000)), "unsupported: .*pixel mode"),
+    "TIFF of five samples": (tiff(COLORS | {258: (8,) * 5, 277: (5,)}, bytes(5000)), "unsupported: .*pixel mode"),
     "TIFF of YCbCr": (
         encode(Image.fromarray(RGB).convert("YCbCr"), "TIFF", compression="tiff_lzw"),
         "unsupported: .*photometric 6",
@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         tiff(BLACK_IS_0 | {258: (8,), 322: (65536,), 323: (65536,), 324: (8,), 325: (9,), 273: (), 279: ()}, bytes(9)),
         "unsupported: .*65536",
     ),
-    "TIFF, index without a colour": (tiff({262: (3,), 258: (8,), 320: (512,) * 6}, b"\2" * 851), "damaged: .*below 2"),
+    "TIFF, index without a color": (tiff({262: (3,), 258: (8,), 320: (512,) * 6}, b"\2" * 851), "damaged: .*below 2"),
     "TIFF, palette of 8 bits": (
         tiff({262: (3,), 258: (8,), 320: (200,) * 768}, b"\2" * 851),
         "unsupported: .*palette of 8",
@@ -243,7 +243,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "damaged: .*below 0",
     ),
     "GIF without a frame": (b"GIF89a\x01\0\x01\0\0\0\0;", "damaged: "),
-    "GIF, index without a colour": (
+    "GIF, index without a color": (
         b"GIF89a\x01\0\x01\0\x80\0\0" + bytes(6) + b",\0\0\0\0\x01\0\x01\0\0\x02\x02\x54\x01\0;",
         "damaged: .*below 2",
     ),
@@ -257,7 +257,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "BMP of 2 bits": (bmp(2, bytes(900), palette=bytes(16)), "unsupported: .*depth"),
     "BMP of odd masks": (bmp(16, bytes(2000), 0xF00, 0xF0, 0xF, 0), "unsupported: .*bitfields"),
     "BMP of 8 bits, black and white": (bmp(8, bytes(1000), palette=b"\0\0\0\0\xff\xff\xff\0"), "unsupported: .*8 bits"),
-    "BMP, index without a colour": (bmp(8, b"\2" * 920, palette=b"\1\2\3\4" * 2), "damaged: .*below 2, found 2"),
+    "BMP, index without a color": (bmp(8, b"\2" * 920, palette=b"\1\2\3\4" * 2), "damaged: .*below 2, found 2"),
     "BMP, pixels in the header": (
         bmp(24, bytes(3000))[:10] + b"\x14\0\0\0" + bmp(24, bytes(3000))[14:],
         "damaged: .*header",
@@ -292,7 +292,7 @@ SIZED: dict[str, Callable[[int, int], bytes]] = {
     "frame of a GIF": lambda width, height: encode(quantized(), "GIF").replace(
         b",\0\0\0\0" + struct.pack("<HH", 37, 23), b",\0\0\0\0" + struct.pack("<HH", width, height)
     ),
-    "TIFF": lambda width, height: tiff(BLACK_IS_0 | {256: (width,), 257: (height,), 258: (8,)}, GREY.tobytes()),
+    "TIFF": lambda width, height: tiff(BLACK_IS_0 | {256: (width,), 257: (height,), 258: (8,)}, GRAY.tobytes()),
     "BMP": lambda width, height: encode(RGB, "BMP")[:18] + struct.pack("<II", width, height) + encode(RGB, "BMP")[26:],
     "PPM": lambda width, height: b"P6 %d %d 255\n" % (width, height) + RGB.tobytes(),
     **({"AVIF": resized_avif} if HAS_AVIF else {}),
@@ -352,7 +352,7 @@ def test_a_gif_frame_lies_on_the_canvas_and_the_background_shows_elsewhere() -> 
         np.testing.assert_array_equal(pixels, whole)
 
 
-def test_the_transparent_colour_of_a_gif_shows_the_background() -> None:
+def test_the_transparent_color_of_a_gif_shows_the_background() -> None:
     index = np.asarray(FRAMES[0])
     pixels = decode_image(encode(FRAMES[0], "GIF", transparency=int(index[0, 0])), BEHIND).pixels
     transparent = (np.asarray(FRAMES[0].convert("RGB")) == pixels[0, 0]).all(axis=2) | (index == index[0, 0])

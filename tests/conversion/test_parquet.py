@@ -858,7 +858,7 @@ def test_a_row_that_only_a_table_has_is_refused(tmp_path: Path, picture: bytes) 
     assert estimate(path, table=tmp_path / "t.csv", seconds=0.01).num_sources == 3
 
 
-def test_samples_of_labelled_parquet_are_shown_next_to_their_images(image_tree: Path, tmp_path: Path) -> None:
+def test_samples_of_labeled_parquet_are_shown_next_to_their_images(image_tree: Path, tmp_path: Path) -> None:
     src, out = parquet_of(image_tree, tmp_path / "src"), tmp_path / "out"
     convert(src, out, **OPTIONS)
     for against in (src, image_tree):
@@ -866,7 +866,7 @@ def test_samples_of_labelled_parquet_are_shown_next_to_their_images(image_tree: 
     assert (tmp_path / "src.png").read_bytes() == (tmp_path / f"{image_tree.name}.png").read_bytes()
 
 
-def test_refused_rows_of_labelled_parquet_are_drawn(tmp_path: Path, picture: bytes) -> None:
+def test_refused_rows_of_labeled_parquet_are_drawn(tmp_path: Path, picture: bytes) -> None:
     src = put(tmp_path / "a.parquet", table([picture, picture[:-40]], [0, 1]))
     convert(src, tmp_path / "out", **{**OPTIONS, "max_bad": 1})
     (drawn,) = refused_pictures(src, read_rejects(tmp_path / "out" / "rejects.jsonl"), 8)

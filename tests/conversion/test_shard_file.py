@@ -161,10 +161,10 @@ def test_pixels_of_any_layout_are_copied_in(
 def test_a_broadcast_picture_is_written_in_full(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     with ShardFileWriter(path, SHAPE) as shard:
-        grey = np.arange(15, dtype=np.uint8).reshape(3, 5, 1)
-        shard.append(np.broadcast_to(grey, SHAPE), label=0, key=b"", source_size=(1, 1))
+        gray = np.arange(15, dtype=np.uint8).reshape(3, 5, 1)
+        shard.append(np.broadcast_to(gray, SHAPE), label=0, key=b"", source_size=(1, 1))
         shard.finish()
-    np.testing.assert_array_equal(np.load(path)[0], np.repeat(grey, 3, axis=2))
+    np.testing.assert_array_equal(np.load(path)[0], np.repeat(gray, 3, axis=2))
 
 
 @pytest.mark.parametrize(

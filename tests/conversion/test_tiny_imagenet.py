@@ -30,7 +30,7 @@ def src(tmp_path: Path) -> Path:
     return src
 
 
-def test_it_is_recognised_and_its_labels_are_those_of_its_files(src: Path, tmp_path: Path) -> None:
+def test_it_is_recognized_and_its_labels_are_those_of_its_files(src: Path, tmp_path: Path) -> None:
     assert find_kind(src) == "tiny-imagenet"
     found = scan(src)
     assert (found.classes, found.class_names) == (("n01", "n02"), ("tench", "crane, bird"))
@@ -43,7 +43,7 @@ def test_it_is_recognised_and_its_labels_are_those_of_its_files(src: Path, tmp_p
     report = convert(src, tmp_path / "out", size=8, workers=1)
     assert report.notes == ("tiny-imagenet-200: Tiny ImageNet, 2 classes",)
     assert report.num_samples == {"train": 6, "val": 4, "test": 1}
-    assert report.unlabelled == ("test",)
+    assert report.unlabeled == ("test",)
     assert open_shards(tmp_path / "out", "val").class_names == ("tench", "crane, bird")
 
 

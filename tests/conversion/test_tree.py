@@ -248,12 +248,12 @@ TWO_WAYS: dict[str, tuple[tuple[str, ...], str, dict[str, dict[str, int | None]]
         "found some deeper, in '{root}/n01/test'",
         {"train": {"n01/test/2.jpg": 0, "n01/train/1.jpg": 0, "n02/train/3.jpg": 1}},
     ),
-    "unlabelled test": (
+    "unlabeled test": (
         ("train/a/1.jpg", "train/b/2.jpg", "Test/3.jpg"),
         "expected class folders in 'Test', as in 'train', found 1 images without",
         {"train": {"train/a/1.jpg": 0, "train/b/2.jpg": 1}, "test": {"test/3.jpg": None}},
     ),
-    "unlabelled train": (
+    "unlabeled train": (
         ("train/1.jpg", "val/a/2.jpg", "val/b/3.jpg"),
         "expected class folders in 'train', as in 'val', found 1 images without",
         {"train": {"train/1.jpg": None}, "val": {"val/a/2.jpg": 0, "val/b/3.jpg": 1}},
@@ -277,13 +277,13 @@ def test_what_could_be_understood_in_two_ways_is_said_and_both_ways_are_there(tm
     put(tmp_path, *names)
     assert message.format(root=tmp_path) in doubts(tmp_path)
     assert listed(scan_tree(tmp_path, "folders")) == expected
-    unlabelled = scan_tree(tmp_path, "none")
-    assert unlabelled.classes == ()
+    unlabeled = scan_tree(tmp_path, "none")
+    assert unlabeled.classes == ()
     images = {name for name in names if name.endswith(".jpg")}
     left_out = {"annotations/3.jpg", "4.jpg"}  # which belong to no split
-    places = {os.fsdecode(one.place or one.key) for split in unlabelled.splits.values() for one in split}
+    places = {os.fsdecode(one.place or one.key) for split in unlabeled.splits.values() for one in split}
     assert places == images - (left_out if layout == "others beside splits" else set())
-    assert {label for split in listed(unlabelled).values() for label in split.values()} == {None}
+    assert {label for split in listed(unlabeled).values() for label in split.values()} == {None}
 
 
 def test_folders_named_like_splits_without_classes_are_classes_if_that_is_said(tmp_path: Path) -> None:

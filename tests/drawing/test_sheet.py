@@ -14,19 +14,19 @@ from shardio.drawing.sheet import sheet
 from shardio.drawing.terminal import in_blocks
 
 
-def flat(colour: tuple[int, ...], height: int = 128, width: int = 128) -> NDArray[np.uint8]:
-    return np.broadcast_to(np.array(colour, np.uint8), (height, width, len(colour))).copy()
+def flat(color: tuple[int, ...], height: int = 128, width: int = 128) -> NDArray[np.uint8]:
+    return np.broadcast_to(np.array(color, np.uint8), (height, width, len(color))).copy()
 
 
-def holds(image: Image.Image, colour: tuple[int, int, int]) -> int:
-    """Returns how many pixels have this colour."""
-    return int((np.asarray(image) == colour).all(axis=2).sum())
+def holds(image: Image.Image, color: tuple[int, int, int]) -> int:
+    """Returns how many pixels have this color."""
+    return int((np.asarray(image) == color).all(axis=2).sum())
 
 
 def test_every_picture_is_on_the_sheet_in_its_own_pixels() -> None:
-    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255)]
-    drawn = sheet([flat(colour) for colour in colours], columns=3)
-    assert all(holds(drawn, colour) == 128 * 128 for colour in colours)
+    colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255)]
+    drawn = sheet([flat(color) for color in colors], columns=3)
+    assert all(holds(drawn, color) == 128 * 128 for color in colors)
     assert drawn.size == (3 * 134 + 6, 2 * 134 + 6)
 
 
@@ -68,7 +68,7 @@ def test_wrong_pictures_and_captions_are_refused() -> None:
         sheet([np.zeros((2, 2, 3))])  # type: ignore[list-item]
 
 
-def test_half_blocks_fit_the_terminal_and_show_the_colours() -> None:
+def test_half_blocks_fit_the_terminal_and_show_the_colors() -> None:
     lines = list(in_blocks([flat((10, 20, 30), 100, 200)], [""], 80))
     assert len(lines) == 22
     for line in lines[:20]:

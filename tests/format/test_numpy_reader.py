@@ -46,7 +46,7 @@ def shared_shards(folder: Path) -> list[Path]:
     return [old, folder / "few", folder / "others"]
 
 
-def labelled(labels: LabelType) -> Callable[[Path], list[Path]]:
+def labeled(labels: LabelType) -> Callable[[Path], list[Path]]:
     def write(folder: Path) -> list[Path]:
         with ShardWriter(folder / "set", (2, 3, 3), labels=labels) as writer:
             for i in range(3):
@@ -62,8 +62,8 @@ def labelled(labels: LabelType) -> Callable[[Path], list[Path]]:
         pytest.param(golden("golden"), id="integer labels"),
         pytest.param(golden("golden-arrays"), id="arrays and an order"),
         pytest.param(golden("golden-latents"), id="vectors as labels, no pixels"),
-        pytest.param(labelled("float32"), id="numbers as labels"),
-        pytest.param(labelled(None), id="no labels"),
+        pytest.param(labeled("float32"), id="numbers as labels"),
+        pytest.param(labeled(None), id="no labels"),
         pytest.param(several_splits, id="several splits"),
         pytest.param(shared_shards, id="shared shards"),
     ],

@@ -180,7 +180,7 @@ for batch in ShardLoader(path, 4, device="cpu", num_threads=2):
 
 
 def test_ctrl_c_while_it_iterates_ends_it(start: Start) -> None:
-    # Objects that are held are not finalised: an interrupt that arrives in a finaliser is looked at in
+    # Objects that are held are not finalized: an interrupt that arrives in a finalizer is looked at in
     # tests/loading/test_ring.py.
     script = """
 loader = ShardLoader(path, 1, device="cpu", num_threads=2)
@@ -268,7 +268,7 @@ def test_a_storm_of_signal_handlers_that_exit_does_not_keep_the_interpreter(star
     assert "Timeout" not in err, err
 
 
-def test_a_loader_whose_finaliser_was_cut_off_does_not_keep_the_interpreter(start: Start) -> None:
+def test_a_loader_whose_finalizer_was_cut_off_does_not_keep_the_interpreter(start: Start) -> None:
     script = """
 import weakref
 loader = ShardLoader(path, 4, device="cpu", num_threads=2)

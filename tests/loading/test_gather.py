@@ -238,7 +238,7 @@ def test_a_slot_that_was_taken_is_not_given_back() -> None:
 
 
 def test_a_batch_abandoned_from_within_its_own_part_returns_after_it() -> None:
-    # A finaliser that happens to run in a gather thread does the same.
+    # A finalizer that happens to run in a gather thread does the same.
     slot = fresh_slot()
     pending = pending_of(slot, 9, 1)
     released: list[Slot] = []
@@ -387,7 +387,7 @@ def test_what_is_submitted_after_closing_fails_instead_of_waiting_for_ever() -> 
 
 
 def test_a_gather_thread_may_close_its_own_threads() -> None:
-    # The finaliser of a forgotten loader may run in any thread.
+    # The finalizer of a forgotten loader may run in any thread.
     threads = GatherThreads(2)
     done = threads.submit(StandIn(lambda indices: threads.close()), Request(np.array([3])), fresh_slot())
     in_time(done.wait)

@@ -616,7 +616,7 @@ for _ in range(3):
 
 AUGMENTS: dict[str, Transform] = {
     "usual": Compose([RandomResizedCrop(64), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)]),
-    "grey levels": Compose([RandomResizedCrop(80, interpolation="bicubic"), HorizontalFlip()]),
+    "gray levels": Compose([RandomResizedCrop(80, interpolation="bicubic"), HorizontalFlip()]),
     "without antialias": RandomResizedCrop(32, antialias=False),
     "evaluation": Compose([Resize(64), CenterCrop(56), Normalize("imagenet")]),
     "cropped": RandomCrop(64),
@@ -661,9 +661,9 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
         AUGMENTS["usual"],
         Normalize("imagenet"),
         Compose([AUGMENTS["usual"], Mixup(10)]),
-        Compose([AUGMENTS["grey levels"], CutMix(10, per_sample=True)]),
+        Compose([AUGMENTS["gray levels"], CutMix(10, per_sample=True)]),
     ],
-    ids=["usual", "normalised", "mixed", "cut"],
+    ids=["usual", "normalized", "mixed", "cut"],
 )
 def test_a_transform_on_the_device_is_not_waited_for(transform: Transform, busy: Busy) -> None:
     """The host gives the device the work of ten batches while that is still busy with what came before."""
@@ -684,9 +684,9 @@ def test_a_transform_on_the_device_is_not_waited_for(transform: Transform, busy:
 
 SEEN: dict[str, Transform] = {
     "usual": Compose([RandomResizedCrop(8), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)]),
-    "grey levels": Compose([RandomResizedCrop(6, interpolation="bicubic"), HorizontalFlip()]),
+    "gray levels": Compose([RandomResizedCrop(6, interpolation="bicubic"), HorizontalFlip()]),
     "both filters": Compose([RandomResizedCrop(6, interpolation="random"), HorizontalFlip()]),
-    "coloured": Compose([RandomResizedCrop(7), ColorJitter(0.4, 0.4, 0.4), Normalize("imagenet")]),
+    "colored": Compose([RandomResizedCrop(7), ColorJitter(0.4, 0.4, 0.4), Normalize("imagenet")]),
     "evaluation": Compose([Resize(5), CenterCrop(4), Normalize("imagenet")]),
     "mixed": Compose([RandomResizedCrop(8), Normalize("imagenet"), Mixup(7)]),
 }
@@ -777,7 +777,7 @@ def test_pictures_farther_than_two_gigabytes_into_a_batch_are_done() -> None:
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("stepped", [True, False])
-def test_the_last_launch_normalises_and_casts(stepped: bool, dtype: torch.dtype | None) -> None:
+def test_the_last_launch_normalizes_and_casts(stepped: bool, dtype: torch.dtype | None) -> None:
     pytest.importorskip("triton")
     images = as_batch(pictures(np.random.default_rng(6), 8, 30, 41, 3)).cuda()
     steps = (Step.of(8, 3, Op.EQUALIZE), Step.of(8, 3, Op.MIRROR)) if stepped else ()
@@ -840,7 +840,7 @@ def test_the_gpu_erases_as_the_cpu_does(value: Any) -> None:
 
 
 def test_the_loaders_augmented_batches_on_the_gpu_are_those_on_the_cpu(path: Path) -> None:
-    options: dict[str, Any] = {"seed": 5, "transform": AUGMENTS["grey levels"]}
+    options: dict[str, Any] = {"seed": 5, "transform": AUGMENTS["gray levels"]}
     there, here = (ShardLoader(path, BATCH, device=device, **options) for device in ("cuda", "cpu"))
     with there, here:
         for (found, labels), (expected, same) in zip(there, here, strict=True):

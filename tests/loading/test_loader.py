@@ -942,7 +942,7 @@ class InterruptAt:
             return
         if frame.f_code.co_filename not in self.files:
             return
-        # An exception of a finaliser cannot arrive: tests/loading/test_ring.py looks at batches.
+        # An exception of a finalizer cannot arrive: tests/loading/test_ring.py looks at batches.
         while frame is not None:
             if frame.f_code.co_name == "__del__":
                 return

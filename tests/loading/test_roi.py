@@ -42,7 +42,7 @@ from shardio.system.direct import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 53, 40, 36
 USUAL = Compose([RandomResizedCrop(24), HorizontalFlip(), Normalize("imagenet")])
-COLOURED = Compose([RandomResizedCrop((20, 26)), ColorJitter(0.4), HorizontalFlip()])
+COLORED = Compose([RandomResizedCrop((20, 26)), ColorJitter(0.4), HorizontalFlip()])
 
 pytestmark = pytest.mark.skipif(_resample is None, reason="installed without the native kernels")
 
@@ -90,7 +90,7 @@ def check(path: Path, transform: Any = USUAL, batch_size: int = 7, epochs: int =
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
-@pytest.mark.parametrize("transform", [USUAL, COLOURED], ids=["normalised", "coloured"])
+@pytest.mark.parametrize("transform", [USUAL, COLORED], ids=["normalized", "colored"])
 def test_every_reader_gives_the_same_batches(path: Path, io: str, transform: Any) -> None:
     if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
         pytest.skip("O_DIRECT does not work here")
@@ -176,7 +176,7 @@ def test_pictures_that_are_smaller_than_a_crop_get_its_border_in_a_loader(path: 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path, io: str) -> None:
-    changes: list[Any] = [USUAL, COLOURED, None, lambda images: images[:, :, :4], Normalize(), USUAL]
+    changes: list[Any] = [USUAL, COLORED, None, lambda images: images[:, :, :4], Normalize(), USUAL]
     options: dict[str, Any] = {
         "device": "cpu",
         "seed": 4,
@@ -240,7 +240,7 @@ def test_windows_go_to_a_device_with_what_its_kernel_is_told(path: Path, io: str
     if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
         pytest.skip("O_DIRECT does not work here")
     check(path, Compose([RandomResizedCrop(24), ToDtype(torch.float16)]), io=io, prefetch=prefetch)
-    check(path, COLOURED, io=io, prefetch=prefetch, arrays=["mask"])
+    check(path, COLORED, io=io, prefetch=prefetch, arrays=["mask"])
 
 
 @pytest.mark.usefixtures("far_away")

@@ -203,6 +203,6 @@ def test_each_operation_that_is_compared_changes_pictures_and_has_its_own_title(
                 unchanged.append(case.title)
     assert len(set(titles)) == len(titles) > 400
     assert len(unchanged) < 12
-    black, grey = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 4, 4, 3), 51, np.uint8)
-    assert compare.psnr(black, grey) == pytest.approx(20 * np.log10(5))
+    black, gray = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 4, 4, 3), 51, np.uint8)
+    assert compare.psnr(black, gray) == pytest.approx(20 * np.log10(5))
     assert [compare.text_of(value) for value in (np.inf, 12.345)] == ["same", "12.3"]

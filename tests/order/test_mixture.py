@@ -48,7 +48,7 @@ def plain_turns(shares: tuple[int, ...]) -> list[int]:
 
 
 def plain_sets(shares: tuple[int, ...], seed: int, count: int) -> list[int]:
-    """The set of each of the first positions: neighbours 2k and 2k + 1 change places if a bit says so and both may."""
+    """The set of each of the first positions: neighbors 2k and 2k + 1 change places if a bit says so and both may."""
     turns = plain_turns(shares) * (count // sum(shares) + 2)
     total, (key,) = sum(shares), plain_keys(b"shardio turns 1", seed, 0, 1)
     for first in range(0, count, 2):
@@ -148,7 +148,7 @@ def test_every_batch_holds_each_share_to_within_two_on_any_number_of_ranks() -> 
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (1, 1, 1), (10, 5, 1)])
-def test_neighbours_change_places_by_an_even_chance_that_knows_nothing_of_the_next(shares: tuple[int, ...]) -> None:
+def test_neighbors_change_places_by_an_even_chance_that_knows_nothing_of_the_next(shares: tuple[int, ...]) -> None:
     n = 60_000
     still = np.array(plain_turns(shares) * (2 * n // sum(shares) + 2))
     changed = []

@@ -281,10 +281,10 @@ def test_all_orders_of_a_few_samples_are_equally_likely(n: int) -> None:
 
 
 def serial_correlation(numbers: np.ndarray) -> float:
-    """The correlation of neighbours; the last number is beside the first."""
+    """The correlation of neighbors; the last number is beside the first."""
     n = len(numbers)
-    centred = numbers - (n - 1) / 2
-    correlation = float(centred @ np.roll(centred, 1) / (centred @ centred))
+    centered = numbers - (n - 1) / 2
+    correlation = float(centered @ np.roll(centered, 1) / (centered @ centered))
     return (correlation + 1 / (n - 1)) * math.sqrt(n)
 
 
@@ -297,7 +297,7 @@ def low_bit_balance(numbers: np.ndarray) -> float:
 
 
 def low_bit_changes(numbers: np.ndarray) -> float:
-    """Neighbours of which one is odd and the other even."""
+    """Neighbors of which one is odd and the other even."""
     n = len(numbers)
     changes = int((np.diff(numbers) & 1).sum())
     return (changes - n / 2) / math.sqrt(n / 4)

@@ -128,7 +128,7 @@ def test_counters_are_only_read() -> None:
     assert not np.shares_memory(bits, numbers)
 
 
-def test_scramble_lacks_the_last_shift_of_the_finaliser_only() -> None:
+def test_scramble_lacks_the_last_shift_of_the_finalizer_only() -> None:
     start = counters(COUNTERS + KEYS)
     numbers = start.copy()
     assert scramble(numbers) is numbers

@@ -1,4 +1,4 @@
-"""Segmentation from end to end: masks converted, augmented with their pictures, learnt."""
+"""Segmentation from end to end: masks converted, augmented with their pictures, learned."""
 
 from __future__ import annotations
 

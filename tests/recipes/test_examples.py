@@ -1,4 +1,4 @@
-"""examples/: the recipe does what it says, run as its reader runs it, on a small set that can be learnt."""
+"""examples/: the recipe does what it says, run as its reader runs it, on a small set that can be learned."""
 
 from __future__ import annotations
 

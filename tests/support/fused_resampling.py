@@ -52,7 +52,7 @@ def check() -> None:
     normalized = Resampling((9, 13), "bicubic", statistics=([0.4, 0.5, 0.45, 0.3], [0.2, 0.25, 0.3, 0.5]))
     for how in (normalized, replace(normalized, statistics=None, dtype=torch.float16)):
         check_equal(*given, how)
-    # Lines shared by several programs, none at an aligned place. Many sums are halfway between two grey levels.
+    # Lines shared by several programs, none at an aligned place. Many sums are halfway between two gray levels.
     wide, whole = as_batch(rng.integers(0, 256, (2, 3, 401, 3), np.uint8)), Boxes.whole(2, 3, 401)
     for how in (Resampling((2, 201)), Resampling((2, 201), "bicubic", False)):
         check_equal(wide, whole, whole, flips[:2], how)

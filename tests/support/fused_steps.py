@@ -93,7 +93,7 @@ def check_program(rng: np.random.Generator, ops: Sequence[Op], size: tuple[int, 
 
 
 def check_counts(rng: np.random.Generator) -> None:
-    """Checks grey levels of more pixels than are counted at once, and more than there are levels."""
+    """Checks gray levels of more pixels than are counted at once, and more than there are levels."""
     codes = np.array([Op.EQUALIZE, Op.AUTOCONTRAST, Op.CONTRAST], np.uint8)
     images = as_batch(pictures(rng, 3, 40, 60, 3) // 2 + 30)
     beside, expected = compared(images, (Step.of(3, 3, codes, 1.7),))

@@ -8,7 +8,7 @@ import struct
 
 
 def plain_mix(number: int) -> int:
-    """splitmix64's finaliser."""
+    """splitmix64's finalizer."""
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
     return number ^ number >> 31

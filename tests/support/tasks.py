@@ -15,7 +15,7 @@ from shardio.conversion.task import Control
 
 SIDE = 16
 BAD = {3, 4, 11, 17, 18, 19, 20, 39}
-"""Some of 40 sources: one alone, neighbours, a whole block of three, the last."""
+"""Some of 40 sources: one alone, neighbors, a whole block of three, the last."""
 
 
 @dataclass(frozen=True)

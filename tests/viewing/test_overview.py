@@ -48,7 +48,7 @@ def test_whole_numbers_have_bins_of_whole_width() -> None:
     assert (wide.edges[0], wide.edges[1], wide.edges[-1]) == (0, 10, 410)
 
 
-def test_octaves_are_labelled_and_a_bin_is_a_quarter_of_one() -> None:
+def test_octaves_are_labeled_and_a_bin_is_a_quarter_of_one() -> None:
     found = histogram_of_sizes(np.array([100, 128, 500]))
     assert found is not None
     assert [found.edges[tick] for tick in found.ticks] == [128, 256, 512]

@@ -4,7 +4,7 @@
     python tools/chaos/mutate_images.py [--images 100000] [--seed 0] [--processes N]
     python tools/chaos/mutate_images.py --seed 0 --save 1234 image.bin
 
-JPEGs (baseline, progressive, grey, CMYK, with restarts and metadata), PNGs (of several depths, interlaced, animated),
+JPEGs (baseline, progressive, gray, CMYK, with restarts and metadata), PNGs (of several depths, interlaced, animated),
 WebPs (lossy, lossless, with alpha, animated), GIFs, TIFFs, AVIFs, BMPs and PPMs have bits flipped, bytes replaced,
 inserted, removed, zeroed and repeated, fields of their headers set to extremes, are cut off, or spliced with another;
 PNGs with their checksums made right, or not. Each is decoded, half of them with leave to be reduced, in a process whose
@@ -156,7 +156,7 @@ def _avifs(plain: Image.Image, with_alpha: Image.Image, exif: Image.Exif, frames
 
 
 def _interlaced_png(rng: np.random.Generator) -> bytes:
-    """Writes what Pillow only reads: 8 x 8 grey, one row of bytes for each row of each pass."""
+    """Writes what Pillow only reads: 8 x 8 gray, one row of bytes for each row of each pass."""
     passes = [(1, 1), (1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8)]  # (rows, columns)
     rows = b"".join(b"\0" + rng.bytes(columns) for height, columns in passes for _ in range(height))
     header = struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, 1)

@@ -271,9 +271,9 @@ def draw_chain(rng: random.Random, fit: str) -> list[Transform]:
         [Resize(20), HorizontalFlip(), Resize((14, 15))],
         [CenterCrop(30, "edge"), HorizontalFlip(), RandomResizedCrop((16, 18), interpolation="random")],
     ]
-    colours: list[list[Transform]] = [[], [], [ColorJitter(0.4, 0.4)], [RandomErasing(0.5)], [HorizontalFlip()]]
+    colors: list[list[Transform]] = [[], [], [ColorJitter(0.4, 0.4)], [RandomErasing(0.5)], [HorizontalFlip()]]
     ends: list[list[Transform]] = [[], [], [Normalize("imagenet")], [Normalize("imagenet"), ToDtype(torch.bfloat16)]]
-    return [*rng.choice(shapes), *rng.choice(colours), *rng.choice(ends)]
+    return [*rng.choice(shapes), *rng.choice(colors), *rng.choice(ends)]
 
 
 def flip_all(images: torch.Tensor) -> torch.Tensor:
@@ -347,7 +347,7 @@ FORMS = {
     "other classes": 2,
 }
 EVALUATION = Compose([Resize(20), CenterCrop(16)])
-# Grey levels, in the mean: pictures are resized once by Pillow, and twice here if they were squashed. Of a squashed
+# Gray levels, in the mean: pictures are resized once by Pillow, and twice here if they were squashed. Of a squashed
 # picture that is taken for the true one, it is 4 to 37.
 CLOSE = 1.5
 

@@ -75,7 +75,7 @@ class Counts:
     rounds: int = 0
     raised: int = 0
     unraisable: int = 0
-    """Exceptions that were raised in finalisers, where no code can catch them."""
+    """Exceptions that were raised in finalizers, where no code can catch them."""
     left: Counter[str] = field(default_factory=Counter)
     rounds_that_left: int = 0
     printed: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Counts:
     def __str__(self) -> str:
         what = ", ".join(f"{number} {name}" for name, number in sorted(self.left.items())) or "nothing"
         return (
-            f"rounds {self.rounds}, exceptions {self.raised}, of them in finalisers {self.unraisable}; "
+            f"rounds {self.rounds}, exceptions {self.raised}, of them in finalizers {self.unraisable}; "
             f"rounds that left something {self.rounds_that_left}: {what}"
         )
 
@@ -204,7 +204,7 @@ class Storms:
             if f" {self._folder}/" in line:
                 found[f"mapping {line[line.index('/') :]}"] += 1
             elif protection == "---p" and device == "00:00" and end - first < _MOST_RESERVED:
-                # Neighbours are one line. Reservations of the C library are either smaller or larger.
+                # Neighbors are one line. Reservations of the C library are either smaller or larger.
                 found["reservation"] += (end - first) // (_PLACE_NBYTES - 2 * mmap.PAGESIZE)
         found.update(f"file {path}" for path in self._folder.glob("root/**/.*.tmp"))
         for path in self._folder.glob("cache*"):

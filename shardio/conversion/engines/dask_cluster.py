@@ -36,7 +36,7 @@ def connect(address: str) -> Client:
             "a conversion on a Dask cluster needs dask.distributed: pip install 'shardio[dask]'"
         ) from None
     try:
-        resolve_address(address)  # a client that was given nonsense complains, and hangs, when it is finalised
+        resolve_address(address)  # a client that was given nonsense complains, and hangs, when it is finalized
         return Client(address, name="shardio", set_as_default=False)
     except ValueError as error:
         raise ValueError(f"scheduler must be an address such as tcp://host:8786; found {address!r}: {error}") from None

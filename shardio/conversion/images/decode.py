@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageFile, PngImagePlugin, WebPImagePlugin
 
 from shardio.conversion.images.headers import (
-    COLOUR,
-    GREY,
+    COLOR,
+    GRAY,
     MAX_SCANS,
     PALETTE,
     UPRIGHT,
@@ -60,7 +60,7 @@ _MIN_SIDE = 8
 
 Pixel = TypeVar("Pixel", bound=np.generic)
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 """Red, green, blue, each from 0 to 255."""
 
 
@@ -74,7 +74,7 @@ class DecodeOptions:
     """
 
     exif_rotate: bool = False
-    background: Colour = (255, 255, 255)
+    background: Color = (255, 255, 255)
 
     def __post_init__(self) -> None:
         if type(self.exif_rotate) is not bool:
@@ -83,8 +83,8 @@ class DecodeOptions:
             raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
 
 
-def parse_colour(text: str) -> Colour:
-    """Returns the colour of a text: `R,G,B`, `#rrggbb` or a CSS name. Raises ValueError for any other text."""
+def parse_color(text: str) -> Color:
+    """Returns the color of a text: `R,G,B`, `#rrggbb` or a CSS name. Raises ValueError for any other text."""
     text = text.strip().lower()
     if match := re.fullmatch(r"(\d{1,3}), *(\d{1,3}), *(\d{1,3})", text, re.ASCII):
         red, green, blue = map(int, match.groups())
@@ -93,7 +93,7 @@ def parse_colour(text: str) -> Colour:
     elif re.fullmatch(r"#[0-9a-f]{6}", text) or text in ImageColor.colormap:
         red, green, blue = ImageColor.getrgb(text)[:3]
         return red, green, blue
-    raise ValueError(f"expected a colour such as 255,255,255, #ffffff or white; found {text!r}")
+    raise ValueError(f"expected a color such as 255,255,255, #ffffff or white; found {text!r}")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def decode_image(
 ) -> DecodedImage:
     """Decodes one image: the bytes of a file, a PIL image, or an array. Returns a copy of its pixels.
 
-    Arrays with one channel are grey. A fourth channel is alpha: the image is blended onto the background color. PIL
+    Arrays with one channel are gray. A fourth channel is alpha: the image is blended onto the background color. PIL
     images are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not
     say whether their Exif orientation was applied already.
 
@@ -224,7 +224,7 @@ def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | N
     return replace(decoded, pixels=turn(decoded.pixels, orientation), orientation=orientation)
 
 
-def _first_picture(image: Image.Image, kind_of_several: str, background: Colour) -> DecodedImage:
+def _first_picture(image: Image.Image, kind_of_several: str, background: Color) -> DecodedImage:
     warning = f"{kind_of_several} of several pictures: the first one was taken" if kind_of_several else ""
     return DecodedImage(_to_rgb(image, background), warning)
 
@@ -282,17 +282,17 @@ def _strict_jpeg(data: bytes, size: tuple[int, int], reduction: int) -> NDArray[
     return pixels
 
 
-def _decode_png(data: bytes, background: Colour) -> DecodedImage:
+def _decode_png(data: bytes, background: Color) -> DecodedImage:
     header = read_png_header(data)
     check_pixels(header.width, header.height)
     transparent = find_png_chunk(data, b"tRNS")
-    if header.depth == 16 and header.colour_type == COLOUR and transparent:
-        # Pillow keeps the upper 8 bits of each channel alone, and the colour is to be compared with all 16.
-        raise DecodeError("unsupported", "expected no transparent colour (tRNS) in a PNG of 16-bit colour, found one")
+    if header.depth == 16 and header.color_type == COLOR and transparent:
+        # Pillow keeps the upper 8 bits of each channel alone, and the color is to be compared with all 16.
+        raise DecodeError("unsupported", "expected no transparent color (tRNS) in a PNG of 16-bit color, found one")
     with load_png(data) as image:
-        if header.colour_type == PALETTE:
+        if header.color_type == PALETTE:
             check_palette(image, len(find_png_chunk(data, b"PLTE") or b"") // 3)
-        if header.colour_type == GREY and header.depth < 8 and transparent:
+        if header.color_type == GRAY and header.depth < 8 and transparent:
             # Pillow has scaled the pixels to 8 bits, and may compare them with the value as it is stored.
             most = (1 << header.depth) - 1
             image.info["transparency"] = (transparent[-1] & most) * 255 // most
@@ -313,7 +313,7 @@ def load_png(data: bytes) -> PngImagePlugin.PngImageFile:
 # --- to RGB, and the right way up -------------------------------------------------------------------------------------
 
 
-def _pil_to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
+def _pil_to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
     check_pixels(*image.size)
     if image.mode in ("F", "I"):
         numbers = np.asarray(image)
@@ -325,7 +325,7 @@ def _pil_to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
     return _to_rgb(image, background)
 
 
-def _array_to_rgb(array: NDArray[np.uint8], background: Colour) -> NDArray[np.uint8]:
+def _array_to_rgb(array: NDArray[np.uint8], background: Color) -> NDArray[np.uint8]:
     if not array.size:
         raise DecodeError("empty", f"expected at least one pixel, found an array of shape {array.shape}")
     check_pixels(array.shape[1], array.shape[0])
@@ -335,7 +335,7 @@ def _array_to_rgb(array: NDArray[np.uint8], background: Colour) -> NDArray[np.ui
     return np.array(np.broadcast_to(array.reshape(*array.shape[:2], -1), (*array.shape[:2], 3)))
 
 
-def _to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
+def _to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
@@ -344,7 +344,7 @@ def _to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
     return pixels
 
 
-def _strip_to_rgb(strip: Image.Image, background: Colour) -> NDArray[np.uint8]:
+def _strip_to_rgb(strip: Image.Image, background: Color) -> NDArray[np.uint8]:
     if strip.mode in _DEEP_MODES:
         # convert("RGB") would clip at 255; 65535 / 255 = 257.
         deep = np.asarray(strip).astype(np.uint32)

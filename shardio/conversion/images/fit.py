@@ -195,7 +195,7 @@ def _resize_as_adm(pixels: NDArray[np.uint8], target: int, size: tuple[int, int]
 
 
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
-    """Returns the picture's pixel at the centre of each pixel along a side of the sample."""
+    """Returns the picture's pixel at the center of each pixel along a side of the sample."""
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
 
 

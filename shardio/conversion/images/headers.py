@@ -20,7 +20,7 @@ from shardio.system.opening import open_file
 MAX_PIXELS = (256 << 20) // 3
 # The weights of a resampling filter take up to 48 bytes for each pixel of a side.
 MAX_SIDE_PIXELS = 1 << 20
-# Encoders write about ten scans and optimisers a few dozen; thousands are a bomb that costs hours.
+# Encoders write about ten scans and optimizers a few dozen; thousands are a bomb that costs hours.
 MAX_SCANS = 100
 # A picture of MAX_PIXELS stored as RGB without any compression fits, with room for metadata.
 MAX_SOURCE_NBYTES = 288 << 20
@@ -123,10 +123,10 @@ _IN_SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _MARKER = struct.Struct(">BBH")
 # Markers that stand alone, without a length: TEM and the restarts.
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
-# Decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
+# Decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the color space.
 _NEEDED = _FRAMES | {0xC4, 0xCC, 0xDB, 0xDC, 0xDD, _SOS}
 _APP0, _APP1, _APP14 = 0xE0, 0xE1, 0xEE
-# The Adobe segment is 12 bytes: name, version, two flags, colour transform. A shorter one tells nothing.
+# The Adobe segment is 12 bytes: name, version, two flags, color transform. A shorter one tells nothing.
 _ADOBE_NBYTES = 12
 
 
@@ -233,10 +233,10 @@ def without_junk(data: bytes, header: JpegHeader) -> bytes:
     kept: list[bytes | memoryview] = [_SOI]
     for segment in header.segments:
         body = data[segment.start : segment.end]
-        colour = (segment.marker == _APP0 and body[4:9] == b"JFIF\0") or (
+        color = (segment.marker == _APP0 and body[4:9] == b"JFIF\0") or (
             segment.marker == _APP14 and body[4:9] == b"Adobe" and len(body) - 4 >= _ADOBE_NBYTES
         )
-        if segment.marker in _NEEDED or colour:
+        if segment.marker in _NEEDED or color:
             kept.append(body)
     # A view, because a copy would be one more of what may be hundreds of megabytes.
     return b"".join([*kept, memoryview(data)[header.segments[-1].end :]])
@@ -255,8 +255,8 @@ def _jpeg_exif(data: bytes) -> bytes:
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _IHDR_NBYTES = 13
 
-GREY, COLOUR, PALETTE = 0, 2, 3
-"""The colour types of a PNG that have a tRNS chunk if they have transparency; the others have an alpha channel."""
+GRAY, COLOR, PALETTE = 0, 2, 3
+"""The color types of a PNG that have a tRNS chunk if they have transparency; the others have an alpha channel."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class PngHeader:
     height: int
     depth: int
     """Bits of a channel, or of a palette index."""
-    colour_type: int
+    color_type: int
 
 
 def is_png(data: bytes) -> bool:

@@ -1,7 +1,7 @@
-"""Decodes the bytes of a mask strictly into an array (height, width) of the stored numbers, never of colours.
+"""Decodes the bytes of a mask strictly into an array (height, width) of the stored numbers, never of colors.
 
-A PNG stores the numbers as grey values of 8 or 16 bits, as bits (0 and 1), or as palette indices. A lossless WebP,
-which has no grey, stores them as three equal channels. Other files are refused, because their numbers may have changed.
+A PNG stores the numbers as gray values of 8 or 16 bits, as bits (0 and 1), or as palette indices. A lossless WebP,
+which has no gray, stores them as three equal channels. Other files are refused, because their numbers may have changed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from PIL import WebPImagePlugin
 
 from shardio.conversion.images.decode import as_decode_error, load_png
 from shardio.conversion.images.headers import (
-    COLOUR,
-    GREY,
+    COLOR,
+    GRAY,
     PALETTE,
     check_pixels,
     is_lossless_webp,
@@ -28,8 +28,8 @@ from shardio.errors import DecodeError
 
 Mask = NDArray[np.uint8] | NDArray[np.uint16]
 
-_SUPPORTED = "expected a PNG of 8 or 16 bits of grey, of 1 bit or with a palette, or a lossless WebP"
-_COLOUR_TYPES = {COLOUR: "colour", 4: "grey with alpha", 6: "colour with alpha"}
+_SUPPORTED = "expected a PNG of 8 or 16 bits of gray, of 1 bit or with a palette, or a lossless WebP"
+_COLOR_TYPES = {COLOR: "color", 4: "gray with alpha", 6: "color with alpha"}
 
 
 def decode_mask(data: bytes) -> Mask:
@@ -55,12 +55,12 @@ def read_dtype(data: bytes) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
 def _decode_png(data: bytes) -> Mask:
     header = read_png_header(data)
     check_pixels(header.width, header.height)
-    if header.colour_type not in (GREY, PALETTE):
-        kind = _COLOUR_TYPES.get(header.colour_type, f"colour type {header.colour_type}")
+    if header.color_type not in (GRAY, PALETTE):
+        kind = _COLOR_TYPES.get(header.color_type, f"color type {header.color_type}")
         raise DecodeError("unsupported", f"{_SUPPORTED}, found a PNG of {kind}")
-    if header.colour_type == GREY and header.depth in (2, 4):
-        # Optimisers make them of eight bits, and scale what they mean; other programs write numbers.
-        raise DecodeError("unsupported", f"{_SUPPORTED}, found a PNG of {header.depth} bits of grey")
+    if header.color_type == GRAY and header.depth in (2, 4):
+        # Optimizers make them of eight bits, and scale what they mean; other programs write numbers.
+        raise DecodeError("unsupported", f"{_SUPPORTED}, found a PNG of {header.depth} bits of gray")
     with load_png(data) as image:
         found = np.asarray(image)
     mask: Mask = found.astype(np.uint16) if header.depth == 16 else found.astype(np.uint8)
@@ -77,8 +77,8 @@ def _decode_webp(data: bytes) -> NDArray[np.uint8]:
         image.load()
         if image.mode != "RGB":
             raise DecodeError("unsupported", f"{_SUPPORTED}, found a WebP with alpha")
-        colours = np.asarray(image)
-    mask = colours[:, :, 0].copy()
-    if any((colours[:, :, channel] != mask).any() for channel in (1, 2)):
-        raise DecodeError("unsupported", f"{_SUPPORTED}, found a WebP of colour")
+        colors = np.asarray(image)
+    mask = colors[:, :, 0].copy()
+    if any((colors[:, :, channel] != mask).any() for channel in (1, 2)):
+        raise DecodeError("unsupported", f"{_SUPPORTED}, found a WebP of color")
     return mask

@@ -40,11 +40,11 @@ def decode_other(data: bytes) -> tuple[Image.Image, str] | None:
     return None
 
 
-def check_palette(image: Image.Image, num_colours: int) -> None:
+def check_palette(image: Image.Image, num_colors: int) -> None:
     """Raises DecodeError if a pixel's index is outside the palette. Pillow would show such a pixel as black."""
     largest = int(np.asarray(image.getextrema()).max())
-    if largest >= num_colours:
-        raise DecodeError("damaged", f"expected palette indices below {num_colours}, found {largest}")
+    if largest >= num_colors:
+        raise DecodeError("damaged", f"expected palette indices below {num_colors}, found {largest}")
 
 
 # --- GIF (89a) --------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def _palette_size(flags: int) -> int:
 
 
 def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
-    """Yields (left, top, right, bottom) and the number of colours of each frame. Raises IndexError at a cut."""
+    """Yields (left, top, right, bottom) and the number of colors of each frame. Raises IndexError at a cut."""
     shared = _palette_size(data[10])
     at = 13 + 3 * shared
     while (block := data[at : at + 1]) in (b",", b"!"):
@@ -73,13 +73,13 @@ def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
 def _decode_gif(data: bytes) -> tuple[Image.Image, bool]:
     check_pixels(*struct.unpack_from("<HH", data, 6))
     frames = _gif_frames(data)
-    box, num_colours = next(frames, ((0, 0, 0, 0), 0))
+    box, num_colors = next(frames, ((0, 0, 0, 0), 0))
     check_pixels(box[2] - box[0], box[3] - box[1])
     with GifImagePlugin.GifImageFile(io.BytesIO(data)) as image:
         check_pixels(*image.size)
         image.load()
         frame = image.crop(box)
-    check_palette(frame, num_colours)
+    check_palette(frame, num_colors)
     if frame.size != image.size:  # what the frame does not cover is transparent
         whole = Image.new("RGBA", image.size)
         whole.paste(frame.convert("RGBA"), box)
@@ -108,7 +108,7 @@ def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
     def tag(name: int, default: int | tuple[int, ...]) -> NDArray[np.int64]:
         return np.atleast_1d(np.asarray(image.tag_v2.get(name, default), np.int64))
 
-    bits, colours, meaning = (
+    bits, colors, meaning = (
         tag(Tiff.BITSPERSAMPLE, 1),
         tag(Tiff.COLORMAP, 0),
         tag(Tiff.PHOTOMETRIC_INTERPRETATION, -1)[0],
@@ -119,14 +119,14 @@ def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
         f"mode {image.mode}, photometric {meaning}": image.mode not in _TIFF_MODES or meaning not in (0, 1, 2, 3, 5),
         f"{bits.tolist()} bits": not set(bits.tolist()) <= {1, 2, 4, 8, 16},  # Pillow shows 12 bits as if they were 16
         "16 bits where 0 is white": image.mode.startswith("I") and meaning == 0,
-        "a palette of 8 bits": 0 < colours.max() < 256,
+        "a palette of 8 bits": 0 < colors.max() < 256,
     }.items():
         if is_refused:
             raise DecodeError("unsupported", f"expected a TIFF of integers in a common layout, found {found}")
     _check_places(len(data), tag)
     image.load()
     if image.mode == "P":
-        check_palette(image, len(colours) // 3)
+        check_palette(image, len(colors) // 3)
     return image, image.is_animated
 
 
@@ -196,17 +196,17 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
     check_pixels(*image.size)
     if image.tile[0][0] != "raw":
         raise DecodeError("unsupported", "expected a BMP without run lengths, found one with them")
-    # Pillow takes pixels of other sizes for pixels of 1 or 8 bits, if the palette is of greys.
+    # Pillow takes pixels of other sizes for pixels of 1 or 8 bits, if the palette is of grays.
     if bits != {"1": 1, "L": 8}.get(image.mode, bits):
-        raise DecodeError("unsupported", f"expected a BMP of {bits} bits with a palette of colours, found greys")
-    num_colours = len(image.palette.palette) // (3 if nbytes == 12 else 4) if image.palette else 256
+        raise DecodeError("unsupported", f"expected a BMP of {bits} bits with a palette of colors, found grays")
+    num_colors = len(image.palette.palette) // (3 if nbytes == 12 else 4) if image.palette else 256
     if offset < 14 + nbytes:
         raise DecodeError(
             "damaged", f"expected a BMP with pixels after its {14 + nbytes} bytes of header, found {offset}"
         )
     image.load()
     if image.mode == "P":
-        check_palette(image, num_colours)
+        check_palette(image, num_colors)
     if image.mode == "RGBA" and image.getchannel("A").getextrema() == (
         0,
         0,

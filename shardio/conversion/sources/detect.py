@@ -77,20 +77,20 @@ def scan(
     found = "list" if is_table else find_kind(src) if kind == "auto" else kind
     if labels == "folders" and found not in _TREES:
         raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found {found}")
-    unlabelled = labels == "none"
+    unlabeled = labels == "none"
     scans: Mapping[str, Callable[[], Collection]] = {
         "tree": partial(scan_tree, src, labels),
         "arrays": partial(scan_arrays, src, labels),
-        "list": partial(scan_table, table, unlabelled=unlabelled),
-        "parquet": partial(scan_parquet, src, unlabelled=unlabelled),
+        "list": partial(scan_table, table, unlabeled=unlabeled),
+        "parquet": partial(scan_parquet, src, unlabeled=unlabeled),
         "ilsvrc": partial(scan_ilsvrc, src),
         "kaggle": partial(scan_kaggle, src),
         "tiny-imagenet": partial(scan_tiny_imagenet, src),
-        "webdataset": partial(scan_webdataset, src, unlabelled=unlabelled),
+        "webdataset": partial(scan_webdataset, src, unlabeled=unlabeled),
     }
     collection = scans[found]()
     _check_keys(src, collection)
-    if unlabelled:
+    if unlabeled:
         return _without_labels(collection)
     if empty_classes != "keep" and (empty := find_empty(collection)):
         if empty_classes == "refuse":

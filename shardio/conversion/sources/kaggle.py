@@ -1,4 +1,4 @@
-"""ImageNet in Kaggle's layout: training images in class folders, validation images in one folder, unlabelled test
+"""ImageNet in Kaggle's layout: training images in class folders, validation images in one folder, unlabeled test
 images.
 
     ILSVRC/Data/CLS-LOC/{train,val,test}    LOC_val_solution.csv    LOC_synset_mapping.txt
@@ -38,7 +38,7 @@ def images_folder(src: Path) -> Path | None:
 def scan_kaggle(src: Path) -> Collection:
     """Returns the images of Kaggle's layout. `src` is the folder with ILSVRC in it, or ILSVRC, or CLS-LOC.
 
-    The LOC_ files may be in any of these folders. The unlabelled images in test are counted as ignored. A validation
+    The LOC_ files may be in any of these folders. The unlabeled images in test are counted as ignored. A validation
     image that is listed but missing is a source that will be refused. Raises SourceError if anything else is missing or
     wrong.
     """
@@ -66,7 +66,7 @@ def scan_kaggle(src: Path) -> Collection:
     if classes is None:
         raise SourceError(f"{images}: expected a folder train or val in it, found neither")
     if (images / "test").is_dir():
-        ignored["unlabelled test image"] += sum(1 for _ in entries(images / "test", ignored))
+        ignored["unlabeled test image"] += sum(1 for _ in entries(images / "test", ignored))
     return Collection(FileOrigin(images), classes, splits, ignored, _class_names(images, classes), "kaggle")
 
 

@@ -40,13 +40,13 @@ _Row = tuple[Contents, int, str, Source]
 """A table, the number of a row among those of the table, and the split and the source of the row."""
 
 
-def scan_table(table: Table, *, unlabelled: bool = False) -> Collection:
-    """Returns the images that a table lists, in its order; without its labels if `unlabelled`.
+def scan_table(table: Table, *, unlabeled: bool = False) -> Collection:
+    """Returns the images that a table lists, in its order; without its labels if `unlabeled`.
 
     Paths are absolute, or relative to the table's root. A key is the path, relative if the file is below the root. A
     missing file is a source that will be refused; a mistake in the table itself raises SourceError.
     """
-    content = read_table(table, unlabelled=unlabelled)
+    content = read_table(table, unlabeled=unlabeled)
     folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
 
     @cache
@@ -93,8 +93,8 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     they are.
     """
     contents = list(tables.values())
-    is_labelled = any(sources[0].label is not None for sources in collection.splits.values())
-    tables_list = any(content.labels for content in contents) or (not is_labelled and collection.kind != "dataset")
+    is_labeled = any(sources[0].label is not None for sources in collection.splits.values())
+    tables_list = any(content.labels for content in contents) or (not is_labeled and collection.kind != "dataset")
     images = _Images(collection)
     ignored = Counter(collection.ignored)
     used: set[bytes] = set()
@@ -240,11 +240,11 @@ def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tu
 
     A split without any label has none, and so has a table without a column of labels.
     """
-    labelled = [content for content in contents if content.labels]
-    if len({tuple(content.labels) if len(content.labels) > 1 else () for content in labelled}) > 1:
+    labeled = [content for content in contents if content.labels]
+    if len({tuple(content.labels) if len(content.labels) > 1 else () for content in labeled}) > 1:
         raise SourceError(
-            f"{labelled[-1].faults.path}: expected the columns of labels of {labelled[0].faults.path}, in its order, "
-            f"found {', '.join(labelled[-1].labels)} and not {', '.join(labelled[0].labels)}"
+            f"{labeled[-1].faults.path}: expected the columns of labels of {labeled[0].faults.path}, in its order, "
+            f"found {', '.join(labeled[-1].labels)} and not {', '.join(labeled[0].labels)}"
         )
     cells = [_cell(content, row) for content, row, _, _ in rows]
     for (content, row, _, _), cell in zip(rows, cells, strict=True):
@@ -254,7 +254,7 @@ def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tu
     single = all(len(content.labels) <= 1 for content in contents)
     texts = ["" if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
     if not single or any(isinstance(cell, (list, tuple)) for cell in cells) or are_measures(texts):
-        return tuple(labelled[0].labels) if not single else (), list(_numbers(rows, cells, full))
+        return tuple(labeled[0].labels) if not single else (), list(_numbers(rows, cells, full))
     splits = [split for _, _, split, _ in rows]
     numbering = number_labels({(split, text) for split, text in zip(splits, texts, strict=True) if split in full})
     for (content, row, split, _), text in zip(rows, texts, strict=True):

@@ -69,12 +69,12 @@ def _holds_files(folder: Path) -> bool:
     return found
 
 
-def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
+def scan_parquet(src: Path, *, unlabeled: bool = False) -> Collection:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
     - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. If
       several columns match, the columns named `image` and `label` are used. Rows whose label is null or -1 are ignored
-      and counted. With `unlabelled`, or without a column of integers, images have no labels.
+      and counted. With `unlabeled`, or without a column of integers, images have no labels.
     - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
     - The split is the word before "-00000-of-" in a file's name, or a file or folder name such as train, validation or
       test. Otherwise it is `train`.
@@ -94,7 +94,7 @@ def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
     for group in splits.values() if src.is_dir() else ():
         _check_complete(src, group)
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
-    tables = {name: _read_table(folder / name, shared, unlabelled) for group in splits.values() for name in group}
+    tables = {name: _read_table(folder / name, shared, unlabeled) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
     for name, table in tables.items():
         wrong = np.flatnonzero((table.labels < _NO_LABEL) | (table.labels >= len(classes)))
@@ -107,10 +107,10 @@ def scan_parquet(src: Path, *, unlabelled: bool = False) -> Collection:
     files: dict[bytes, TableFile] = {}
     for split, group in splits.items():
         mine = {name: tables[name] for name in group}
-        labelled = tuple(_sources(split, mine, classes))
-        ignored["row without a label"] += sum(len(table.labels) for table in mine.values()) - len(labelled)
-        if labelled:
-            sources[split or DEFAULT_SPLIT] = labelled
+        labeled = tuple(_sources(split, mine, classes))
+        ignored["row without a label"] += sum(len(table.labels) for table in mine.values()) - len(labeled)
+        if labeled:
+            sources[split or DEFAULT_SPLIT] = labeled
             files |= {os.fsencode(name): table.file for name, table in mine.items()}
     if not sources:
         raise SourceError(f"{src}: expected rows with a label, found none")
@@ -192,7 +192,7 @@ class _Table:
     """The column of labels; "" if there is none."""
 
 
-def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unlabelled: bool) -> _Table:
+def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unlabeled: bool) -> _Table:
     identity = identify(path)
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
@@ -201,7 +201,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unla
         if (repeated := first_repeated(schema.names)) is not None:
             raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
         image = _choose(path, "image", columns, _holds_images, features)
-        has_labels = not unlabelled and ("label" in columns or any(map(_is_integer, columns.values())))
+        has_labels = not unlabeled and ("label" in columns or any(map(_is_integer, columns.values())))
         label = _choose(path, "label", columns, _is_integer, features) if has_labels else ""
         wanted = [label] if label else []
         if is_struct(columns[image]):

@@ -82,8 +82,8 @@ class Contents:
     """Which columns are read as what."""
 
 
-def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
-    """Returns the rows of a table, without its labels if `unlabelled`.
+def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
+    """Returns the rows of a table, without its labels if `unlabeled`.
 
     Raises SourceError without a column of paths, or a column that is named.
     """
@@ -95,7 +95,7 @@ def read_table(table: Table, *, unlabelled: bool = False) -> Contents:
             "Python `Table(path_column=...)`, or put the names of columns into the first line"
         )
     split = _column(table, names, "split", table.split_column, SPLIT_COLUMNS)
-    labels = {} if unlabelled else _label_columns(table, names, path, split)
+    labels = {} if unlabeled else _label_columns(table, names, path, split)
     stored = {name: _existing(table, names, name) for name in table.columns}
     note = f"paths from {names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
     if split is not None:

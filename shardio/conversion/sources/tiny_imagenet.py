@@ -34,15 +34,15 @@ def scan_tiny_imagenet(src: Path) -> Collection:
         if split == "test":
             splits[split] = sources
             continue
-        labelled = []
+        labeled = []
         for source in sources:
             key = os.fsdecode(source.key)
             wnid = listed.pop(key.rpartition("/")[2], "") if split == "val" else key.split("/")[1]
             if wnid not in labels:
                 expected = f"a line in {_ANNOTATIONS_NAME}" if split == "val" else "a class folder"
                 raise SourceError(f"{src / key}: expected {expected} with a class of {_CLASSES_NAME}, found {wnid!r}")
-            labelled.append(replace(source, label=labels[wnid]))
-        splits[split] = tuple(labelled)
+            labeled.append(replace(source, label=labels[wnid]))
+        splits[split] = tuple(labeled)
     missing = Fault(f"expected the image, as in {_ANNOTATIONS_NAME}, found none")
     if unknown := [wnid for wnid in listed.values() if wnid not in labels]:
         raise SourceError(f"{src / _ANNOTATIONS_NAME}: expected classes of {_CLASSES_NAME}, found {unknown[0]!r}")

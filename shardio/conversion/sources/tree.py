@@ -89,7 +89,7 @@ def scan_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) 
         raise SourceError(
             f"{where}: expected class folders with {files.noun}, found {files.noun} alone: pass `--labels none`"
         )
-    classes, splits = ((), {part.split: part.unlabelled() for part in parts}) if labels == "none" else scan.label(parts)
+    classes, splits = ((), {part.split: part.unlabeled() for part in parts}) if labels == "none" else scan.label(parts)
     splits = {split or DEFAULT_SPLIT: sources for split, sources in splits.items() if sources}
     return Collection(FileOrigin(root), classes, splits, +scan.ignored, doubts=tuple(scan.doubts))
 
@@ -118,7 +118,7 @@ class _Part:
         renamed = self.split not in ("", self.path.name)
         return Source(key, label, os.fsencode(f"{self.path.name}/") + key[prefix:] if renamed else None)
 
-    def unlabelled(self) -> tuple[Source, ...]:
+    def unlabeled(self) -> tuple[Source, ...]:
         return tuple(self.source(key, None) for keys in (self.images, *self.classes.values()) for key in keys)
 
 
@@ -155,17 +155,17 @@ class _Scan:
                 )
             elif not part.images and not part.full:
                 self.doubts.append(f"expected {noun} in {str(part.path)!r}, found none: the split would be left out")
-        flat, labelled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
-        if flat and labelled:
+        flat, labeled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
+        if flat and labeled:
             self.doubts.append(
-                f"expected class folders in {flat[0].path.name!r}, as in {labelled[0].path.name!r}, found "
+                f"expected class folders in {flat[0].path.name!r}, as in {labeled[0].path.name!r}, found "
                 f"{len(flat[0].images):,} {noun} without"
             )
-        full = sorted({name for part in labelled for name in part.full})
-        deep = next((part.deep for part in labelled if part.deep), "")
+        full = sorted({name for part in labeled for name in part.full})
+        deep = next((part.deep for part in labeled if part.deep), "")
         if len(full) == 1:
             inside = (
-                f". Give {labelled[0].path / full[0]} as SRC if the folders in it are classes or splits" if deep else ""
+                f". Give {labeled[0].path / full[0]} as SRC if the folders in it are classes or splits" if deep else ""
             )
             self.doubts.append(f"expected at least two classes, found one, {full[0]!r}{inside}")
         elif deep:
@@ -180,7 +180,7 @@ class _Scan:
         first, splits = "", {}
         for part in parts:
             if not part.full:
-                splits[part.split] = part.unlabelled()
+                splits[part.split] = part.unlabeled()
                 continue
             if not labels:
                 first, labels = part.path.name, {name: label for label, name in enumerate(part.classes)}

@@ -51,20 +51,20 @@ class _Sample(NamedTuple):
     """The label as written in the tar; "" if there is no label."""
 
 
-def scan_webdataset(src: Path, *, unlabelled: bool = False) -> Collection:
+def scan_webdataset(src: Path, *, unlabeled: bool = False) -> Collection:
     """Returns the samples of a tar, of the tars in or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
 
     - Images are jpg, jpeg, png or webp.
     - Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all integers, or all class names.
     - The split is named by the tars' folders or names, or by the first folder of all samples; otherwise it is train.
     - Samples keep the order of the tars. A sample without a label or an image is a source that will be refused; with
-      `unlabelled`, only a sample without an image.
+      `unlabeled`, only a sample without an image.
 
     Raises SourceError if a tar is damaged, or if tars contradict each other.
     """
     folder, tars, ignored = _find_tars(src)
     kinds: list[str] = []
-    samples = list(chain.from_iterable(drain(_walk(folder, tar, kinds, unlabelled) for tar in tars)))
+    samples = list(chain.from_iterable(drain(_walk(folder, tar, kinds, unlabeled) for tar in tars)))
     ignored.update(kinds)
     faults = [sample.place for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
@@ -74,10 +74,10 @@ def scan_webdataset(src: Path, *, unlabelled: bool = False) -> Collection:
             "of a folder tree; ImageNet's own archives need `--source ilsvrc`; images alone need `--labels none`)"
         )
     splits = _splits(src, tars, samples)
-    labelled = zip(splits, samples, strict=True)
-    numbering = number_labels({(split, one.label) for split, one in labelled if not isinstance(one.place, Fault)})
+    labeled = zip(splits, samples, strict=True)
+    numbering = number_labels({(split, one.label) for split, one in labeled if not isinstance(one.place, Fault)})
     for keep_tar in (False, True):  # names may begin anew in each tar
-        sources = _sources(samples, splits, numbering, keep_tar, unlabelled)
+        sources = _sources(samples, splits, numbering, keep_tar, unlabeled)
         listed = list(chain.from_iterable(sources.values()))
         if (key := first_repeated(source.key for source in listed)) is None:
             break
@@ -167,9 +167,9 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _walk(folder: Path, tar: str, ignored: list[str], unlabelled: bool) -> Generator[_Sample, None, None]:
+def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Generator[_Sample, None, None]:
     """Yields the samples of a tar. Adds the kinds of other members to `ignored`."""
-    # The images of each sample, and its labels from .cls and .json: they need not be neighbours.
+    # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
     tar_bytes = os.fsencode(tar)
     with open_archive(folder / tar) as archive:
@@ -191,19 +191,19 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabelled: bool) -> Gener
                 from_json += _read_json(archive.read_at(member.offset, member.nbytes))
     for name, (images, from_cls, from_json) in found.items():
         if images or from_cls or from_json:
-            yield _put_together(tar, name, images, from_cls or from_json, unlabelled)
+            yield _put_together(tar, name, images, from_cls or from_json, unlabeled)
         else:
             ignored.append("neither image nor label")
 
 
 def _put_together(
-    tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabelled: bool
+    tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabeled: bool
 ) -> _Sample:
     what, label = f"the sample {name!r} in {tar}", labels[0] if labels else ""
     place: Extent | Fault
     if len(images) != 1:
         place = Fault(f"expected one image of {what}, found {len(images)}")
-    elif unlabelled:
+    elif unlabeled:
         place = images[0][1]
     elif len(labels) != 1:
         place = Fault(f"expected one label (.cls or .json) of {what}, found {len(labels)}")
@@ -277,7 +277,7 @@ def _word_of_tar(tar: str) -> str:
 
 
 def _sources(
-    samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool, unlabelled: bool
+    samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool, unlabeled: bool
 ) -> dict[str, list[Source]]:
     """Returns the sources by split. `keep_tar` puts the name of the tar before the name of each sample."""
     sources: dict[str, list[Source]] = {}
@@ -293,7 +293,7 @@ def _sources(
                 label = numbering.labels[sample.label]
                 folders.append(numbering.classes[label])
                 name = name.removeprefix(folders[-1] + "/")
-            elif not unlabelled:
+            elif not unlabeled:
                 found = f"expected {expected}, found {sample.label!r:.80}"
                 place = Fault(f"the label of the sample {name!r} in {sample.tar}: {found}")
         if keep_tar:

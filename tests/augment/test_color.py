@@ -1,4 +1,4 @@
-"""Transforms of colours draw what they say, for each sample by itself, and do it in the order that they have drawn."""
+"""Transforms of colors draw what they say, for each sample by itself, and do it in the order that they have drawn."""
 
 from __future__ import annotations
 
@@ -162,14 +162,14 @@ def test_a_wide_blur_is_not_a_high_one() -> None:
     assert changed(GaussianBlur(17), image).shape == image.shape  # the largest that fits
 
 
-def test_grey_pictures_stay_as_they_are_where_there_is_no_colour() -> None:
-    grey = pictures()[:, :1]
+def test_gray_pictures_stay_as_they_are_where_there_is_no_color() -> None:
+    gray = pictures()[:, :1]
     for transform in (ColorJitter(saturation=(0.0, 0.0)), ColorJitter(hue=(0.3, 0.3)), RandomGrayscale(1.0)):
-        assert torch.equal(changed(transform, grey), grey)
-    assert changed(ColorJitter(0.5, 0.5, 0.5, 0.5), grey).shape == grey.shape
+        assert torch.equal(changed(transform, gray), gray)
+    assert changed(ColorJitter(0.5, 0.5, 0.5, 0.5), gray).shape == gray.shape
 
 
-def test_what_needs_no_colours_takes_any_channels() -> None:
+def test_what_needs_no_colors_takes_any_channels() -> None:
     images = torch.randint(0, 256, (3, 5, 8, 7), dtype=torch.uint8)
     chain = Compose(
         [

@@ -20,11 +20,11 @@ def call(*words: object) -> Result:
 
 
 @pytest.fixture
-def unlabelled(tmp_path: Path) -> Path:
-    with ShardWriter(tmp_path / "unlabelled", (8, 8, 3), labels=None) as writer:
+def unlabeled(tmp_path: Path) -> Path:
+    with ShardWriter(tmp_path / "unlabeled", (8, 8, 3), labels=None) as writer:
         for i in range(9):
             writer.append(np.full((8, 8, 3), 20 * i, np.uint8), key=f"{i}.png")
-    return tmp_path / "unlabelled"
+    return tmp_path / "unlabeled"
 
 
 @pytest.fixture
@@ -37,27 +37,27 @@ def latents(tmp_path: Path) -> Path:
     return tmp_path / "latents"
 
 
-def test_info_says_which_parts_there_are(unlabelled: Path, latents: Path) -> None:
-    assert "train   9 samples in 1 shard, no labels\n" in call("info", unlabelled).stdout
+def test_info_says_which_parts_there_are(unlabeled: Path, latents: Path) -> None:
+    assert "train   9 samples in 1 shard, no labels\n" in call("info", unlabeled).stdout
     text = call("info", latents).stdout
     assert "arrays, and no pixels" in text
     assert f"next: shardio find {latents}" in text
-    facts = [json.loads(call("info", path, "--json").stdout) for path in (unlabelled, latents)]
+    facts = [json.loads(call("info", path, "--json").stdout) for path in (unlabeled, latents)]
     assert [one["splits"]["train"]["labels"] for one in facts] == [None, ["<f4", 2]]
     assert [one["sample_shape"] for one in facts] == [[8, 8, 3], None]
 
 
-def test_samples_without_labels_are_found_shown_written_and_replayed(unlabelled: Path, tmp_path: Path) -> None:
-    found = [line.split() for line in call("find", unlabelled, "--key", "[34]*").stdout.splitlines()]
+def test_samples_without_labels_are_found_shown_written_and_replayed(unlabeled: Path, tmp_path: Path) -> None:
+    found = [line.split() for line in call("find", unlabeled, "--key", "[34]*").stdout.splitlines()]
     assert found[:2] == [["3", "3.png"], ["4", "4.png"]]
-    (first, *_) = json.loads(call("find", unlabelled, "--json").stdout)["samples"]
+    (first, *_) = json.loads(call("find", unlabeled, "--json").stdout)["samples"]
     assert (first["label"], first["class"]) == (None, None)
-    assert call("view", unlabelled, "-o", tmp_path / "sheet.png").exit_code == 0
-    assert call("report", unlabelled, "-o", tmp_path / "report.html").exit_code == 0
-    assert call("extract", unlabelled, "-o", tmp_path / "files", "--indices", "2").exit_code == 0
+    assert call("view", unlabeled, "-o", tmp_path / "sheet.png").exit_code == 0
+    assert call("report", unlabeled, "-o", tmp_path / "report.html").exit_code == 0
+    assert call("extract", unlabeled, "-o", tmp_path / "files", "--indices", "2").exit_code == 0
     with (tmp_path / "files" / "labels.csv").open() as file:
         assert [(row["key"], row["label"]) for row in csv.DictReader(file)] == [("2.png", "")]
-    replayed = call("replay", unlabelled, "--batch-size", "4", "--json", "--save", tmp_path / "batch.npz")
+    replayed = call("replay", unlabeled, "--batch-size", "4", "--json", "--save", tmp_path / "batch.npz")
     assert json.loads(replayed.stdout)["labels"] == [None] * 4
     with np.load(tmp_path / "batch.npz") as batch:
         assert sorted(batch) == ["images", "indices"]
@@ -83,7 +83,7 @@ def test_samples_without_pixels_are_written_and_replayed_and_not_shown(latents: 
     "words",
     [["find", "--class", "1"], ["view", "--per-class", "1"], ["bench", "--transform", "torchvision-v2"]],
 )
-def test_classes_of_a_split_without_labels_are_refused(unlabelled: Path, words: list[str]) -> None:
-    result = call(words[0], unlabelled, *words[1:])
+def test_classes_of_a_split_without_labels_are_refused(unlabeled: Path, words: list[str]) -> None:
+    result = call(words[0], unlabeled, *words[1:])
     assert isinstance(result.exception, ValueError)
     assert "class" in str(result.exception)

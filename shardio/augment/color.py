@@ -53,15 +53,15 @@ class ColorJitter(Transform):
             self.bounds(name)
 
     def bounds(self, name: str) -> tuple[float, float]:
-        _, centre, least, most = self.OPS[name]
-        return around(name, getattr(self, name), centre, least, most)
+        _, center, least, most = self.OPS[name]
+        return around(name, getattr(self, name), center, least, most)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         numbers = batch.draws.uniform(purpose, 2 * len(self.OPS))
         ops, factors, places = [], [], []
-        for (name, (op, centre, *_)), share, place in zip(self.OPS.items(), numbers[::2], numbers[1::2], strict=True):
+        for (name, (op, center, *_)), share, place in zip(self.OPS.items(), numbers[::2], numbers[1::2], strict=True):
             bounds = self.bounds(name)
-            if bounds != (centre, centre):
+            if bounds != (center, center):
                 ops.append(op)
                 factors.append(between(bounds, share))
                 places.append(place)
@@ -97,7 +97,7 @@ class RandomGrayscale(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomInvert(_Sometimes):
-    """Replaces grey levels x by 255 - x, with probability `p`."""
+    """Replaces gray levels x by 255 - x, with probability `p`."""
 
     p: Probability = 0.5
     op = Op.INVERT
@@ -121,7 +121,7 @@ class RandomEqualize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomPosterize(_Sometimes):
-    """Keeps the upper `bits` of each grey level, with probability `p`."""
+    """Keeps the upper `bits` of each gray level, with probability `p`."""
 
     bits: Annotated[int, whole(0, 8)]
     p: Probability = 0.5
@@ -132,12 +132,12 @@ class RandomPosterize(_Sometimes):
 def _check_threshold(name: str, threshold: float) -> None:
     check_number(name, threshold)
     if not 0 <= threshold <= 256:
-        raise ValueError(f"{name} must be a grey level from 0 to 255, or 256 to invert nothing; found {threshold!r}")
+        raise ValueError(f"{name} must be a gray level from 0 to 255, or 256 to invert nothing; found {threshold!r}")
 
 
 @dataclass(frozen=True, repr=False)
 class RandomSolarize(_Sometimes):
-    """Inverts grey levels of at least `threshold`, with probability `p`."""
+    """Inverts gray levels of at least `threshold`, with probability `p`."""
 
     threshold: Annotated[float, _check_threshold]
     p: Probability = 0.5
