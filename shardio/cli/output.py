@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shlex
 import textwrap
@@ -15,6 +16,8 @@ import click
 from shardio.errors import printable
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from shardio.sets.levels import Levels
 
 # Nothing is printed about servers that answer sooner.
@@ -27,8 +30,10 @@ def say(line: str, err: bool = False) -> None:
     click.echo(printable(line), err=err)
 
 
-def show(result: Mapping[str, Any] | Iterable[str]) -> None:
-    """Prints the result of a command: a mapping as one JSON object, or lines of text."""
+def show(result: Mapping[str, Any] | DataclassInstance | Iterable[str]) -> None:
+    """Prints the result of a command: a mapping or dataclass as one JSON object, or lines of text."""
+    if dataclasses.is_dataclass(result):
+        result = dataclasses.asdict(result)
     if isinstance(result, Mapping):
         click.echo(json.dumps(result))
         return

@@ -41,7 +41,7 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
 
     with BytesBar() as bar:
         report = publisher.publish(out, target, on_progress=bar.add, **options)
-    show(dataclasses.asdict(report) if as_json else _published(report, "moved" if options["move"] else "copied"))
+    show(report if as_json else _published(report, "moved" if options["move"] else "copied"))
 
 
 def _published(report: PublishReport, done: str) -> Iterator[str]:
@@ -166,13 +166,15 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
     first host of the SLURM step.
     """
     import shardio.cache.stage as staging
-    from shardio.sets.names import is_url, without_credentials
+    from shardio.sets.names import shown
     from shardio.system.progress import BytesBar
+
+    def tell(text: str) -> None:
+        say(f"shardio: {text}", err=True)
 
     def tell_wait(process: int | None) -> None:
         who = "another process" if process is None else f"process {process}"
-        source = without_credentials(src) if is_url(src) else src
-        say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
+        tell(f"{who} is copying {shown(src)} to {cache}: waiting for it")
 
     meeting = None
     if rendezvous is not None and not together:
@@ -187,29 +189,21 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
         if world.world_size > 1:
             meeting = Meeting.at(rendezvous_of(rendezvous), world.rank, world.world_size)
 
-    def tell(text: str) -> None:
-        say(f"shardio: {text}", err=True)
-
     # The delay hides the bar until something is copied, and for ever if another process copies.
     with BytesBar(delay=1e-3) as bar:
         try:
             report = staging.stage(
-                *(src, cache),
-                on_progress=bar.add,
-                on_wait=tell_wait,
-                together=meeting,
-                on_message=tell,
-                **options,
+                src, cache, on_progress=bar.add, on_wait=tell_wait, together=meeting, on_message=tell, **options
             )
         except KeyboardInterrupt:
             bar.close()
-            say(f"shardio: finished files are kept in {cache}: the same command continues with them", err=True)
+            tell(f"finished files are kept in {cache}: the same command continues with them")
             raise
     if as_json:
-        show(dataclasses.asdict(report))
+        show(report)
         return
     for digest in report.evicted:
-        say(f"shardio: removed {digest[:16]} from {cache}, to make room", err=True)
+        tell(f"removed {digest[:16]} from {cache}, to make room")
     # A script gets the path unchanged. It may have any bytes.
     click.echo(printable(report.path) if sys.stdout.isatty() else os.fsencode(report.path))
 
@@ -235,7 +229,7 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
     from shardio.cache.folder import Cache
 
     report = Cache(cache).evict(keep=keep)
-    show(dataclasses.asdict(report) if as_json else _evicted(report, cache))
+    show(report if as_json else _evicted(report, cache))
 
 
 def _evicted(report: EvictReport, cache: Path) -> Iterator[str]:

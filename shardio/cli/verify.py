@@ -120,7 +120,7 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
         source, options = with_tables(src, **options)
         report = repairer.repair(out, source, on_verify=read.add, on_progress=made.reach, **options)
     if as_json:
-        show(dataclasses.asdict(report))
+        show(report)
     else:
         show(f"repaired: {out / file}" for file in report.repaired)
         say(f"{out}: intact, {counted(len(report.repaired), 'file')} repaired")
