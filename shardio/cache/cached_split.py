@@ -1,6 +1,6 @@
 """A split of a set, opened through a cache: usable at once, and faster when the copy is complete.
 
-    storage -> filler (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
+    storage -> filler (a thread of one process per node) -> copy -> PartialSet -> PartialReader -> gather threads
 
 Training does not wait for the copy: samples whose shards are not copied yet are read from the storage. Once the copy is
 complete, the next epoch reads it like any other set on the node's own disk.
@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
 from shardio.cache.meeting import Meeting
+from shardio.cache.partial_set import PartialReader, PartialSet, fetch
 from shardio.cache.stage import CopyFiller, take_lease
-from shardio.cache.staged_set import StagedSet, fetch
 from shardio.errors import FormatError, printable
 from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.layout import crc32
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
-from shardio.kernels.rowcopy import Places, Windows
+from shardio.kernels.rowcopy import Places
 from shardio.reading.choose import Io, LocalSplit, SplitSource, make_reader
 from shardio.reading.layout import as_rows
-from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request
+from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.direct import direct_alignment
@@ -44,11 +44,9 @@ from shardio.system.threads import DaemonThread, Flag, close_at_exit
 _POLL_SECONDS = 0.02
 # The batches by which shards are sorted. With a global shuffle the first few need all shards.
 _MOST_BATCHES = 1000
-# A server answers many requests at a time, but each of them late.
-_STORAGE_THREADS = 16
 
 
-class _Staging:
+class _BackgroundFill:
     """Copies a set to the cache in a thread, and holds the lease on the copy until `close`.
 
     The thread stops when `owner` dies. It refers to this object alone, so that `owner` can die.
@@ -138,51 +136,6 @@ class _Staging:
             self.lease.close()
 
 
-class StagedReader(Reader):
-    """Reads a StagedSet. As an epoch begins, switches to the reader of the complete copy, if `settle` returns one."""
-
-    num_threads = _STORAGE_THREADS
-    whole_lines = 1
-
-    def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
-        super().__init__()
-        self.name = "staged"
-        self._shards = shards
-        self._settle = settle
-        # Without tables to announce: the kernel cannot read ahead what is not here yet.
-        self._first = MappedReader(shards, ())
-        self._reader: Reader = self._first
-
-    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
-        self._reader.copy(name, indices, out, lines)
-
-    def copy_windows(
-        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
-    ) -> None:
-        self._reader.copy_windows(indices, windows, out, places)
-
-    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        return self._shards.copy_column(name, indices)
-
-    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        return self._shards.copy_crc32s(name, indices)
-
-    def begin_epoch(self) -> bool:
-        if self._reader is self._first and (settled := self._settle()) is not None:
-            self._reader, self.name = settled, settled.name
-        return self._reader.begin_epoch()
-
-    def will_read(self, request: Request) -> None:
-        self._reader.will_read(request)
-
-    def counts(self) -> ReadCounts:
-        readers = {self._first, self._reader}
-        return ReadCounts(*map(sum, zip(*(reader.counts() for reader in readers), strict=True)))
-
-    def close(self) -> None:
-        self._reader.close()
-
-
 class StorageReader(Reader):
     """Reads damaged samples again from the storage. Thread safe. Nothing to close: CachedSplit owns the storage.
 
@@ -231,11 +184,11 @@ class CachedSplit:
         self._name = split
         self._meeting = meeting
         self._storage = open_storage(place)
-        self._staging = _Staging(self, self._storage)
+        self._fill = _BackgroundFill(self, self._storage)
         close_at_exit(self)
         try:
-            self._staging.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
-            self._lease = self._staging.lease
+            self._fill.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
+            self._lease = self._fill.lease
             check_split(self._storage.name, self._manifest, split)
             self._split = self._manifest.splits[split]
             if meeting is not None:
@@ -264,18 +217,18 @@ class CachedSplit:
             with contextlib.suppress(FormatError):  # a file is missing or truncated, and is copied again
                 self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest)
                 if self._meeting is not None:
-                    self._staging.begin(self._manifest, self._lease, meeting=self._meeting)
+                    self._fill.begin(self._manifest, self._lease, meeting=self._meeting)
                 return self._shards
             self._lease.check_own(self._lease.path)
-        thread = self._staging.begin(self._manifest, self._lease, order, meeting=self._meeting)
+        thread = self._fill.begin(self._manifest, self._lease, order, meeting=self._meeting)
         while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
-        self._shards = StagedSet(self._storage, self._manifest, self._name, self._lease)
+        self._shards = PartialSet(self._storage, self._manifest, self._name, self._lease)
         return self._shards
 
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
         # `settle` outlives this: neither it nor what it calls may refer to self.
-        staging, lease, name, index = self._staging, self._lease, self._name, self._split.index
+        staging, lease, name, index = self._fill, self._lease, self._name, self._split.index
 
         def make(shards: ShardSet) -> Reader:
             reader, staging.io_reason = make_reader(shards, io, num_samples, tables, reserved_nbytes)
@@ -288,7 +241,7 @@ class CachedSplit:
                     return make(open_shards(lease.path, name, digest=lease.digest))
             return None
 
-        if not isinstance(self._shards, StagedSet):
+        if not isinstance(self._shards, PartialSet):
             return make(self._shards)
         if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
             raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
@@ -296,7 +249,7 @@ class CachedSplit:
             f"{self._storage.name} is being copied to {lease.path}: missing shards are read from the source; the "
             f"epoch after the copy is complete reads it as io={io!r} says"
         )
-        return StagedReader(self._shards, settle)
+        return PartialReader(self._shards, settle)
 
     def make_second(self) -> StorageReader:
         """Returns the reader that reads damaged samples again, from the storage.
@@ -307,32 +260,32 @@ class CachedSplit:
         not_begun = [None]  # the gather thread that pops it begins
 
         def verify_copy() -> None:
-            if not self._staging.threads and not self._staging.stopped.is_set():
+            if not self._fill.threads and not self._fill.stopped.is_set():
                 try:
                     not_begun.pop()
                 except IndexError:
                     return
-                self._staging.begin(self._manifest, self._lease, verify=True)
+                self._fill.begin(self._manifest, self._lease, verify=True)
 
         return StorageReader(self._shards, self._storage, verify_copy)
 
     def describe(self) -> dict[str, Any]:
         """Returns `io_reason` and `staging`: the `state` of the copy in words, its `path`, the number of `shards` of
         the split, and how many of them the copy has, `shards_here`."""
-        num_away = self._shards.look() if isinstance(self._shards, StagedSet) else 0
+        num_away = self._shards.look() if isinstance(self._shards, PartialSet) else 0
         count = sum(len(self._shards.table_of(name).files) for name in self._shards.main_tables)
-        copy = {"state": self._staging.state, "path": str(self._lease.path)}
+        copy = {"state": self._fill.state, "path": str(self._lease.path)}
         staging = {**copy, "shards": count, "shards_here": count - num_away}
-        return {"io_reason": self._staging.io_reason, "staging": staging}
+        return {"io_reason": self._fill.io_reason, "staging": staging}
 
     def stop(self) -> None:
         """Ends the copying soon, and makes reads from the storage fail. Does not wait; may be called again."""
-        self._staging.stop()
+        self._fill.stop()
 
     def close(self) -> None:
         """Ends the copying and the lease. The opened set keeps the shards that it has mapped."""
-        if hasattr(self, "_staging"):  # else its making was interrupted
-            self._staging.close()
+        if hasattr(self, "_fill"):  # else its making was interrupted
+            self._fill.close()
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:

@@ -21,8 +21,8 @@ from folders import flip
 from pictures import sample_pixels
 
 from shardio.cache import partial_copy
+from shardio.cache import partial_set as partialset
 from shardio.cache import stage as staging
-from shardio.cache import staged_set as stagedset
 from shardio.cache.cached_split import open_source
 from shardio.cache.folder import Cache
 from shardio.errors import CacheError, FormatError, SetNotFoundError
@@ -47,7 +47,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stagedset, "_LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(partialset, "_LOOK_SECONDS", -1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -361,7 +361,7 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
     loader = loaded(src, cache)
     held.append(loader)
     gate.opened.set()
-    (thread,) = loader._pipeline._source._staging.threads  # type: ignore[union-attr]
+    (thread,) = loader._pipeline._source._fill.threads  # type: ignore[union-attr]
     thread.join(30)
     assert not thread.is_alive()
     assert not [copy for copy in Cache(cache).copies() if copy.in_use]

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-from shardio.cache import staged_set as stagedset
-from shardio.cache.staged_set import StagedSet
+from shardio.cache import partial_set as partialset
+from shardio.cache.partial_set import PartialSet
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
@@ -69,18 +69,18 @@ def copy(tmp_path: Path) -> Copy:
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stagedset, "_LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(partialset, "_LOOK_SECONDS", -1.0)
 
 
-def opened(storage: FolderStorage, copy: Copy) -> StagedSet:
-    return StagedSet(storage, storage.load_manifest(), "train", copy)
+def opened(storage: FolderStorage, copy: Copy) -> PartialSet:
+    return PartialSet(storage, storage.load_manifest(), "train", copy)
 
 
 def shard_files(src: Path) -> list[str]:
     return [shard.file for shard in load_manifest(src).splits["train"].shards]
 
 
-def assert_whole(shards: StagedSet, rng: np.random.Generator) -> None:
+def assert_whole(shards: PartialSet, rng: np.random.Generator) -> None:
     indices = rng.permutation(NUM_SAMPLES)
     out = np.empty((NUM_SAMPLES, 6, 5, 3), np.uint8)
     shards.gather(indices, out)
@@ -148,7 +148,7 @@ def test_an_index_that_was_damaged_is_refused(src: Path, storage: CountingStorag
     with pytest.raises(FormatError, match=r"train-index.npy: sha256: expected .*, found .*verify"):
         opened(storage, copy)
     with pytest.raises(SetNotFoundError, match="expected a split 'test', found train"):
-        StagedSet(storage, storage.load_manifest(), "test", copy)
+        PartialSet(storage, storage.load_manifest(), "test", copy)
 
 
 def test_a_storage_that_fails_names_the_sample(
@@ -206,7 +206,7 @@ def test_what_is_copied_is_not_asked_for_at_every_batch(
 ) -> None:
     shards = opened(storage, copy)
     looks: list[NDArray[np.bool_]] = []
-    monkeypatch.setattr(stagedset, "_LOOK_SECONDS", 1000.0)
+    monkeypatch.setattr(partialset, "_LOOK_SECONDS", 1000.0)
     monkeypatch.setattr(shards, "look", lambda: looks.append(shards._is_away))
     for _ in range(3):
         shards.gather(np.array([0]), np.empty((1, 6, 5, 3), np.uint8))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from shardio.format.opening import check_sha256, open_checked
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import StoredTable
 from shardio.reading.mapped_table import MappedTable
+from shardio.reading.reader import MappedReader, ReadCounts, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import write_all
@@ -33,9 +35,11 @@ from shardio.system.pour import pour
 
 # The time between two looks for finished shards.
 _LOOK_SECONDS = 1.0
+# A server answers many requests at a time, but each of them late.
+_STORAGE_THREADS = 16
 
 
-class StagedTable(MappedTable):
+class PartialTable(MappedTable):
     """A table whose files are mapped as they appear in `copy`. Rows that are not there are read from `storage`."""
 
     def __init__(
@@ -208,7 +212,7 @@ def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uin
         raise OSError(error.errno, f"{table.table.what(sample)}: {error.strerror}", error.filename) from None
 
 
-class StagedSet(ShardSet):
+class PartialSet(ShardSet):
     """A ShardSet of an unfinished `copy`. Samples of missing shards are read from `storage`.
 
     It can be used like any other, by any number of threads; `path` is the path of the copy. Reading raises an OSError
@@ -221,9 +225,9 @@ class StagedSet(ShardSet):
         self._copy = copy
         super().__init__(copy.path, manifest, split)
 
-    def _map(self, table: StoredTable) -> StagedTable:
+    def _map(self, table: StoredTable) -> PartialTable:
         order = self._mapped_orders.get(table.order)
-        return StagedTable(table, self.folder, order, self._storage, self._copy, self.manifest)
+        return PartialTable(table, self.folder, order, self._storage, self._copy, self.manifest)
 
     def _map_small(self, table: StoredTable) -> MappedTable:
         mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
@@ -233,7 +237,7 @@ class StagedSet(ShardSet):
 
     def look(self) -> int:
         """Maps the shards that have appeared since the last call. Returns how many shards are still missing."""
-        return sum(cast(StagedTable, self.mapped(name)).look() for name in self.main_tables)
+        return sum(cast(PartialTable, self.mapped(name)).look() for name in self.main_tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle opens the copy again, or the source while the copy is incomplete."""
@@ -261,3 +265,48 @@ class StagedSet(ShardSet):
             check_sha256(self._storage.path_of(entry), entry, found)
             stack.pop_all()
         return file
+
+
+class PartialReader(Reader):
+    """Reads a PartialSet. As an epoch begins, switches to the reader of the complete copy, if `settle` returns one."""
+
+    num_threads = _STORAGE_THREADS
+    whole_lines = 1
+
+    def __init__(self, shards: PartialSet, settle: Callable[[], Reader | None]) -> None:
+        super().__init__()
+        self.name = "staged"
+        self._shards = shards
+        self._settle = settle
+        # Without tables to announce: the kernel cannot read ahead what is not here yet.
+        self._first = MappedReader(shards, ())
+        self._reader: Reader = self._first
+
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
+        self._reader.copy(name, indices, out, lines)
+
+    def copy_windows(
+        self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
+    ) -> None:
+        self._reader.copy_windows(indices, windows, out, places)
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        return self._shards.copy_column(name, indices)
+
+    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        return self._shards.copy_crc32s(name, indices)
+
+    def begin_epoch(self) -> bool:
+        if self._reader is self._first and (settled := self._settle()) is not None:
+            self._reader, self.name = settled, settled.name
+        return self._reader.begin_epoch()
+
+    def will_read(self, request: Request) -> None:
+        self._reader.will_read(request)
+
+    def counts(self) -> ReadCounts:
+        readers = {self._first, self._reader}
+        return ReadCounts(*map(sum, zip(*(reader.counts() for reader in readers), strict=True)))
+
+    def close(self) -> None:
+        self._reader.close()
