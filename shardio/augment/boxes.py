@@ -72,11 +72,6 @@ class Draws:
         """Returns 64 random bits for each sample, int64 (B,), that depend on the key `purpose`."""
         return random_bits(self._key(purpose), self.indices.astype(np.uint64)).view(np.int64)
 
-    def of(self, some: NDArray[np.int64]) -> Draws:
-        """Returns the Draws of the samples with the numbers `some` only."""
-        view = self.view[some] if isinstance(self.view, np.ndarray) else self.view
-        return replace(self, indices=self.indices[some], view=view)
-
     def of_the_batch(self) -> Draws:
         """Returns Draws that give all samples the numbers of the batch's first sample, in each view."""
         return replace(self, indices=np.full_like(self.indices, self.indices[0]))
