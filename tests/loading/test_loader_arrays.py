@@ -180,36 +180,6 @@ def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Pa
             assert len(next(iter(loader))) == parts
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"arrays": ["masks"]}, ValueError, r"arrays must be among .*mask.*; found 'masks'"),
-        ({"columns": ["scores"]}, ValueError, r"columns must be among score, year, source_width.*; found 'scores'"),
-        ({"columns": ["label"]}, ValueError, "found 'label'"),
-        ({"columns": ["key"]}, ValueError, "found 'key'"),
-        ({"arrays": ["clip", "mask", "clip"]}, ValueError, "not repeat a name; found 'clip' twice"),
-        ({"columns": ["year"] * 2}, ValueError, "'year' twice"),
-        ({"arrays": "clip"}, TypeError, "arrays must be a list of names; found 'clip'"),
-        ({"arrays": [3]}, TypeError, "list of names"),
-        ({"columns": 3}, TypeError, "columns must be a list of names; found 3"),
-        ({"images": "clip"}, ValueError, "images must be among small; found 'clip'"),
-        ({"images": "other"}, ValueError, "images must be among small; found 'other'"),
-        ({"images": 3}, ValueError, "images must be among small; found 3"),
-        ({"images": None, "transform": USUAL}, ValueError, "found no images"),
-    ],
-)
-def test_names_that_there_are_not_are_refused(
-    options: dict[str, Any], error: type[Exception], match: str, loader_of: Callable[..., ShardLoader]
-) -> None:
-    with pytest.raises(error, match=match):
-        loader_of(**options)
-
-
-def test_a_set_without_arrays_says_so(make_set: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="arrays must be among none; found 'clip'"):
-        ShardLoader(make_set(9), 3, device="cpu", arrays=["clip"])
-
-
 def test_repr_and_stats_tell_of_arrays(loader_of: Callable[..., ShardLoader]) -> None:
     with loader_of(arrays=["clip"], columns=["year"]) as loader:
         assert "x (6, 5, 3) with clip, year, rank 0" in repr(loader)

@@ -173,12 +173,6 @@ def test_the_batches_of_all_ranks_of_the_node_need_memory_too(
             assert loader.stats()["io"] in engines
 
 
-def test_another_io_is_refused(loader_of: MakeLoader) -> None:
-    io: Any = "fast"
-    with pytest.raises(ValueError, match="io must be one of auto, mmap, pread, direct; found 'fast'"):
-        loader_of(io)
-
-
 # Errors.
 
 

@@ -247,14 +247,6 @@ def test_views_are_the_same_after_a_resume(
     assert rest == {index: expected_ssl[index] for index in rest}
 
 
-def test_a_transform_may_be_changed_between_epochs(path: Path) -> None:
-    """Progressive resizing."""
-    with ShardLoader(path, 8, device="cpu", transform=Compose([RandomResizedCrop(8)])) as loader:
-        assert {tuple(images.shape[2:]) for images, _ in loader} == {(8, 8)}
-        loader.transform = Compose([RandomResizedCrop(16)])
-        assert {tuple(images.shape[2:]) for images, _ in loader} == {(16, 16)}
-
-
 # --- sets that were made with --fit squash ---------------------------------------------------------------------------
 
 SIZES = [(40, 80), (90, 45), (64, 64), (50, 70)]

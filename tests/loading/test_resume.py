@@ -70,12 +70,6 @@ def test_a_rest_that_fills_no_batch_is_dropped_or_padded_as_the_tail_says() -> N
     assert padded == [whole[3:7], [*whole[7:], whole[0]]]
 
 
-@pytest.mark.parametrize("start", [-1, 11])
-def test_a_start_outside_of_the_epoch_is_refused(start: int) -> None:
-    with pytest.raises(ValueError, match=f"`start` must be from 0 to 10; found {start}"):
-        Sampler(GlobalShuffle(10, 0), 2, start=start)
-
-
 @pytest.fixture
 def loader_of(make_set: Callable[..., Path]) -> Iterator[Callable[..., ShardLoader]]:
     opened: list[ShardLoader] = []
@@ -117,22 +111,6 @@ def test_the_state_says_what_was_received_and_not_what_was_read_ahead(loader_of:
         places.append((loader.state_dict()["epoch"], loader.state_dict()["consumed"]))
     places.append((loader.state_dict()["epoch"], loader.state_dict()["consumed"]))
     assert places == [*((0, min(4 * step, 61)) for step in range(17)), (1, 0)]
-
-
-def test_a_resumed_job_goes_on_batch_by_batch_as_if_nothing_had_happened(
-    loader_of: Callable[..., ShardLoader],
-) -> None:
-    undisturbed = loader_of(8, tail="drop")
-    expected = [batch[2].tolist() for _ in range(3) for batch in undisturbed]
-    for stop in range(len(expected)):
-        first = loader_of(8, tail="drop")
-        batches = (batch for _ in range(3) for batch in first)
-        seen = [next(batches)[2].tolist() for _ in range(stop)]
-        second = loader_of(8, tail="drop")
-        second.load_state_dict(first.state_dict())
-        batches = (batch for _ in range(3) for batch in second)
-        seen += [next(batches)[2].tolist() for _ in range(len(expected) - stop)]
-        assert seen == expected, stop
 
 
 def test_an_epoch_that_was_read_to_its_end_is_followed_by_the_next(loader_of: Callable[..., ShardLoader]) -> None:

@@ -156,6 +156,8 @@ def test_steps_outside_of_the_epoch_are_refused() -> None:
         ({"rank": 1}, "rank must be from 0 to world_size - 1; found 1 of 1$"),
         ({"rank": -1, "world_size": 4}, "rank must be from 0 to world_size - 1; found -1 of 4$"),
         ({"world_size": 0}, "rank must be from 0 to world_size - 1; found 0 of 0$"),
+        ({"start": -1}, "start"),
+        ({"start": 11}, "start"),
         ({"tail": "keep"}, "tail must be one of drop, pad, short; found 'keep'$"),
         ({"tail": None}, "tail must be one of drop, pad, short; found None$"),
     ],

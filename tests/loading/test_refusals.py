@@ -1,0 +1,124 @@
+"""Arguments that ShardLoader refuses: the type of the error, and a word that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio import ShardLoader, ShardWriter
+from shardio.augment import HorizontalFlip
+from shardio.errors import LaunchError, SetNotFoundError
+
+Refusal = tuple[dict[str, Any], type[Exception], str]
+
+BEFORE_A_SET_IS_LOOKED_FOR: list[Refusal] = [
+    *(({"path": path}, ValueError, "path") for path in (None, 3)),
+    *(({"batch_size": value}, TypeError, "batch_size") for value in (2.5, "256", {0: 4})),
+    *(({"seed": value}, TypeError, "seed") for value in (1.5, "2", 2.0)),
+    ({"epoch_batches": 2.0}, TypeError, "epoch_batches"),
+    ({"epoch_batches": 0}, ValueError, "epoch_batches"),
+    ({"epoch_batches": 3, "tail": "pad"}, ValueError, "tail"),
+    ({"rank": 1}, LaunchError, "world_size"),
+    ({"rank": 3, "world_size": 3}, LaunchError, "rank 3"),
+    ({"rank": "0", "world_size": 2}, TypeError, "rank"),
+    *(({"device": device}, ValueError, "device must") for device in ("gpu", 3.5, "meta", "mps")),
+    *(({"num_threads": count}, ValueError, "num_threads") for count in (0, -1)),
+    ({"num_threads": "2"}, TypeError, "num_threads"),
+    ({"prefetch": -1, "num_threads": 2}, ValueError, "prefetch"),
+    ({"prefetch": 1.5}, TypeError, "prefetch"),
+    ({"io": "fast"}, ValueError, "io"),
+    ({"together": True}, ValueError, "cache="),
+    ({"transform": 3}, TypeError, "transform"),
+    ({"transform": {0: None}}, TypeError, "transform"),
+    ({"transform": HorizontalFlip}, TypeError, r"HorizontalFlip\("),
+    *(({"check": value}, ValueError, "check") for value in ("all", None)),
+    ({"arrays": "clip"}, TypeError, "arrays"),
+    ({"arrays": [3]}, TypeError, "arrays"),
+    ({"columns": 3}, TypeError, "columns"),
+    *(({"report_every": value}, ValueError, "report_every") for value in (0, True, -1.0, "30")),
+]
+
+OF_A_SET: list[Refusal] = [
+    ({"path": "nothing"}, SetNotFoundError, "nothing"),
+    *(({"split": split}, SetNotFoundError, "split") for split in ("test", None)),
+    ({"digest": 4}, ValueError, "digest"),
+    ({"batch_size": 0}, ValueError, "batch_size"),
+    ({"batch_size": 12}, ValueError, "global batch of 12"),
+    ({"batch_size": 3, "rank": 3, "world_size": 4}, ValueError, "global batch of 12"),
+    ({"batch_size": 10**9}, ValueError, "batch_size"),
+    ({"seed": -1}, ValueError, "seed"),
+    ({"tail": "cut"}, ValueError, "tail"),
+    ({"repeats": 0}, ValueError, "repeats"),
+    ({"repeats": 3}, ValueError, "repeats=3"),
+    ({"repeats": 2, "tail": "short"}, ValueError, "tail"),
+    ({"arrays": ["masks"]}, ValueError, "arrays.*mask.*'masks'"),
+    ({"arrays": ["clip", "mask", "clip"]}, ValueError, "arrays.*'clip' twice"),
+    *(({"columns": [name]}, ValueError, f"columns.*{name!r}") for name in ("scores", "label", "key")),
+    ({"columns": ["year"] * 2}, ValueError, "columns.*'year' twice"),
+    *(({"images": name}, ValueError, "images.*small") for name in ("clip", "other", 3)),
+    ({"images": None, "transform": HorizontalFlip()}, ValueError, "transform"),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven samples with arrays and columns."""
+    out = tmp_path_factory.mktemp("refusals") / "set"
+    rows = {"mask": np.zeros((6, 5), np.uint8), "clip": np.zeros(2, np.float32), "small": np.zeros((3, 2, 3), np.uint8)}
+    kinds = {"mask": "mask", "clip": "array", "small": "image"}
+    arrays = {name: (kinds[name], row.dtype, row.shape) for name, row in rows.items()}
+    with ShardWriter(out, (6, 5, 3), arrays=arrays, columns={"score": float, "year": int}) as writer:
+        for number in range(11):
+            writer.append(np.zeros((6, 5, 3), np.uint8), number, columns={"score": 0.5, "year": 1900}, **rows)
+    return out
+
+
+@pytest.mark.parametrize(("options", "error", "word"), BEFORE_A_SET_IS_LOOKED_FOR)
+def test_arguments_are_refused_before_a_set_is_looked_for(
+    options: dict[str, Any], error: type[Exception], word: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=word):
+        ShardLoader(**{"path": tmp_path / "nothing", "batch_size": 4, "device": "cpu", **options})
+
+
+@pytest.mark.parametrize(("options", "error", "word"), OF_A_SET)
+def test_arguments_that_do_not_suit_the_set_are_refused(
+    options: dict[str, Any], error: type[Exception], word: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(error, match=word):
+        ShardLoader(**{"path": path, "batch_size": 4, "device": "cpu", **options})
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "seen"),
+    [
+        *((device, 0, "no CUDA device") for device in ("cuda", "cuda:7", "cuda:99999", torch.device("cuda", 1))),
+        ("cuda:2", 2, "cuda:0 to cuda:1"),
+    ],
+)
+def test_a_gpu_that_is_not_here_is_refused_with_those_that_are(
+    device: Any, count: int, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ValueError, match=f"{seen}.*CUDA_VISIBLE_DEVICES"):
+        ShardLoader(tmp_path, 4, device=device)
+
+
+@pytest.mark.parametrize(("state", "error"), [(None, TypeError), (3, TypeError), ([], TypeError), ({}, ValueError)])
+def test_states_and_epochs_are_refused_and_leave_the_loader_usable(
+    state: Any, error: type[Exception], make_set: Callable[..., Path]
+) -> None:
+    with ShardLoader(make_set(9), 3, device="cpu") as loader:
+        with pytest.raises(error, match="state"):
+            loader.load_state_dict(state)
+        with pytest.raises(ValueError, match="epoch"):
+            loader.set_epoch(-1)
+        with pytest.raises(ValueError, match="arrays must be among none"):
+            ShardLoader(loader.shards.path, 3, device="cpu", arrays=["clip"])
+        assert len(list(loader)) == 3
