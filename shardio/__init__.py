@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from shardio.changes.carry import ChangeReport as ChangeReport
     from shardio.changes.change import change as change
     from shardio.changes.merge import merge as merge
-    from shardio.conversion.append import append as append
     from shardio.conversion.convert import convert as convert
     from shardio.conversion.report import ConvertReport as ConvertReport
     from shardio.conversion.sources.table import Table as Table
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "shardio.cache.folder": ("Cache",),
-    "shardio.conversion.append": ("append",),
     "shardio.conversion.convert": ("convert",),
     "shardio.conversion.report": ("ConvertReport",),
     "shardio.conversion.sources.table": ("Table",),

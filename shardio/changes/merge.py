@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.changes.draft import ArrayDraft, Draft, SplitDraft, concatenated
-from shardio.changes.parents import Parent, open_parent
+from shardio.changes.parents import open_parent
 from shardio.errors import ConvertError, check_choice
 from shardio.format.layout import (
     HEADER_NBYTES,
@@ -243,20 +243,6 @@ class _Samples:
         return hashlib.sha256(pixels).digest()
 
 
-def carry_out_merge(
-    parents: Sequence[Parent],
-    new: str | os.PathLike[str],
-    options: MergeOptions,
-    carrying: Carrying,
-    operation: str = "merge",
-) -> ChangeReport:
-    drafts, names = [parent.draft for parent in parents], [str(parent.folder) for parent in parents]
-    draft = plan_merge(drafts, names, options)
-    if options.same_images == "refuse":
-        _check_same_images(drafts, names)
-    return carry_out(draft, new, operation, asdict(options), parents, carrying)
-
-
 def merge(
     sets: Sequence[str | os.PathLike[str]],
     new: str | os.PathLike[str],
@@ -280,4 +266,8 @@ def merge(
     options = MergeOptions(only_common, same_keys, same_images)
     parents = [open_parent(one) for one in sets]
     check_target(new, parents)
-    return carry_out_merge(parents, new, options, Carrying(copy, on_room, on_progress))
+    drafts, names = [parent.draft for parent in parents], [str(parent.folder) for parent in parents]
+    draft = plan_merge(drafts, names, options)
+    if options.same_images == "refuse":
+        _check_same_images(drafts, names)
+    return carry_out(draft, new, "merge", asdict(options), parents, Carrying(copy, on_room, on_progress))

@@ -1,4 +1,4 @@
-"""`shardio change`, `merge` and `append`: their options, the messages while a set is made, and the result."""
+"""`shardio change` and `merge`: their options, the messages while a set is made, and the result."""
 
 from __future__ import annotations
 
@@ -11,29 +11,21 @@ import click
 
 from shardio.cli.options import (
     conditions,
-    cores_option,
-    empty_classes_option,
     folder,
     indices_option,
     json_option,
-    labels_option,
-    max_bad_option,
     parse_share,
     parsed,
     random_seed,
     set_argument,
-    source_option,
     splits_option,
-    table_options,
     together,
-    with_tables,
 )
 from shardio.cli.output import next_step, say, show
-from shardio.errors import bytes_text, counted, shortened
+from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.changes.carry import ChangeReport, Room
-    from shardio.conversion.report import ConvertReport
     from shardio.format.layout import ArrayKind
 
 _MOST_CLASSES = 10
@@ -53,7 +45,7 @@ def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bo
 
     with BytesBar() as bar:
         report = change(*arguments, on_room=tell_room, on_progress=bar.add, **options)
-    show_change(report, as_json=as_json)
+    show(dataclasses.asdict(report) if as_json else _summary(report))
 
 
 def tell_room(room: Room) -> None:
@@ -64,10 +56,6 @@ def tell_room(room: Room) -> None:
             f"links; {bytes_text(room.needed_nbytes)} are needed",
             err=True,
         )
-
-
-def show_change(report: ChangeReport, *, as_json: bool) -> None:
-    show(dataclasses.asdict(report) if as_json else _summary(report))
 
 
 def _summary(report: ChangeReport) -> Iterator[str]:
@@ -85,8 +73,6 @@ def _summary(report: ChangeReport) -> Iterator[str]:
         yield f"  {counted(sum(report.notes['num_relabeled'].values()), 'sample')} relabeled"
     if "new_classes" in report.notes:
         yield f"  {counted(len(report.classes), 'class')}{_some(report.notes['new_classes'])}"
-    if report.notes.get("refused"):
-        yield f"  refused {sum(report.notes['refused'].values()):,} of the new sources, listed in rejects.jsonl"
     yield next_step("info", report.path)
 
 
@@ -196,27 +182,22 @@ def change(
 # --- merge -----------------------------------------------------------------------------------------------------------
 
 
-merge_options = together(
-    click.option("--only-common", is_flag=True, help="Keep only the columns and arrays that all sets have."),
-    click.option(
-        "--same-keys",
-        type=click.Choice(["refuse", "allow"]),
-        default="refuse",
-        help="Two samples of a split with one key.",
-    ),
-    click.option(
-        "--same-images",
-        type=click.Choice(["refuse", "keep"]),
-        default="refuse",
-        help="Two samples, of two of the sets, with the same pixels.",
-    ),
-)
-
-
 @click.command(short_help="Join several sets.")
 @click.argument("sets", nargs=-1, metavar="A B ...", required=True)
 @click.argument("new", type=folder)
-@merge_options
+@click.option("--only-common", is_flag=True, help="Keep only the columns and arrays that all sets have.")
+@click.option(
+    "--same-keys",
+    type=click.Choice(["refuse", "allow"]),
+    default="refuse",
+    help="Two samples of a split with one key.",
+)
+@click.option(
+    "--same-images",
+    type=click.Choice(["refuse", "keep"]),
+    default="refuse",
+    help="Two samples, of two of the sets, with the same pixels.",
+)
 @change_options
 def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
     """Make a new set in NEW of all samples of the sets A, B, ...
@@ -227,39 +208,3 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
     from shardio.changes.merge import merge as merge_sets
 
     run_change(merge_sets, list(sets), new, **options)
-
-
-# --- append -----------------------------------------------------------------------------------------------------------
-
-
-@click.command(short_help="Add images or arrays to a set, in a new one.")
-@set_argument
-@click.argument("src", type=folder)
-@new_argument
-@source_option
-@labels_option
-@empty_classes_option
-@table_options
-@cores_option
-@max_bad_option
-@merge_options
-@change_options
-def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> None:
-    """Make a new set in NEW from the set in OUT and the images in SRC, converted with the options of OUT.
-
-    Classes are merged by name. Both sets share the files of OUT by hard links. After an interruption or a kill, the
-    same command keeps finished shards and makes the missing shards.
-    """
-    from shardio.conversion.append import append as append_images
-    from shardio.conversion.report import ImagesBar
-
-    with ImagesBar() as bar, bar.before_it_begins(f"scanning {shortened(str(src), 30)}"):
-
-        def tell(report: ConvertReport) -> None:
-            bar.close()
-            if not as_json:
-                say(f"converted {counted(sum(report.num_samples.values()), 'sample')} in {report.seconds:,.1f} s")
-
-        source, options = with_tables(src, **options)
-        report = append_images(out, source, new, on_converted=tell, on_progress=bar.show, on_room=tell_room, **options)
-    show_change(report, as_json=as_json)

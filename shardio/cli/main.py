@@ -22,7 +22,7 @@ from typing import NoReturn
 import click
 
 from shardio.cli.bench import bench
-from shardio.cli.change import append, change, merge
+from shardio.cli.change import change, merge
 from shardio.cli.convert import convert, plan
 from shardio.cli.find import extract, find
 from shardio.cli.info import info
@@ -54,7 +54,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 COMMANDS = {
     "Make a set": [convert, plan, verify, repair],
     "Look at it": [info, view, find, extract, report],
-    "Make a new set from it": [change, append, merge],
+    "Make a new set from it": [change, merge],
     "Train with it": [bench, replay],
     "Share it": [publish, list_sets, stage, evict],
 }

@@ -20,7 +20,7 @@ from arrays import change_split, some_arrays
 from command import assert_one_clear_error, run_python, shardio
 from folders import contents, flip, hashes
 from numpy.typing import NDArray
-from pictures import random_picture, sample_pixels, write_jpeg
+from pictures import sample_pixels
 from places import CHAOS
 
 from shardio.changes import carry
@@ -28,11 +28,8 @@ from shardio.changes.carry import ChangeReport, Room
 from shardio.changes.change import change
 from shardio.changes.labels import read_labels
 from shardio.changes.merge import merge
-from shardio.conversion import append as append_module
-from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
-from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, ShardioError, SourceError, SpaceError
 from shardio.format.layout import HEADER_NBYTES
@@ -1056,153 +1053,10 @@ def test_rejects_of_all_sets_are_those_of_the_merged_one(image_tree: Path, tmp_p
     assert (new / "rejects.jsonl").read_bytes() == 2 * (tmp_path / "a" / "rejects.jsonl").read_bytes()
 
 
-# --- append ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def more(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(5)
-    for i in range(4):
-        name = ("n02", "n04")[i % 2]
-        write_jpeg(tmp_path / "more" / name / f"new_{i}.JPEG", random_picture(rng, 40, 50))
-    return tmp_path / "more"
-
-
-def test_new_images_are_converted_as_those_of_the_set_were(
-    image_tree: Path, more: Path, tmp_path: Path, new: Path
-) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, size=(16, 24), fit="pad", order="source", workers=1)
-    change(out, tmp_path / "other", labels={"train/n01/n01_0.JPEG": "n02"})
-    report = append(tmp_path / "other", more, new, workers=1)
-    assert report.notes == {"num_added": {"train": 4}, "refused": {}}
-    convert(more, tmp_path / "alone", size=(16, 24), fit="pad", order="source", workers=1)
-    alone, opened = open_shards(tmp_path / "alone"), open_shards(new)
-    assert opened.classes == ("n01", "n02", "n03", "n04")
-    assert len(opened) == 16
-    for (image, label), (found, number) in zip(alone, opened[12:], strict=True):
-        assert np.array_equal(image, found)
-        assert alone.classes[label] == opened.classes[number]
-    assert len(open_shards(new, "val")) == 6
-    assert left_beside(tmp_path) == []
-    append(new, more, tmp_path / "twice", workers=1, same_keys="allow", same_images="keep")
-    assert len(open_shards(tmp_path / "twice")) == 20
-
-
-def test_images_that_a_set_has_under_other_keys_are_not_appended_to_it(
-    image_tree: Path, tmp_path: Path, new: Path
-) -> None:
-    """The keys of a set of a whole tree begin with the split, and those of its folder train alone do not."""
-    out = tmp_path / "out"
-    convert(image_tree, out, size=16, workers=1)
-    with pytest.raises(ConvertError, match=r"(?s)12 images.*'n0\d/.*' of .* is 'train/n0.*kept in .*\.new\.added"):
-        append(out, image_tree / "train", new, workers=1)
-    assert not new.exists()
-    append(out, image_tree / "train", new, workers=1, same_images="keep")
-    assert len(open_shards(new)) == 24
-
-
-def test_an_append_that_was_stopped_goes_on_and_one_that_cannot_be_merged_keeps_what_it_converted(
-    image_tree: Path, more: Path, tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, size=16, workers=1)
-    append(out, more, tmp_path / "first", workers=1)
-    with pytest.raises(ConvertError, match=r"(?s)--same-keys allow.*kept in .*\.new\.added"):
-        append(tmp_path / "first", more, new, workers=1)
-    with pytest.raises(ConvertError, match=r"(?s)another conversion.*remove that folder"):
-        append(out, image_tree, new, workers=1)
-    kept: list[Any] = []
-    append(tmp_path / "first", more, new, workers=1, same_keys="allow", same_images="keep", on_converted=kept.append)
-    assert kept[0].num_converted == 0
-    assert left_beside(tmp_path) == []
-    # A call that is killed when all but the end is done.
-    monkeypatch.setattr(append_module, "_remove", lambda *_: None)
-    append(out, more, tmp_path / "second", workers=1)
-    monkeypatch.undo()
-    assert left_beside(tmp_path) == [".second.added"]
-    with pytest.raises(ConvertError, match="expected nothing there"):
-        append(out, more, tmp_path / "second", workers=1)
-    assert left_beside(tmp_path) == []
-
-
-KILLED_WHILE_IT_REMOVES = """
-import os, shutil, sys
-from pathlib import Path
-from shardio.conversion.append import append
-def remove(folder, **_):
-    if (Path(folder) / "manifest.json").exists():
-        (Path(folder) / "manifest.json").unlink()
-        os._exit(9)
-shutil.rmtree = remove
-append(*sys.argv[1:], workers=1)
-"""
-
-
-def test_an_append_that_was_killed_while_it_removed_its_images_leaves_nothing_for_ever(
-    image_tree: Path, more: Path, tmp_path: Path, new: Path
-) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, size=16, workers=1)
-    killed = run_python("-c", KILLED_WHILE_IT_REMOVES, out, more, new)
-    assert (killed.returncode, len(load_manifest(new).splits)) == (9, 2), killed.stderr
-    assert left_beside(tmp_path) != []
-    shutil.rmtree(new)
-    append(out, more, new, workers=1)
-    assert left_beside(tmp_path) == []
-
-
-def test_of_two_appends_the_loser_does_not_promise_what_the_winner_has_removed(
-    image_tree: Path, more: Path, tmp_path: Path, new: Path
-) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, size=16, workers=1)
-    with pytest.raises(ConvertError, match="expected nothing there") as caught:
-        append(out, more, new, workers=1, on_converted=lambda _: append(out, more, new, workers=1) and None)
-    assert "kept in" not in str(caught.value)
-    assert left_beside(tmp_path) == []
-
-
-@pytest.mark.parametrize("columns", [["age"], ["age", "width"]])
-def test_images_with_numbers_as_labels_are_appended_to_a_set_with_such_labels(
-    columns: list[str], more: Path, tmp_path: Path, new: Path
-) -> None:
-    keys = sorted(str(path.relative_to(more)) for path in more.rglob("*.JPEG"))
-    for name, chosen in (("old", keys[:2]), ("added", keys[2:])):
-        rows = [f"{key},{keys.index(key) + 0.5},{keys.index(key)}\n" for key in chosen]
-        (tmp_path / f"{name}.csv").write_text("".join(["path,age,width\n", *rows]))
-    old, added = (Table(tmp_path / f"{name}.csv", label_columns=columns) for name in ("old", "added"))
-    convert(more, tmp_path / "out", size=16, table=old, order="source", workers=1)
-    append(tmp_path / "out", more, new, table=added, workers=1)
-    labels = [np.asarray(label).reshape(-1).tolist() for _, label in open_shards(new)]
-    assert labels == [[i + 0.5, i][: len(columns)] for i in range(4)]
-    with pytest.raises(ConvertError, match=r"has arrays \(labels\), which new images do not have"):
-        append(new, more, tmp_path / "without")
-    assert left_beside(tmp_path) == []
-
-
-def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
-    out: Path, image_tree: Path, more: Path, tmp_path: Path, new: Path
-) -> None:
-    with pytest.raises(ConvertError, match=r"found a set that `convert` did not make: convert the new images"):
-        append(out, more, new)
-    for name, size in (("a", 16), ("b", 16)):
-        convert(image_tree, tmp_path / name, size=size, workers=1, fit="crop" if name == "a" else "pad")
-    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", same_keys="allow", same_images="keep")
-    with pytest.raises(ConvertError, match="found several conversions with different options"):
-        append(tmp_path / "both", more, new)
-    change(tmp_path / "a", tmp_path / "c", arrays={"clip": np.zeros(12)}, split="train")
-    with pytest.raises(ConvertError, match=r"has arrays \(clip\), which new images do not have"):
-        append(tmp_path / "c", more, new)
-    assert left_beside(tmp_path) == []
-    append(tmp_path / "c", more, new, only_common=True, workers=1)
-    assert load_manifest(new).splits["train"].arrays == {}
-
-
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path) -> None:
+def test_every_change_is_a_command(image_tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(image_tree, out, size=16, workers=1)
     np.save(tmp_path / "clip.npy", np.zeros((12, 3), "<f2"))
@@ -1225,8 +1079,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     run("change", "a", "d", "--labels", "labels.csv", "--classes", "new", told="4 classes, 1 of them new: wolf")
     run("change", "a", "d2", "--labels", "labels.csv", "--classes", "classes.txt", told="1 sample relabeled")
     run("merge", "a", "d", "e", "--same-keys", "allow", "--same-images", "keep", told="24 samples")
-    run("append", out, more, "f", told="converted 4 samples")
-    run("info", "f", "-v", told="  change.operation: append")
+    run("info", "e", "-v", told="  change.operation: merge")
     assert (
         json.loads(shardio("change", "a", "g", "--keep", "--class", "n01", "--json", cwd=tmp_path).stdout)["num_files"]
         == 12

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
 
 from shardio.cli.main import cli
-from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair
@@ -510,16 +509,6 @@ def test_a_set_of_images_is_not_repaired_from_arrays_nor_the_other_way(tmp_path:
     for out, src in (("pictures", "a.npy"), ("arrays", "images")):
         with pytest.raises(ConvertError, match=f"{out}: cannot be made again from"):
             repair(tmp_path / out, tmp_path / src)
-
-
-def test_arrays_are_appended_to_arrays(source: tuple[Path, str, str], tmp_path: Path) -> None:
-    src, _, name = source
-    convert(src, tmp_path / "out", order="source")
-    append(tmp_path / "out", src, tmp_path / "new", same_keys="allow")
-    assert len(open_shards(tmp_path / "new")) == 2 * COUNT
-    assert verify(tmp_path / "new").ok
-    numbers = numbers_of(tmp_path / "new")
-    np.testing.assert_array_equal(open_shards(tmp_path / "new")[COUNT].arrays[name], LATENTS[numbers[COUNT]])
 
 
 # --- training and commands --------------------------------------------------------------------------------------------

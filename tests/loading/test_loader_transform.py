@@ -28,7 +28,6 @@ from shardio.augment import (
 from shardio.augment.chain import Transform
 from shardio.changes.change import change
 from shardio.changes.merge import merge
-from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
@@ -340,13 +339,6 @@ def merged_from_parts(out: Path, new: Path) -> None:
     merge(parts, new)
 
 
-def appended(out: Path, new: Path) -> None:
-    more = new.with_name("more")
-    (more / "a").mkdir(parents=True)
-    Image.fromarray(np.zeros((30, 90, 3), np.uint8)).save(more / "a" / "new.png")
-    append(out, more, new, workers=1, labels="folders")
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -356,10 +348,9 @@ def appended(out: Path, new: Path) -> None:
         lambda out, new: change(out, new, arrays={"score": np.zeros(16)}),
         lambda out, new: publish(out, new),
         merged_from_parts,
-        appended,
         written_again,
     ],
-    ids=["keep", "drop", "classes", "arrays", "publish", "merge", "append", "ShardWriter"],
+    ids=["keep", "drop", "classes", "arrays", "publish", "merge", "ShardWriter"],
 )
 def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
     make: Callable[[Path, Path], object], squashed: Path, tmp_path: Path

@@ -3,8 +3,8 @@
 
     python tools/chaos/change_sets.py [--sequences 1000] [--seed 0] [--folder PATH]
 
-A sequence begins with small sets of one or two splits, and makes new ones of any set that it has so far, by merge,
-append, and change with some of its steps. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
+A sequence begins with small sets of one or two splits, and makes new ones of any set that it has so far, by merge, and
+change with some of its steps. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
 have the samples that the model has: keys, labels, columns, pixels and arrays. In some calls one call to the disk fails:
 the process is killed before or halfway through it, a Ctrl-C arrives, or the disk is full or broken (faulty_disk.py).
 Then the new set is whole or absent, and the same call must make it. No file of any set may ever change, and nothing may
@@ -169,16 +169,12 @@ class Change:
 class Drawer:
     """Draws changes of sets: the call, and the model of the set that it should make."""
 
-    def __init__(self, rng: random.Random, sources: Mapping[str, tuple[Path, Model]]) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._sources = sources
         self._names = 0
 
     def draw(self, sets: list[tuple[Path, Model]]) -> Change:
-        kinds = [*[self.change] * 5, self.merge]
-        if self._sources:
-            kinds.append(self.append)
-        return self._rng.choice(kinds)(sets)
+        return self._rng.choice([*[self.change] * 5, self.merge])(sets)
 
     def change(self, sets: list[tuple[Path, Model]]) -> Change:
         """Draws one step of `change`, or several in their order."""
@@ -272,18 +268,6 @@ class Drawer:
             merged([model for _, model in chosen]),
         )
 
-    def append(self, sets: list[tuple[Path, Model]]) -> Change:
-        folder, model = sets[0]
-        source = self._rng.choice(sorted(self._sources))
-        tree, added = self._sources[source]
-        return Change(
-            "append",
-            lambda new: shardio.append(
-                folder, tree, new, only_common=True, same_keys="allow", same_images="keep", workers=1
-            ),
-            merged([model, added]),
-        )
-
 
 def merged(models: list[Model]) -> Model:
     classes = tuple(dict.fromkeys(name for model in models for name in model.classes))
@@ -336,23 +320,12 @@ class ChangeRounds(Rounds[ChangeCounts]):
     def __init__(self, folder: Path, seed: int, say: Say) -> None:
         super().__init__(folder, seed, say, ChangeCounts())
         self._converted = folder / "converted"
-        self._sources = self._draw_sources()
-
-    def _draw_sources(self) -> dict[str, tuple[Path, Model]]:
-        """Draws images, and converts each folder of them for the model of it."""
         rng = np.random.default_rng(self._random.getrandbits(32))
-        found = {}
-        for number in range(3):
-            tree = self.folder / f"images{number}"
-            for i in range(6):
-                path = tree / f"class{(i + 2 * number) % 5}" / f"{number}-{i}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(path)
-            out = self.folder / f"set{number}"
-            shardio.convert(tree, out, size=SHAPE[:2], workers=1, shard_size=4096 + 4 * 60)
-            found[str(number)] = (tree, read_by_numpy(out))
-        self._first = self.folder / "set0"
-        return found
+        for i in range(6):
+            path = folder / "images" / f"class{i % 5}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(path)
+        shardio.convert(folder / "images", self._converted, size=SHAPE[:2], workers=1, shard_size=4096 + 4 * 60)
 
     def _write_set(self, folder: Path, seed: int) -> Model:
         rng = np.random.default_rng(seed)
@@ -380,11 +353,11 @@ class ChangeRounds(Rounds[ChangeCounts]):
         return self.counts
 
     def _sequence(self, root: Path) -> None:
-        shutil.copytree(self._first, root / "0")
+        shutil.copytree(self._converted, root / "0")
         sets = [(root / "0", read_by_numpy(root / "0"))]
         for number in range(1, 3):
             sets.append((root / str(number), self._write_set(root / str(number), self._random.getrandbits(32))))
-        drawer = Drawer(self._random, self._sources)
+        drawer = Drawer(self._random)
         for number in range(3, 3 + LENGTH):
             before = hash_files(root)
             change, new = drawer.draw(sets), root / str(number)

@@ -108,8 +108,6 @@ class Model:
     classes: tuple[str, ...]
     samples: tuple[Sample, ...]
     kinds: Mapping[str, str] = field(default_factory=dict)
-    is_mixed: bool = False
-    """Whether some of the images were cropped and others padded."""
 
     @property
     def masks(self) -> list[str]:
@@ -172,12 +170,12 @@ class Change:
 class Changer:
     """Draws changes of sets. `bases` are other sets, by fit and name, each with the folder of its images."""
 
-    def __init__(self, rng: random.Random, bases: Mapping[tuple[str, str], tuple[Model, Path]]) -> None:
+    def __init__(self, rng: random.Random, bases: Mapping[tuple[str, str], Model]) -> None:
         self._rng = rng
         self._bases = bases
 
     def draw(self, old: Model, new: Path) -> Change:
-        kinds = [self.keep, self.arrays, self.arrays, self.labels, self.merge, self.append]
+        kinds = [self.keep, self.arrays, self.arrays, self.labels, self.merge]
         return self._rng.choice(kinds)(old, new)
 
     def keep(self, old: Model, new: Path) -> Change:
@@ -218,25 +216,8 @@ class Changer:
 
     def merge(self, old: Model, new: Path) -> Change:
         fit = old.fit if self._rng.random() < 0.8 else self._rng.choice(FITS)
-        other, _ = self._bases[fit, "more"]
-        other_fits = "sets of other fits" if fit != old.fit and "squash" in (fit, old.fit) else None
-        return self._joined("merge", old, other, new, shardio.merge, ([old.folder, other.folder], new), other_fits)
-
-    def append(self, old: Model, new: Path) -> Change:
-        other, tree = self._bases[old.fit, "more" if self._rng.random() < 0.8 else "again"]
-        reason = "several conversions" if old.is_mixed else None
-        return self._joined("append", old, other, new, shardio.append, (old.folder, tree, new), reason)
-
-    def _joined(
-        self,
-        name: str,
-        old: Model,
-        other: Model,
-        new: Path,
-        call: Callable[..., object],
-        arguments: tuple[Any, ...],
-        reason: str | None = None,
-    ) -> Change:
+        other = self._bases[fit, "more" if self._rng.random() < 0.8 else "again"]
+        reason = "sets of other fits" if fit != old.fit and "squash" in (fit, old.fit) else None
         options: dict[str, Any] = {"only_common": True, "same_keys": "allow"}
         stored = {sample.pixels.tobytes() for sample in old.samples}
         if reason is None and any(sample.pixels.tobytes() in stored for sample in other.samples):
@@ -244,13 +225,10 @@ class Changer:
                 reason = "the same images"
             else:
                 options["same_images"] = "keep"
-        if name == "append":
-            options["workers"] = 1
         # Only one of the sets has arrays, so that they are left out.
         samples = tuple(replace(sample, arrays={}) for sample in (*old.samples, *other.samples))
-        is_mixed = old.is_mixed or other.fit != old.fit
-        made = Model(new, old.fit, old.classes, samples, is_mixed=is_mixed)
-        return Change(name, lambda: call(*arguments, **options), made, reason)
+        made = Model(new, old.fit, old.classes, samples)
+        return Change("merge", lambda: shardio.merge([old.folder, other.folder], new, **options), made, reason)
 
 
 # --- forms of transforms ---------------------------------------------------------------------------------------------
@@ -599,7 +577,7 @@ class OffPathRounds(Rounds[OffPathCounts]):
     def __init__(self, folder: Path, seed: int, say: Say) -> None:
         super().__init__(folder, seed, say, OffPathCounts())
         self._what = ""
-        self._bases: dict[tuple[str, str], tuple[Model, Path]] = {}
+        self._bases: dict[tuple[str, str], Model] = {}
         first = draw_images(folder / "first", 1, 17)
         trees = {"main": first, "more": draw_images(folder / "more", 2, 7), "again": {}}
         # Some of the first images once more, with other keys.
@@ -612,7 +590,7 @@ class OffPathRounds(Rounds[OffPathCounts]):
             for name, images in trees.items():
                 tree, out = folder / ("first" if name == "main" else name), folder / f"{fit}-{name}"
                 shardio.convert(tree, out, size=SIZE, fit=fit, workers=1, shard_size=4096 + 5 * math.prod(SIZE) * 3)
-                self._bases[fit, name] = self._model(out, fit, images), tree
+                self._bases[fit, name] = self._model(out, fit, images)
 
     def _model(self, out: Path, fit: str, images: Mapping[bytes, NDArray[np.uint8]]) -> Model:
         """Returns what must be stored in `out`. The order is the converter's to choose, and read from its index."""
@@ -638,7 +616,7 @@ class OffPathRounds(Rounds[OffPathCounts]):
 
     def _combine(self, root: Path) -> None:
         rng = self._random
-        model = self._bases[rng.choice(FITS), "main"][0]
+        model = self._bases[rng.choice(FITS), "main"]
         changed = []
         for number in range(rng.randint(0, 3)):
             change = Changer(rng, self._bases).draw(model, root / str(number))
