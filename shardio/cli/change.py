@@ -134,7 +134,7 @@ def _parse_arrays(
     multiple=True,
     callback=_parse_arrays,
     metavar="NAME[:KIND]=FILE",
-    help="NPY file with a row for each sample of the result. KIND is array, mask or image. May be given again.",
+    help="NPY file with a row for each sample of the result. KIND is array or mask. May be given again.",
 )
 @click.option("--array-keys", type=folder, metavar="FILE", help="Keys of the rows of --array, in a file as for --list.")
 @change_options

@@ -313,15 +313,6 @@ image_options = together(
     ),
     masks_option,
     click.option(
-        "--also",
-        multiple=True,
-        callback=lambda context, parameter, values: tuple(
-            parsed(parse_size)(context, parameter, value) for value in values
-        ),
-        metavar="N|HxW",
-        help="Add a smaller size to the set, as the array `imageN`. May be given again.",
-    ),
-    click.option(
         "--shard-size",
         callback=parsed(parse_nbytes),
         metavar="SIZE",

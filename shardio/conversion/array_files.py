@@ -1,6 +1,6 @@
 """Makes the arrays of a shard: for each array a file with the values for the shard's samples, in the shard's order.
 
-Arrays are made from the finished shard, one array at a time, so more arrays need no more memory. If samples have no
+Arrays are made after the shard, one array at a time, so more arrays need no more memory. If samples have no
 pixels, there is no shard, and all arrays are made in one pass over the sources.
 """
 
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.images.decode import DecodedImage, read_turn, turn
-from shardio.conversion.images.fit import resize_pixels
 from shardio.conversion.images.mask import decode_mask
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
@@ -28,12 +27,11 @@ from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished
 from shardio.conversion.sources.collection import DatasetItem, Source
 from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import IndexRows
-from shardio.errors import ConvertError, DecodeError, FormatError
-from shardio.format.layout import SampleShape, crc32, sample_nbytes, shard_nbytes
+from shardio.errors import ConvertError, DecodeError
+from shardio.format.layout import crc32, sample_nbytes
 from shardio.sets.rows import RowsFile
-from shardio.system.opening import OpenFile, naming, open_untrusted
 
-# Values, or the pixels that they are made of, held in memory at a time, but at least some for each thread.
+# Values held in memory at a time, but at least some for each thread.
 _BLOCK_NBYTES = 8 << 20
 _PER_THREAD = 2
 # Items that a thread takes at a time, at most. Handing each over by itself would cost the GIL and a switch of threads;
@@ -51,13 +49,13 @@ def make_arrays(
 
     `on_block` is called before each block of values, and may raise to end the work. Raises ConvertError if a source has
     changed since the shard was made. A repair publishes only the files that it repairs. It raises no error for a source
-    that has changed or a shard that is still damaged, and leaves that array out.
+    that has changed, and leaves that array out.
     """
     parts = {}
     for spec in task.arrays if record.entry else ():
         try:
             parts[spec.name] = _make_array(task, spec, record.rows, threads, on_block)
-        except (ConvertError, FormatError, FileNotFoundError):
+        except ConvertError:
             if task.wanted is None:
                 raise
     return parts
@@ -149,27 +147,21 @@ def _make_values(
     task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
 ) -> Generator[NDArray[Any], None, None]:
     """Yields the array's values for the samples in `rows`, in blocks."""
+    sources = {source.key: source for source in task.sources}
     shape = task.options.sample_shape
     assert shape is not None
-    sources = {source.key: source for source in task.sources}
-    shard: OpenFile | None = None
+    # A value may be small, and its source a picture.
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(shape)))
 
-    def blocks() -> Iterator[Sequence[tuple[np.void, NDArray[np.uint8]]]]:
+    def blocks() -> Iterator[Sequence[np.void]]:
         for start in range(0, len(rows), most):
             on_block()
-            some = rows[start : start + most]
-            yield list(zip(some, _read_pixels(task, shape, shard, start, some), strict=True))
+            yield list(rows[start : start + most])
 
-    def make(sample: tuple[np.void, NDArray[np.uint8]]) -> NDArray[Any]:
-        row, pixels = sample
-        return _value(task, spec, sources[row["key"]], row, pixels)
+    def make(row: np.void) -> NDArray[Any]:
+        return _value(task, spec, sources[row["key"]], row)
 
-    with contextlib.ExitStack() as stack:
-        if spec.source == "pixels":
-            with naming(task.out / task.name):
-                shard = stack.enter_context(open_untrusted(task.out / task.name))
-        values = stack.enter_context(contextlib.closing(map_ahead(make, blocks(), threads, most)))
+    with contextlib.closing(map_ahead(make, blocks(), threads, most)) as values:
         for block in values:
             yield np.stack(list(block))
 
@@ -204,40 +196,16 @@ def map_ahead(
             yield results
 
 
-def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixels: NDArray[np.uint8]) -> NDArray[Any]:
+def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void) -> NDArray[Any]:
     size = int(row["source_height"]), int(row["source_width"])
     try:
         with KeptWarnings():  # the shard's record has them
-            return make_value(task, spec, source, pixels, size)
+            return make_value(task, spec, source, size)
     except (DecodeError, TypeError, ValueError) as error:
         raise ConvertError(
             f"{task.out / task.array_name(spec)}: {os.fsdecode(source.key)}: expected the source as it was when "
             f"{task.name} was made, found: {error}. Run the same command again"
         ) from error
-
-
-# --- pixels -----------------------------------------------------------------------------------------------------------
-
-
-def _read_pixels(
-    task: ShardTask, shape: SampleShape, shard: OpenFile | None, start: int, rows: NDArray[np.void]
-) -> NDArray[np.uint8]:
-    """Returns the pixels of the shard's samples from `start` on, one for each of `rows`; (n, 0) without a shard."""
-    if shard is None:
-        return np.empty((len(rows), 0), np.uint8)
-    pixels = np.empty((len(rows), *shape), np.uint8)
-    view, offset = pixels.data.cast("B"), shard_nbytes(start, shape)
-    done = 0
-    with naming(task.out / task.name):
-        while done < len(view) and (count := os.preadv(shard.fileno(), [view[done:]], offset + done)):
-            done += count
-    for row, sample in zip(rows, pixels, strict=True):
-        if crc32(sample) != row["crc32"]:
-            raise ConvertError(
-                f"{task.out / task.name}: expected the pixels of {os.fsdecode(row['key'])} as they were written, found "
-                "other pixels: the disk may be failing. Run the same command again, which makes the shard again"
-            )
-    return pixels
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -257,22 +225,16 @@ def check_values(task: ShardTask, source: Source, found: bytes | DatasetItem, de
     the declaration of an array.
     """
     for spec in task.arrays:
-        if spec.source != "pixels":
-            _raw(task, spec, source, found, decoded.orientation, decoded.source_size)
+        _raw(task, spec, source, found, decoded.orientation, decoded.source_size)
 
 
-def make_value(
-    task: ShardTask, spec: ArraySpec, source: Source, pixels: NDArray[np.uint8], source_size: tuple[int, int]
-) -> NDArray[Any]:
+def make_value(task: ShardTask, spec: ArraySpec, source: Source, source_size: tuple[int, int]) -> NDArray[Any]:
     """Returns a sample's value for the array `spec`.
 
-    `pixels` are the pixels of the sample, `source_size` is the (height, width) of the picture it was made from. Raises
-    the errors of `check_values` if the source has changed.
+    `source_size` is the (height, width) of the sample's picture. Raises the errors of `check_values` if the source has
+    changed.
     """
     fit = task.options.fitting
-    if spec.source == "pixels":
-        height, width, _ = spec.row.shape
-        return resize_pixels(pixels, (height, width), fit.resample)
     found: bytes | DatasetItem = b""
     if spec.source == "item" or task.options.decode.exif_rotate:
         found = task.origin.read(source)

@@ -38,9 +38,9 @@ class ArraySpec:
     name: str
     kind: ArrayKind
     row: RowType
-    source: Literal["item", "file", "pixels", "label"] = "item"
+    source: Literal["item", "file", "label"] = "item"
     """Where values come from: the entry of a dataset's item with the array's name ("item"), the file of a mask
-    ("file"), the stored pixels ("pixels"), or the labels, which are no integers ("label")."""
+    ("file"), or the labels, which are no integers ("label")."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

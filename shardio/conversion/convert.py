@@ -93,7 +93,6 @@ def convert(
     report_duplicates: bool = False,
     table: Tables | None = None,
     masks: str | os.PathLike[str] | None = None,
-    also: Sequence[Size] = (),
     arrays: Mapping[str, ArrayDeclaration] | None = None,
     executor: Executor | None = None,
     scheduler: str | None = None,
@@ -105,7 +104,7 @@ def convert(
 
     - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
     - `source` to `empty_classes`, `table`, `masks`, `arrays`: see `SourceOptions`
-    - `size` to `background`, `also`: see `ConvertOptions`
+    - `size` to `background`: see `ConvertOptions`
     - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th
     - `max_bad`: sources that may be refused, as a count (int) or a share (float)
     - `report_duplicates`: list the sources with the same bytes in the report
@@ -116,7 +115,7 @@ def convert(
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
-    options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
+    options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background)
     sources = SourceOptions(source, labels, empty_classes, table, masks, arrays or {})
     check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))

@@ -35,7 +35,7 @@ from shardio.conversion.sources.collection import Collection, DatasetItem, Origi
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.sources.table import Tables
 from shardio.conversion.sources.tree import Labels
-from shardio.conversion.task import needs_torch, one_torch_thread, prepare
+from shardio.conversion.task import one_torch_thread, prepare
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.names import check_local
@@ -128,7 +128,6 @@ def estimate(
     shard_size: int = DEFAULT_SHARD_NBYTES,
     max_bad: int | float = DEFAULT_MAX_BAD,
     masks: str | os.PathLike[str] | None = None,
-    also: Sequence[Size] = (),
     workers: int | None = None,
     seconds: float = DEFAULT_SECONDS,
 ) -> Estimate:
@@ -138,7 +137,7 @@ def estimate(
     example if it cannot use `out`.
     """
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
-    options = ConvertOptions(size, fit, resample, quality, shard_size, order="source", also=also)
+    options = ConvertOptions(size, fit, resample, quality, shard_size, order="source")
     workers = count_workers(workers)
     check_max_bad(max_bad)
     if out is not None:
@@ -214,7 +213,7 @@ def _measure(
             return result.reason, 0
         with KeptWarnings():
             for spec in task.arrays:
-                make_value(task, spec, source, pixels, result.source_size)
+                make_value(task, spec, source, result.source_size)
         return "", min(result.source_size)
 
     def work(first: int) -> list[tuple[str, int]]:
@@ -225,7 +224,7 @@ def _measure(
                 break
         return outcomes
 
-    with one_torch_thread(needs_torch(task)), ThreadPoolExecutor(threads, "shardio-measure") as pool:
+    with one_torch_thread(task.options.needs_torch), ThreadPoolExecutor(threads, "shardio-measure") as pool:
         outcome(sources[0])  # what is done once, at the first image, does not count
         start = time.monotonic()
         deadline = start + seconds

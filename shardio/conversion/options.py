@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -27,8 +27,7 @@ from shardio.conversion.sources.table import Contents, Table, Tables, read_table
 from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, check_choice, show
-from shardio.format.layout import RowType, SampleShape, check_split_name, pixels_row
-from shardio.format.parse import first_repeated
+from shardio.format.layout import RowType, SampleShape, check_split_name
 from shardio.sets.names import check_apart, check_local, check_usable, looks_like_a_set
 from shardio.system.machine import usable_cores
 
@@ -187,15 +186,11 @@ class ConvertOptions:
     """Apply the Exif orientation, except to pictures that a dataset has decoded."""
     background: Color | str = "white"
     """The color under transparent pixels: (red, green, blue), "#rrggbb", or a CSS name."""
-    also: Sequence[Size] = ()
-    """Other sizes of every sample, made from its pixels with the same filter."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.also, (str, int)):
-            raise ValueError(f"`also` must be a list of sizes, such as [128] or [(96, 128)]; found {self.also!r}")
-        size, also = self.size if self.size is None else self.fitting.size, tuple(map(_sides, self.also))
+        size = self.size if self.size is None else self.fitting.size
         # However a caller writes them, equal options compare and are described as equal.
-        for name, value in {"size": size, "background": self.decode.background, "also": also}.items():
+        for name, value in {"size": size, "background": self.decode.background}.items():
             object.__setattr__(self, name, value)
         check_choice("order", self.order, StoredOrder)
         check_choice("quality", self.quality, Quality)
@@ -205,12 +200,6 @@ class ConvertOptions:
             raise ValueError(f"shard size must be a positive integer, in bytes; found {self.shard_nbytes!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
-        for sides in also:
-            Fit(sides)  # which checks it
-            if size is None or sides == size or any(n > most for n, most in zip(sides, size, strict=True)):
-                raise ValueError(f"`also` must have sizes smaller than `size`, {size}; found {sides!r}")
-        if (repeated := first_repeated(map(str, also))) is not None:
-            raise ValueError(f"`also` must have each size once; found {repeated} twice")
 
     def without_pixels(self) -> ConvertOptions:
         """Returns the options for samples without pixels. Raises ValueError if an option of images has been chosen."""
@@ -234,21 +223,14 @@ class ConvertOptions:
         return DecodeOptions(self.exif_rotate, background)
 
     @property
+    def needs_torch(self) -> bool:
+        """Whether torch resizes the pictures, not the kernel."""
+        return self.size is not None and self.fitting.needs_torch
+
+    @property
     def sample_shape(self) -> SampleShape | None:
         """(height, width, channels); None if samples have no pixels."""
         return None if self.size is None else (*self.fitting.size, 3)
-
-    def also_arrays(self) -> tuple[ArraySpec, ...]:
-        """Returns the arrays of the sizes in `also`: "image128" for 128 x 128 pixels, "image96x128" if not square."""
-        return tuple(
-            ArraySpec(
-                f"image{height}" if height == width else f"image{height}x{width}",
-                "image",
-                pixels_row((height, width, 3)),
-                "pixels",
-            )
-            for height, width in map(_sides, self.also)
-        )
 
     @cached_property
     def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
@@ -261,8 +243,6 @@ class ConvertOptions:
         described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         if self.size is None:
             return {name: described[name] for name in ("size", *_OF_ARRAYS)}
-        if not self.also:
-            del described["also"]
         return described
 
 
@@ -299,8 +279,8 @@ def read_options(values: Mapping[str, Any]) -> ConvertOptions:
     try:
         if values["size"] is None:
             return ConvertOptions(None, **{name: values[name] for name in _OF_ARRAYS})
-        given = {field.name: values[field.name] for field in fields(ConvertOptions) if field.name != "also"}
+        given = {field.name: values[field.name] for field in fields(ConvertOptions)}
         given |= {name: tuple(given[name]) for name in ("size", "background")}
-        return ConvertOptions(**given, also=tuple(map(tuple, values.get("also", ()))))
+        return ConvertOptions(**given)
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected the options of a conversion, found {show(dict(values))}: {show(error)}") from None

@@ -183,7 +183,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, has
         options = options.without_pixels()
     elif options.size is None:
         raise ValueError("size must be a number of pixels or (height, width), as SRC has images; found None")
-    specs = (*collection.arrays, *options.also_arrays())
+    specs = collection.arrays
     _check_arrays(specs, collection)
     collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []

@@ -163,18 +163,12 @@ def one_torch_thread(needed: bool = True) -> Iterator[None]:
             torch.set_num_threads(_before)
 
 
-def needs_torch(task: ShardTask) -> bool:
-    """Whether the task uses torch: to resize pictures without the kernel, or to make pictures of other sizes."""
-    resizes = task.options.size is not None and task.options.fitting.needs_torch
-    return resizes or any(spec.source == "pixels" for spec in task.arrays)
-
-
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """Makes the task's shard and arrays, writes their record, and returns it. Raises Stop if `control` says so.
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
-    with one_torch_thread(needs_torch(task)):
+    with one_torch_thread(task.options.needs_torch):
         return _do_task(task, control)
 
 

@@ -60,9 +60,8 @@ COLUMN_TYPES = ("<i8", "<f8")
 MAX_ARRAYS = 50
 MAX_ARRAY_SIDES = 8
 ARRAY_TYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
-ArrayKind = Literal["array", "mask", "image"]
-"""What an array holds: "mask", a class or measure for each pixel; "image", the picture itself in another size;
-"array", anything else."""
+ArrayKind = Literal["array", "mask"]
+"""What an array holds: "mask", a class or measure for each pixel; "array", anything else."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -133,11 +132,6 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
     if kind == "mask" and (len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]):
         raise ValueError(
             f"a mask must have the samples' height and width {sample_shape[:2]}, and perhaps channels; found "
-            f"{row.shape}"
-        )
-    if kind == "image" and (row.dtype != "|u1" or len(row.shape) != 3 or row.shape[2] != sample_shape[2]):
-        raise ValueError(
-            f"an image must be uint8 (height, width, {sample_shape[2]}), as the samples are; found {row.dtype} "
             f"{row.shape}"
         )
     checked: ArrayKind = kind  # type: ignore[assignment]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from numpy.typing import ArrayLike
@@ -75,8 +75,7 @@ class ShardLoader(LikeDataLoader):
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
     arrays, columns: names of arrays of the split, and of number columns of its index, to add to each batch. By default
         none, or all arrays if the set has no pixels.
-    images: None to read no pixels, for training on arrays alone; or the name of an array to deliver in their place,
-        such as "image128". By default the pixels, if there are any.
+    images: None to read no pixels, for training on arrays alone. By default (True) the pixels, if there are any.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
 
     Opening raises SetNotFoundError, or FormatError if the set is damaged or has another digest. An error in a
@@ -112,7 +111,7 @@ class ShardLoader(LikeDataLoader):
         check: Check = "off",
         arrays: Sequence[str] = (),
         columns: Sequence[str] = (),
-        images: str | None = "",
+        images: Literal[True] | None = True,
         report_every: float | None = None,
         **unknown: NoReturn,
     ) -> None:

@@ -47,7 +47,7 @@ class Options:
     check: Check
     arrays: Sequence[str]
     columns: Sequence[str]
-    images: str | None
+    images: Literal[True] | None
     report_every: float | None
 
     def __post_init__(self) -> None:
@@ -64,6 +64,8 @@ class Options:
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             found = f"num_threads={self.num_threads}, prefetch={self.prefetch}"
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
+        if self.images is not True and self.images is not None:
+            raise ValueError(f"images must be True, or None to read no pixels; found {self.images!r}")
         check_function(self.transform)
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
@@ -89,8 +91,6 @@ class Parts:
     `arrays` includes labels that are not integers.
     """
 
-    images: str | None = ""
-    """The table of the images: "" for the set's pixels, or the name of an array. None: batches have no images."""
     image_shape: SampleShape | None = None
     """(height, width, channels) of images; None if there are none."""
     label_row: RowType | None = LABEL_ROW
@@ -115,9 +115,9 @@ class Parts:
     @property
     def described(self) -> dict[str, tuple[str, RowType]]:
         """The kind and row type of each array and column by name."""
-        arrays = {name: (array.kind, array.row) for name, array in self.arrays.items()}
+        arrays: dict[str, tuple[str, RowType]] = {name: (array.kind, array.row) for name, array in self.arrays.items()}
         if self.image_shape is not None:
-            arrays["images"] = ("image", RowType("|u1", self.image_shape))
+            arrays["images"] = ("pixels", RowType("|u1", self.image_shape))
         return {**arrays, **{name: ("column", row) for name, row in self.columns.items()}}
 
     @property
@@ -146,10 +146,13 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_parts(
-    layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), columns: Sequence[str] = (), images: str | None = ""
+    layout: SplitLayout | MixedSet,
+    arrays: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    images: Literal[True] | None = True,
 ) -> Parts:
-    """Returns the parts of batches that have `arrays` and `columns`, given by their names in the split, and `images`:
-    the pixels, an array in their place, or None.
+    """Returns the parts of batches that have `arrays` and `columns`, given by their names in the split, and the
+    pixels unless `images` is None.
 
     If the split has no pixels and `arrays` is empty, all arrays are included. Raises ValueError for a name that the
     split does not have, or that the sets of a mixture have in different types.
@@ -167,18 +170,11 @@ def find_parts(
     _check_names(where, "arrays", arrays, known)
     index = layout.content.index
     _check_names(where, "columns", columns, (*(name for name, _ in index.columns), *_NUMBERS))
-    if not layout.has_pixels and not arrays and not images:
+    if not layout.has_pixels and not arrays:
         arrays = known
-    shape = None
-    if images is not None:
-        kinds = {name: layout.content.arrays[name] for name in known}
-        _check_names(where, "images", [images] * bool(images), [n for n, one in kinds.items() if one.kind == "image"])
-        images = images if images or layout.has_pixels else None
-        shape = kinds[images].row.shape if images else layout.manifest.sample_shape
     labels = (LABELS_NAME,) if LABELS_NAME in layout.content.arrays else ()
     return Parts(
-        images,
-        None if shape is None else (shape[0], shape[1], shape[2]),
+        None if images is None else layout.manifest.sample_shape,
         layout.content.label_row,
         {name: layout.array(name) for name in (*arrays, *labels)},
         {name: RowType(index.dtype[name].str, ()) for name in columns},

@@ -86,7 +86,7 @@ class Pipeline:
         windows_pay = lines > 0 or (copier is None and enough)
         self._make_step = partial(TransformStep, options=options, parts=parts, shards=shards, indices=indices)
         # The checksum is of the whole sample. Arrays are small, and read whole, too.
-        splits = options.check == "off" and windows_pay and parts.images == ""
+        splits = options.check == "off" and windows_pay and parts.image_shape is not None
         self.transform = self._make_step(options.transform, Cutting(splits, resamples, lines))
         make = copier.new_slot if copier else new_slot
         rows = parts.rows
@@ -120,7 +120,7 @@ class Pipeline:
     def _make_reader(self, num_samples: int, reserved: int) -> Reader:
         """Returns the reader of `num_samples` different samples, whose batches will take `reserved` bytes."""
         source, shards, options = self._source, self._shards, self.options
-        tables = (*([] if (images := self.parts.images) is None else [images]), *self.parts.arrays)
+        tables = (*([] if self.parts.image_shape is None else [""]), *self.parts.arrays)
         splits: list[tuple[SplitSource, ShardSet, int]]
         if isinstance(source, MixedSource):
             assert isinstance(shards, MixedSet)
@@ -179,7 +179,8 @@ class Pipeline:
         Raises the errors of `cut`, for example if its results would have several sizes.
         """
         parts = self.parts
-        request = Request(indices, parts.images, parts.label_row == LABEL_ROW, tuple(parts.arrays), parts.read_columns)
+        has_images, has_label = parts.image_shape is not None, parts.label_row == LABEL_ROW
+        request = Request(indices, has_images, has_label, tuple(parts.arrays), parts.read_columns)
         if isinstance(self._shards, MixedSet):
             sources = self._shards.sources_of(indices)
             request = replace(request, order=np.argsort(sources, kind="stable"))

@@ -59,7 +59,7 @@ class TransformStep:
         self.cutting = cutting
         self._options = options
         self._parts = parts
-        if function is not None and parts.images is None:
+        if function is not None and parts.image_shape is None:
             raise ValueError(f"{shards.path}: transform changes images, but found no images: leave out transform=")
         self._shards = shards
         ours = _ours(function)

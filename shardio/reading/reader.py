@@ -42,8 +42,8 @@ class Request:
 
     indices: NDArray[np.int64]
     """The indices of the samples, (B,). The samples must exist."""
-    images: str | None = ""
-    """The table of images to read: "" for the pixels, the name of an array, or None for no images."""
+    images: bool = True
+    """Whether to read pixels."""
     label: bool = True
     """Whether the index has labels to read."""
     arrays: Sequence[str] = ()
@@ -105,8 +105,8 @@ class Reader:
         some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
         if request.windows is not None:
             self._read_windows(request, memory.images, numbers, indices)
-        elif request.images is not None:
-            self.copy(request.images, indices, memory.images[some], lines)
+        elif request.images:
+            self.copy("", indices, memory.images[some], lines)
         for name in request.arrays:
             self.copy(name, indices, memory.more[name][some], lines)
         for name in request.columns:

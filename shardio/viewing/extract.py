@@ -65,7 +65,7 @@ def extract(
         }
         files = []
         for name, value in values.items():
-            is_picture = not name or shards.array(name).kind in ("mask", "image")
+            is_picture = not name or shards.array(name).kind == "mask"
             png = png_of(value) if is_picture else None
             files.append(f"{stem}{name and '.'}{name}.{'npy' if png is None else 'png'}")
             write_atomic(folder / files[-1], _npy(value) if png is None else png)

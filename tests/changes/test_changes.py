@@ -1086,7 +1086,7 @@ def test_every_change_is_a_command(image_tree: Path, tmp_path: Path) -> None:
     )
     for words, code, told in (
         (("change", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),
-        (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask, image"),
+        (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask"),
         (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays go into one split, found train, val"),
         (("change", out, "x"), 2, "expected a change"),
         (("change", out, "x", "--class", "n01"), 2, "add --keep or --drop"),

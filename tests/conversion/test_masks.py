@@ -291,10 +291,10 @@ def test_folders_of_splits_that_are_called_otherwise_have_masks_under_either_nam
 def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> None:
     src, folder, _ = make_tree(tmp_path)
     (folder / "a" / "0.png").unlink()
-    found = estimate(src, masks=folder, also=(8,), size=16, workers=1, seconds=0.05)
+    found = estimate(src, masks=folder, size=16, workers=1, seconds=0.05)
     assert found.refused in ({}, {"incomplete": 1})
     plain = estimate(src, size=16, workers=1, seconds=0.05)
-    assert found.nbytes == plain.nbytes + 2 * (4096 * 2 + 4 * 6) + 6 * (16 * 16 + 8 * 8 * 3)
+    assert found.nbytes == plain.nbytes + 4096 * 2 + 4 * 6 + 6 * 16 * 16
 
 
 def test_odd_images_as_masks_are_decoded_or_refused(bad_images: Path) -> None:
@@ -304,18 +304,17 @@ def test_odd_images_as_masks_are_decoded_or_refused(bad_images: Path) -> None:
             assert decode_mask(path.read_bytes()).ndim == 2
 
 
-def test_the_command_line_takes_masks_and_other_sizes(tmp_path: Path) -> None:
+def test_the_command_line_takes_masks(tmp_path: Path) -> None:
     src, folder, masks = make_tree(tmp_path)
-    options = ["--size", 16, "--masks", folder, "--also", 8, "--also", "4x6"]
+    options = ["--size", 16, "--masks", folder]
     planned = shardio("plan", src, *options, "--seconds", 0.05)
     assert planned.returncode == 0, planned.stderr
     converted = shardio("convert", src, tmp_path / "out", *options, "--workers", 1)
     assert converted.returncode == 0, converted.stderr
-    assert open_shards(tmp_path / "out")[0].arrays.keys() == {"mask", "image8", "image4x6"}
-    convert(src, tmp_path / "same", masks=folder, also=(8, (4, 6)), size=16, workers=1)
+    assert open_shards(tmp_path / "out")[0].arrays.keys() == {"mask"}
+    convert(src, tmp_path / "same", masks=folder, size=16, workers=1)
     assert hashes(tmp_path / "out") == hashes(tmp_path / "same")
     assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
     repaired = shardio("repair", tmp_path / "out", src, "--masks", folder, "--json")
     assert repaired.returncode == 0, repaired.stderr
     assert_one_clear_error(shardio("convert", src, tmp_path / "no", "--masks", tmp_path / "x"), 1, "folder of masks")
-    assert_one_clear_error(shardio("convert", src, tmp_path / "no", "--size", 16, "--also", 32), 2, "smaller than")

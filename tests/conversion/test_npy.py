@@ -398,8 +398,8 @@ def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:
         convert(tmp_path / "splits", tmp_path / "again")
     with pytest.raises(SourceError, match=r"a\.npy: expected a tree of folders"):
         convert(tmp_path / "a.npy", tmp_path / "again", labels="folders")
-    with pytest.raises(ValueError, match="fit, also: expected no options of images"):
-        convert(tmp_path / "a.npy", tmp_path / "again", fit="pad", also=[8])
+    with pytest.raises(ValueError, match="fit: expected no options of images"):
+        convert(tmp_path / "a.npy", tmp_path / "again", fit="pad")
     with pytest.raises(ValueError, match="for images"):
         convert(tmp_path / "a.npy", tmp_path / "again", masks=tmp_path / "splits")
     write_jpeg(tmp_path / "images" / "picture.jpg", random_picture(np.random.default_rng(0), 20, 20))

@@ -25,10 +25,10 @@ from shardio.sets.verify import verify
 def damage(out: Path) -> set[str]:
     """Damages files of every kind. Returns their names."""
     flip(out / "train-mask-00001.npy")
-    (out / "train-image8-00002.npy").unlink()
-    (out / "val-image4x6-00000.npy").write_bytes(b"")
+    (out / "train-mask-00002.npy").unlink()
+    (out / "val-mask-00000.npy").write_bytes(b"")
     flip(out / "val-mask-crc32.npy")
-    return {"train-mask-00001.npy", "train-image8-00002.npy", "val-image4x6-00000.npy", "val-mask-crc32.npy"}
+    return {"train-mask-00001.npy", "train-mask-00002.npy", "val-mask-00000.npy", "val-mask-crc32.npy"}
 
 
 def test_damaged_arrays_are_made_again(
@@ -52,10 +52,11 @@ def test_without_the_masks_all_else_is_repaired_and_the_masks_are_named(
 ) -> None:
     src, options = with_masks
     out = tmp_path / "undisturbed"
-    damage(out)
-    with pytest.raises(ConvertError, match=r"train-mask-00001.npy, val-mask-crc32.npy cannot be made again without"):
+    damaged = damage(out)
+    flip(out / "train-00001.npy")
+    with pytest.raises(ConvertError, match=r"train-mask-00001.npy, .*val-mask-crc32.npy cannot be made again without"):
         repair(out, src)
-    assert {problem.file for problem in verify(out).problems} == {"train-mask-00001.npy", "val-mask-crc32.npy"}
+    assert {problem.file for problem in verify(out).problems} == damaged
     repair(out, src, masks=options["masks"])
     assert hashes(out) == undisturbed
 
@@ -69,7 +70,7 @@ def test_a_changed_mask_makes_no_other_set(
         height, width = np.asarray(Image.open(path)).shape
         path.write_bytes(encode(np.zeros((height, width), np.uint8), "PNG"))
     flip(out / "train-mask-00001.npy")
-    flip(out / "train-image8-00001.npy")
+    flip(out / "train-00001.npy")
     with pytest.raises(ConvertError, match=r"1 files cannot be made again.*train-mask-00001.npy: expected sha256"):
         repair(out, src, masks=options["masks"])
     assert [problem.file for problem in verify(out).problems] == ["train-mask-00001.npy"]
@@ -83,7 +84,7 @@ def test_an_array_that_convert_did_not_make_is_named(image_tree: Path, tmp_path:
     values: NDArray[Any] = some_arrays(count, SIZE, SIZE)["clip"][1]
     change_split(tmp_path / "out", {"clip": ("array", values)})
     flip(tmp_path / "out" / "train-clip-00000.npy")
-    flip(tmp_path / "out" / "train-image8-00000.npy")
+    flip(tmp_path / "out" / "train-00000.npy")
     with pytest.raises((ConvertError, FormatError), match=r"train-clip-00000.npy: `convert` did not make it"):
         repair(tmp_path / "out", image_tree)
     assert [problem.file for problem in verify(tmp_path / "out").problems] == ["train-clip-00000.npy"]

@@ -20,7 +20,7 @@ SHAPE = (6, 5, 3)
 DECLARED: dict[str, Any] = {
     "mask": ("mask", np.uint8, (6, 5)),
     "depth": ("mask", ">u2", (6, 5, 2)),
-    "small": ("image", "uint8", (3, 2, 3)),
+    "small": ("array", "uint8", (3, 2, 3)),
     "clip": ("array", "float16", (7,)),
     "score": ("array", float, ()),
 }

@@ -46,7 +46,7 @@ COUNT, HEIGHT, WIDTH = 23, 6, 5
 RNG = np.random.default_rng(3)
 ARRAYS: dict[str, Given] = {
     **some_arrays(COUNT, HEIGHT, WIDTH),
-    "small": ("image", RNG.integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)),
+    "small": ("array", RNG.integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)),
     "words": ("array", RNG.integers(0, 1 << 63, (COUNT, 2), dtype=np.uint64)),
     "counts": ("array", RNG.integers(0, 1 << 32, (COUNT, 1, 3), dtype=np.uint32)),
 }
@@ -141,15 +141,9 @@ def test_every_reader_gives_all_arrays_and_columns(
 
 @pytest.mark.parametrize("io", IOS)
 @pytest.mark.parametrize("check_option", ["off", "sample"])
-def test_an_array_takes_the_place_of_the_pixels_or_nothing_does(
+def test_no_pixels_are_read_where_none_are_wanted(
     io: Io, check_option: str, loader_of: Callable[..., ShardLoader]
 ) -> None:
-    with loader_of(io=io, check=check_option, images="small", arrays=["clip"]) as loader:
-        for images, _, indices, more in loader:
-            expected = np.stack([value_of("small", index) for index in indices.tolist()])
-            np.testing.assert_array_equal(images.permute(0, 2, 3, 1).numpy(), expected)
-            assert list(more) == ["clip"]
-    assert "x (4, 3, 3) with clip, rank 0" in repr(loader)
     with loader_of(io=io, check=check_option, images=None, arrays=["clip"]) as loader:
         for labels, indices, more in loader:
             np.testing.assert_array_equal(more["clip"], np.stack([value_of("clip", i) for i in indices.tolist()]))
@@ -161,20 +155,13 @@ def test_an_array_takes_the_place_of_the_pixels_or_nothing_does(
     assert len(ORDER) * nbytes <= read < len(ORDER) * (nbytes + 60) or io == "direct"
 
 
-def test_a_transform_changes_the_images_that_are_read(loader_of: Callable[..., ShardLoader]) -> None:
-    plain, changed = loader_of(images="small"), loader_of(images="small", transform=USUAL)
-    for (images, _, indices), (found, *_) in zip(plain, changed, strict=True):
-        assert torch.equal(USUAL(images, indices=indices, seed=0, epoch=0), found)
-    with loader_of(images=None) as loader:
-        assert [len(batch) for batch in loader] == [2] * len(loader)
-
-
 def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Path) -> None:
     for options, parts in (
         ({}, 2),
         ({"arrays": ["clip"]}, 3),
         ({"columns": ["year"]}, 3),
         ({"columns": ["year"], "return_indices": True}, 4),
+        ({"images": None, "return_indices": True}, 2),
     ):
         with ShardLoader(path, 5, device="cpu", **options) as loader:  # type: ignore[arg-type]
             assert len(next(iter(loader))) == parts

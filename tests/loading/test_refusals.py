@@ -60,7 +60,7 @@ OF_A_SET: list[Refusal] = [
     ({"arrays": ["clip", "mask", "clip"]}, ValueError, "arrays.*'clip' twice"),
     *(({"columns": [name]}, ValueError, f"columns.*{name!r}") for name in ("scores", "label", "key")),
     ({"columns": ["year"] * 2}, ValueError, "columns.*'year' twice"),
-    *(({"images": name}, ValueError, "images.*small") for name in ("clip", "other", 3)),
+    *(({"images": found}, ValueError, "images.*True") for found in ("clip", 1)),
     ({"images": None, "transform": HorizontalFlip()}, ValueError, "transform"),
 ]
 

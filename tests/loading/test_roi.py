@@ -65,7 +65,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(COUNT):
             writer.append(random_picture(rng, HEIGHT, WIDTH), i % 5)
     small = rng.integers(0, 256, (COUNT, 30, 28, 3), dtype=np.uint8)
-    change_split(out, {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("image", small)}, rng.permutation(COUNT))
+    change_split(out, {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("array", small)}, rng.permutation(COUNT))
     return out
 
 

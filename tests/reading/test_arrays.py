@@ -32,7 +32,7 @@ from shardio.system.direct import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
 SMALL = np.random.default_rng(1).integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)
-ARRAYS: dict[str, Given] = {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("image", SMALL)}
+ARRAYS: dict[str, Given] = {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("array", SMALL)}
 # Rows come twice, and not at all.
 ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3])
 

@@ -96,7 +96,7 @@ class Scenario:
         shard_size = 4096 + self.per_shard * nbytes
         options |= {"size": self.size, "shard_size": shard_size, "workers": self.workers, "order": "source"}
         if self.arrays:
-            options |= {"masks": images / "masks", "also": (self.size // 2,)}
+            options["masks"] = images / "masks"
         converter.convert(images / "pictures", out, max_bad=max_bad, **options)
 
 

@@ -94,9 +94,8 @@ class ShardWriter:
         with ShardWriter("masked/", (224, 224, 3), arrays=arrays) as writer:
             writer.append(image, label, mask=mask, clip=vector)
 
-    A "mask" has the height and width of the pictures; an "image" is the picture in another size, uint8; an "array" is
-    anything else. `out` must be missing or an empty folder. If the block raises, nothing is published or left in `out`.
-    Not thread safe.
+    A "mask" has the height and width of the pictures; an "array" is anything else. `out` must be missing or an empty
+    folder. If the block raises, nothing is published or left in `out`. Not thread safe.
     """
 
     def __init__(
