@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from shardio.cli.options import (
     folder,
     image_options,
     json_option,
-    output_file,
     parse_part,
     parsed,
     with_tables,
@@ -41,13 +39,6 @@ def _parse_background(text: str) -> tuple[int, int, int]:
         return parse_color(text)
     except ValueError:
         raise ValueError("a color such as 255,255,255, #ffffff or white") from None
-
-
-def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Raises BadParameter if the folder of the file does not exist: before the work, not when the file is written."""
-    if value is not None and not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"the folder of the file must exist; found {str(value)!r}")
-    return value
 
 
 @click.command(short_help="Turn images or arrays into a shard set.")
@@ -74,14 +65,6 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     metavar="COLOR",
     default="white",
     help="Color under transparent pixels: R,G,B or #rrggbb or a name.",
-)
-@click.option(
-    "--report-duplicates",
-    "duplicates_file",
-    type=output_file,
-    callback=_in_a_folder,
-    metavar="FILE",
-    help="List images with the same bytes in FILE, images under different labels first.",
 )
 @click.option(
     "--scheduler",
@@ -112,40 +95,23 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     run_convert(src, out, as_json, **options)
 
 
-def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
+def run_convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Converts SRC to OUT, and prints progress and the result. `options` are options of `shardio.convert`."""
     import shardio.conversion.convert as converter
     from shardio.conversion.report import run_with_bar
-    from shardio.system.files import write_output
 
     source, options = with_tables(src, **options)
-    report = run_with_bar(
-        lambda tell: converter.convert(
-            source, out, report_duplicates=duplicates_file is not None, on_progress=tell, **options
-        ),
-        src,
-    )
-    duplicates = [group.to_line() for group in report.duplicates or ()]
-    if duplicates_file is not None:
-        write_output(duplicates_file, *duplicates)
+    report = run_with_bar(lambda tell: converter.convert(source, out, on_progress=tell, **options), src)
     if as_json:
         show(
             {
                 **dataclasses.asdict(report),
                 "mended": [os.fsdecode(mended.key) for mended in report.mended],
                 "warned": {os.fsdecode(warned.key): warned.warning for warned in report.warned},
-                "duplicates": None if report.duplicates is None else [json.loads(line) for line in duplicates],
             }
         )
         return
     show(_summary(report, src, out))
-    if report.duplicates is not None:
-        say(
-            f"  duplicates: {counted(len(report.duplicates), 'image')} found more than once, "
-            f"{sum(group.labels_differ for group in report.duplicates):,} of them under different labels, "
-            f"{sum(group.splits_differ for group in report.duplicates):,} in different splits, "
-            f"listed in {duplicates_file}"
-        )
     if report.unfinished:
         k, n = options["part"]
         shards = counted(report.unfinished.num_shards, "shard")

@@ -109,7 +109,7 @@ def make_rows(
                 file.publish()
             parts[name] = ArrayPart(entry, np.array(crc32s[name], np.uint32))
     made = rows.to_array(task.key_nbytes, has_label=task.has_label)
-    return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), None, parts)
+    return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), parts)
 
 
 def read_item(task: ShardTask, source: Source) -> DatasetItem | Reject:

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec
-from shardio.conversion.claim import claimed, copy_again, leave, published
-from shardio.conversion.duplicates import Duplicates, find_duplicates, hash_sources
+from shardio.conversion.claim import claimed, leave, published
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.images.decode import Color
 from shardio.conversion.images.fit import FitMode, Resample
@@ -90,7 +89,6 @@ def convert(
     background: Color | str = "white",
     workers: int | None = None,
     max_bad: int | float = DEFAULT_MAX_BAD,
-    report_duplicates: bool = False,
     table: Tables | None = None,
     masks: str | os.PathLike[str] | None = None,
     arrays: Mapping[str, ArrayDeclaration] | None = None,
@@ -107,7 +105,6 @@ def convert(
     - `size` to `background`: see `ConvertOptions`
     - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th
     - `max_bad`: sources that may be refused, as a count (int) or a share (float)
-    - `report_duplicates`: list the sources with the same bytes in the report
     - `on_progress` is called in this thread; `progress` shows a bar, also in a notebook
 
     Raises SourceError, ConvertError, SpaceError or OSError if nothing is published. However the call ends, finished
@@ -122,7 +119,7 @@ def convert(
     chosen = PlanPart(1, 1) if part is None else PlanPart(*part)
 
     def run(tell: Callable[[Progress], None] | None) -> ConvertReport:
-        plan = _plan(src, Path(os.path.abspath(out)), sources, options, engine, report_duplicates)
+        plan = _plan(src, Path(os.path.abspath(out)), sources, options, engine)
         return Conversion(plan, chosen, engine, check_max_bad(max_bad, plan.collection.num_sources), tell).run(start)
 
     if not progress:
@@ -130,21 +127,15 @@ def convert(
     return run_with_bar(run, src, on_progress)
 
 
-def _plan(
-    src: Src, out: Path, sources: SourceOptions, options: ConvertOptions, engine: Engine, hash_sources: bool
-) -> Plan:
+def _plan(src: Src, out: Path, sources: SourceOptions, options: ConvertOptions, engine: Engine) -> Plan:
     """Returns the plan. Checks all arguments first, and then scans SRC, which may take minutes."""
-    if hash_sources and engine.serial:
-        raise ValueError("report_duplicates compares the bytes of files, and a dataset has no files: leave it out")
     sources.check(src, out, options)
     if not (out / MANIFEST_NAME).exists():
         engine.check()
     collection = sources.collect(src, options)
-    if hash_sources and not collection.has_pixels:
-        raise ValueError("report_duplicates compares images, and SRC has arrays without images: leave it out")
     if engine.sends:
         collection.origin.check_sendable()
-    return make_plan(out, collection, options, hash_sources=hash_sources)
+    return make_plan(out, collection, options)
 
 
 # Refused images that the error names; rejects.jsonl lists them all.
@@ -177,10 +168,9 @@ class Conversion:
         if manifest is None:
             work = report_work(plan, self._mine, self._records, monitor.progress, time.monotonic() - start)
             return replace(work, unfinished=self._unfinished())
-        duplicates = self._find_duplicates() if plan.hash_sources else None
         leave(plan.out, all_done=len(self._records) == len(plan.tasks))
         work = report_work(plan, plan.tasks, self._records, monitor.progress, time.monotonic() - start)
-        return report_set(work, plan, manifest, duplicates)
+        return report_set(work, plan, manifest)
 
     def _make_set(self) -> Manifest | None:
         """Returns the manifest of the set, published by this or another process; None while other parts are at work."""
@@ -303,20 +293,6 @@ class Conversion:
         parts = [record.arrays[spec.name] for record in records if record.arrays]
         crc32s = write_crc32s(self._plan.out, split, spec.name, np.concatenate([part.crc32s for part in parts]))
         return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
-
-    def _find_duplicates(self) -> tuple[Duplicates, ...]:
-        """Returns the groups of sources with the same bytes.
-
-        Reads sources again if no record has their hashes: a finished set has no records, older records have no hashes.
-        """
-        plan, workers = self._plan, self._engine.workers or usable_cores()
-        known = {name: record.hashes for name, record in self._records.items()}
-        if not all(known.get(task.name) for task in plan.tasks):
-            copy_again(plan)
-        hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
-        refused = {(reject.split, reject.key) for reject in read_rejects(plan.out / REJECTS_NAME)}
-        sources = [(task.split, source) for task in plan.tasks for source in task.sources]
-        return find_duplicates(sources, hashes, refused)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

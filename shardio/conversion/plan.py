@@ -52,8 +52,6 @@ class ShardTask:
     sources: tuple[Source, ...]
     key_nbytes: int
     options: ConvertOptions
-    hash_sources: bool = False
-    """Whether to record a hash of each source, which shows sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays of the set, other than the pixels."""
     measured: frozenset[int] = frozenset()
@@ -126,8 +124,6 @@ class Plan:
     collection: Collection
     options: ConvertOptions
     tasks: tuple[ShardTask, ...]
-    hash_sources: bool = False
-    """Whether to find sources with the same bytes."""
     arrays: tuple[ArraySpec, ...] = ()
 
     @property
@@ -173,7 +169,7 @@ def library_versions() -> dict[str, str]:
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
-def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, hash_sources: bool = False) -> Plan:
+def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
     """Returns the plan of a conversion into `out`.
 
     Raises ConvertError if a manifest could not describe the set, and ValueError if two arrays or columns have the same
@@ -207,7 +203,6 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, has
                 tuple(ordered[start:stop]),
                 key_nbytes,
                 options,
-                hash_sources,
                 mine,
                 frozenset((measured[(measured >= start) & (measured < stop)] - start).tolist()),
             )
@@ -215,7 +210,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, has
         ]
     names = [name for task in tasks for name in task.file_names]
     check_names_fit(collection.classes, collection.class_names, names)
-    return Plan(out, collection, options, tuple(tasks), hash_sources, specs)
+    return Plan(out, collection, options, tuple(tasks), specs)
 
 
 def _check_arrays(specs: Sequence[ArraySpec], collection: Collection) -> None:

@@ -63,8 +63,6 @@ class ShardRecord:
     """The digest of the sources' fingerprints. It changes if a source changes."""
     level_sums: NDArray[np.int64]
     """The sums from `sum_levels` of the samples that were measured."""
-    hashes: bytes | None = None
-    """The concatenated hashes of the task's sources, in order; None unless the task asked for hashes."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
     """The files with the values of the task's arrays, by name of the array; empty if there is no sample."""
 
@@ -135,7 +133,6 @@ def save_record(task: ShardTask, record: ShardRecord) -> None:
         "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
         "sources_sha256": record.sources_sha256,
         "level_sums": record.level_sums.tolist(),
-        "hashes": record.hashes and base64.b64encode(record.hashes).decode("ascii"),
         "arrays": {
             name: [part.entry.content(), base64.b64encode(part.crc32s.astype("<u4").tobytes()).decode("ascii")]
             for name, part in record.arrays.items()
@@ -180,7 +177,6 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             tuple(MendedSource(split, os.fsencode(key), warning) for split, key, warning in fields["mended"]),
             fields["sources_sha256"],
             np.array(fields["level_sums"], np.int64),
-            fields["hashes"] and base64.b64decode(fields["hashes"]),
             arrays,
         )
         if any((task.out / one.file).stat().st_size != one.nbytes for one in record.files):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from shardio.conversion.duplicates import Duplicates
 from shardio.conversion.images.decode import JUNK
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, ShardRecord
@@ -72,8 +71,6 @@ class ConvertReport:
     seconds: float
     num_converted: int
     """Sources that this call worked on; earlier calls did the others."""
-    duplicates: tuple[Duplicates, ...] | None = None
-    """Groups of sources with the same bytes; None without `report_duplicates`."""
     warned: tuple[MendedSource, ...] = ()
     """Sources of several pictures or that a library warned about while decoding them, with the warning."""
     notes: tuple[str, ...] = ()
@@ -173,9 +170,7 @@ def report_work(
     )
 
 
-def report_set(
-    work: ConvertReport, plan: Plan, manifest: Manifest, duplicates: tuple[Duplicates, ...] | None
-) -> ConvertReport:
+def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertReport:
     """Returns the report of the published set: `work`, from `report_work`, with the numbers of the whole set."""
     return replace(
         work,
@@ -188,7 +183,6 @@ def report_set(
         nbytes=manifest.nbytes,
         num_sources=plan.collection.num_sources,
         refused=_count_reasons(read_rejects(plan.out / REJECTS_NAME)),
-        duplicates=duplicates,
     )
 
 

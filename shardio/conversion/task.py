@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.array_files import check_values, make_arrays, make_rows, map_ahead
-from shardio.conversion.duplicates import UNREAD, hash_source
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
@@ -78,8 +77,6 @@ class Outcome(NamedTuple):
 
     source: Source
     result: PreparedSample | Reject
-    hash: bytes
-    """The hash of the source's bytes; b"" if the task does not ask for hashes."""
 
 
 def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
@@ -88,24 +85,19 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
     Returns the outcome. If the source is refused, the row may hold anything.
     """
     source, row = item
-    options, hashed = task.options, UNREAD if task.hash_sources else b""
+    options = task.options
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
-            if isinstance(found, DatasetItem):
-                image, label = found.image, found.label
-            else:
-                image, label = found, source.indexed
-                if task.hash_sources:
-                    hashed = hash_source(found)
+            image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
             decoded = decode_image(image, options.decode, least_size=options.least_size)
             options.fitting.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:
-            return Outcome(source, Reject(task.split, source.key, error.reason, error.detail), hashed)
+            return Outcome(source, Reject(task.split, source.key, error.reason, error.detail))
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return Outcome(source, PreparedSample(label, decoded.source_size, crc32(row), warning), hashed)
+    return Outcome(source, PreparedSample(label, decoded.source_size, crc32(row), warning))
 
 
 def _prepare_blocks(
@@ -196,7 +188,7 @@ def _do_task(task: ShardTask, control: Control) -> ShardRecord:
 def _make_shard(task: ShardTask, shape: SampleShape, control: Control) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
-    hashes: list[bytes] = []
+    done = 0
     level_sums = np.zeros((4, shape[2]), np.int64)
     with ShardFileWriter(task.out / task.name, shape, len(task.sources)) as shard:
         check_unpublished(task)
@@ -204,9 +196,8 @@ def _make_shard(task: ShardTask, shape: SampleShape, control: Control) -> ShardR
         with contextlib.closing(_prepare_blocks(task, shard, control.threads)) as blocks:
             for block, outcomes in blocks:
                 kept = []
-                for row, (source, result, hashed) in enumerate(outcomes):
+                for row, (source, result) in enumerate(outcomes):
                     control.check()
-                    hashes.append(hashed)
                     if isinstance(result, Reject):
                         rejects.append(result)
                         if task.wanted is None:
@@ -215,14 +206,15 @@ def _make_shard(task: ShardTask, shape: SampleShape, control: Control) -> ShardR
                         label, source_size, crc, warning = result
                         shard.rows.append(label=label, key=source.key, source_size=source_size, crc32=crc)
                         kept.append(row)
-                        if len(hashes) - 1 in task.measured:
+                        if done + row in task.measured:
                             level_sums += sum_levels(block[row])
                         if warning:
                             mended.append(MendedSource(task.split, source.key, warning))
                     control.report(1, int(isinstance(result, Reject)))
+                done += len(block)
                 shard.write_block(block, kept)
         entry = shard.complete() if len(shard.rows) else None
         if entry is not None and task.publishes(entry):
             shard.publish()
         rows = shard.rows.to_array(task.key_nbytes, has_label=task.has_label)
-    return ShardRecord(entry, rows, tuple(rejects), tuple(mended), "", level_sums, b"".join(hashes) or None)
+    return ShardRecord(entry, rows, tuple(rejects), tuple(mended), "", level_sums)

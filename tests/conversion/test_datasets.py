@@ -688,8 +688,6 @@ def test_an_executor_takes_only_what_can_be_sent_and_one_thread_for_each_shard(t
 
 
 def test_what_only_files_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="report_duplicates compares the bytes of files"):
-        convert(Pictures(3), tmp_path / "out", **OPTIONS, report_duplicates=True)
     with pytest.raises(ValueError, match=r"source names the kind of a path, .*found 'tree'"):
         convert(Pictures(3), tmp_path / "out", **OPTIONS, source="tree")
     assert not (tmp_path / "out").exists()

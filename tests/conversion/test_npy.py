@@ -161,7 +161,6 @@ def test_datasets_of_arrays_become_sets(items: Any, names: list[str], label: typ
         ([np.zeros(2), np.zeros(2, np.int8)], {}, TypeError, "item 1: array 'array': expected float64, found int8"),
         ([{"a": np.zeros(2), "label": -1}], {}, ValueError, "expected a label from 0"),
         ([np.zeros(2)], {"size": 32}, ValueError, "size: expected no options of images"),
-        ([np.zeros(2)], {"report_duplicates": True}, ValueError, "report_duplicates"),
     ],
 )
 def test_datasets_that_are_no_arrays_are_refused(

@@ -795,17 +795,6 @@ def test_parts_and_executors_read_one_spool_and_make_the_set_of_the_folder_tree(
         assert not (tmp_path / name / ".convert").exists()
 
 
-def test_duplicates_are_found_as_among_files_when_the_set_is_made_and_after(image_tree: Path, tmp_path: Path) -> None:
-    shutil.copy(image_tree / "train" / "n01" / "n01_0.JPEG", image_tree / "val" / "n02" / "again.JPEG")
-    src = parquet_of(image_tree, tmp_path / "hub")
-    found = convert(src, tmp_path / "out", **OPTIONS, report_duplicates=True).duplicates
-    assert found is not None
-    assert [[one.key for one in group.sources] for group in found] == [[b"train/n01/n01_0.JPEG", b"val/n02/again.JPEG"]]
-    again = convert(src, tmp_path / "out", **OPTIONS, report_duplicates=True)
-    assert (again.num_converted, again.duplicates) == (0, found)
-    assert not (tmp_path / "out" / ".convert").exists()
-
-
 @pytest.mark.parametrize("damaged", [["train-00001.npy"], ["val-index.npy"], ["train-00000.npy", "rejects.jsonl"]])
 def test_a_set_is_repaired_from_parquet_and_the_copies_are_gone_then(
     src: Path, tmp_path: Path, damaged: list[str]
