@@ -13,7 +13,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +91,6 @@ def convert(
     table: Tables | None = None,
     masks: str | os.PathLike[str] | None = None,
     arrays: Mapping[str, ArrayDeclaration] | None = None,
-    executor: Executor | None = None,
     scheduler: str | None = None,
     part: tuple[int, int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -103,7 +101,7 @@ def convert(
     - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
     - `source` to `empty_classes`, `table`, `masks`, `arrays`: see `SourceOptions`
     - `size` to `background`: see `ConvertOptions`
-    - `workers`, `executor`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th
+    - `workers`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th
     - `max_bad`: sources that may be refused, as a count (int) or a share (float)
     - `on_progress` is called in this thread; `progress` shows a bar, also in a notebook
 
@@ -115,7 +113,7 @@ def convert(
     options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background)
     sources = SourceOptions(source, labels, empty_classes, table, masks, arrays or {})
     check_max_bad(max_bad)
-    engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
+    engine = Engine(workers, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = PlanPart(1, 1) if part is None else PlanPart(*part)
 
     def run(tell: Callable[[Progress], None] | None) -> ConvertReport:

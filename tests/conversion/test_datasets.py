@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -665,25 +663,23 @@ def test_a_collection_of_datasets_names_each_item_by_its_number() -> None:
 # --- with everything else that a conversion can do ------------------------------------------------------------------
 
 
-def test_parts_and_executors_make_the_same_set(tmp_path: Path) -> None:
+def test_parts_and_processes_make_the_same_set(tmp_path: Path) -> None:
     convert(Pictures(23), tmp_path / "reference", **OPTIONS)
     assert convert(Pictures(23), tmp_path / "parts", **OPTIONS, part=(1, 2)).unfinished is not None
     report = convert(Pictures(23), tmp_path / "parts", **OPTIONS, part=(2, 2))
     assert (report.source, report.unfinished) == ("dataset", None)
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
-        convert(Pictures(23), tmp_path / "executor", **OPTIONS, executor=executor)
-    for name in ("parts", "executor"):
+    convert(Pictures(23), tmp_path / "processes", **OPTIONS, workers=2)
+    for name in ("parts", "processes"):
         assert hashes(tmp_path / name) == hashes(tmp_path / "reference")
 
 
-def test_an_executor_takes_only_what_can_be_sent_and_one_thread_for_each_shard(tmp_path: Path) -> None:
+def test_other_processes_take_only_what_can_be_sent_and_one_thread_for_each_shard(tmp_path: Path) -> None:
     unsendable = Pictures(23)
     unsendable.lock = threading.Lock()  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(1) as executor:
-        with pytest.raises(TypeError, match=r"cannot pickle .* Leave out `workers`, `executor` and `scheduler`"):
-            convert(unsendable, tmp_path / "out", **OPTIONS, executor=executor)
-        with pytest.raises(ValueError, match=r"made by one thread: workers must be 1 or left out; found 2"):
-            convert(Pictures(23), tmp_path / "out", **OPTIONS, executor=executor, workers=2)
+    with pytest.raises(TypeError, match=r"cannot pickle .* Leave out `workers` and `scheduler`"):
+        convert(unsendable, tmp_path / "out", **OPTIONS, workers=2)
+    with pytest.raises(ValueError, match=r"made by one thread: workers must be 1 or left out; found 2"):
+        convert(Pictures(23), tmp_path / "out", **OPTIONS, scheduler="tcp://127.0.0.1:8786", workers=2)
     assert not (tmp_path / "out").exists()
 
 

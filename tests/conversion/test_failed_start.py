@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import assert_one_clear_error, shardio
+from conversions import run_on
 
 from shardio.conversion.convert import convert
 from shardio.conversion.report import Progress
@@ -22,21 +23,6 @@ from shardio.errors import ConvertError, SourceError, SpaceError
 
 OPTIONS: dict[str, Any] = {"size": 16, "workers": 1, "shard_size": 4096 + 3 * 16 * 16 * 3}
 PLAN = "plan.json"
-
-
-class Broken(Executor):
-    """An executor that takes no task, or loses what it took."""
-
-    def __init__(self, error: Exception, *, submits: bool) -> None:
-        self._error = error
-        self._submits = submits
-
-    def submit(self, call: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
-        if not self._submits:
-            raise self._error
-        future: Future[Any] = Future()
-        future.set_exception(self._error)
-        return future
 
 
 def no_room(patch: pytest.MonkeyPatch) -> None:
@@ -59,8 +45,6 @@ WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any
     "no room for the plan": (full_disk("claim.write_atomic"), {}, SpaceError),
     "no room for the folder": (full_disk("claim.make_folder"), {}, SpaceError),
     "workers unlike": (raising("engines.pool._work", ConvertError("host has another torch")), {}, ConvertError),
-    "executor shut down": (None, {"executor": Broken(RuntimeError("shut down"), submits=False)}, RuntimeError),
-    "workers lost": (None, {"executor": Broken(BrokenExecutor("lost"), submits=True)}, ConvertError),
     "no worker process": (
         raising("engines.engine.ProcessPoolExecutor.submit", BrokenProcessPool()),
         {},
@@ -90,7 +74,7 @@ def test_nothing_is_left_of_a_start_that_fails(
         if spoil is not None:
             spoil(patch)
         if way == "workers unlike":
-            options = {"executor": pool}
+            run_on(pool, patch)
         if way == "no worker process":
             options = {"workers": 8}
         with pytest.raises(error):

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -770,9 +769,7 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
 # --- with everything else that a conversion can do ------------------------------------------------------------------
 
 
-def test_parts_and_executors_read_one_spool_and_make_the_set_of_the_folder_tree(
-    image_tree: Path, src: Path, tmp_path: Path
-) -> None:
+def test_parts_read_one_spool_and_make_the_set_of_the_folder_tree(image_tree: Path, src: Path, tmp_path: Path) -> None:
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     first = convert(src, tmp_path / "parts", **OPTIONS, part=(2, 2))
     assert first.source == "parquet"
@@ -788,11 +785,8 @@ def test_parts_and_executors_read_one_spool_and_make_the_set_of_the_folder_tree(
     convert(src, tmp_path / "parts", **OPTIONS, part=(1, 2), on_progress=look)
     assert seen
     assert all(times == written for times in seen)  # copied once
-    with ThreadPoolExecutor(2) as executor:
-        convert(src, tmp_path / "executor", **OPTIONS, executor=executor)
-    for name in ("parts", "executor"):
-        assert hashes(tmp_path / name) == hashes(tmp_path / "reference")
-        assert not (tmp_path / name / ".convert").exists()
+    assert hashes(tmp_path / "parts") == hashes(tmp_path / "reference")
+    assert not (tmp_path / "parts" / ".convert").exists()
 
 
 @pytest.mark.parametrize("damaged", [["train-00001.npy"], ["val-index.npy"], ["train-00000.npy", "rejects.jsonl"]])

@@ -1,4 +1,4 @@
-"""Conversions on executors of the caller's: the same set, whatever the executor does with the tasks."""
+"""Conversions on a pool: the same set, whatever the executor beneath does with the tasks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conversions import rejects, undisturbed
+from conversions import TWO_PROCESSES, rejects, run_on, undisturbed
 from deadlines import must_not_block
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
@@ -27,6 +27,7 @@ from pictures import random_picture, write_jpeg
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
 from shardio.conversion.engines import pool as executors
+from shardio.conversion.engines.engine import Engine
 from shardio.conversion.engines.pool import Pool, TaskLine, Terms, run_on_pool
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
@@ -88,45 +89,38 @@ def tasks_of(src: Path, out: Path) -> tuple[ShardTask, ...]:
 # --- the same set -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [None, 3])
-def test_threads_of_the_callers_make_the_same_set(
-    image_tree: Path, out: Path, finished: dict[str, str], workers: int | None
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_pool_makes_the_same_set(
+    image_tree: Path, out: Path, finished: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Progress] = []
     with ThreadPoolExecutor(2) as pool:
-        report = convert(image_tree, out, **OPTIONS, workers=workers, executor=pool, on_progress=seen.append)
-        assert pool.submit(int, "7").result() == 7  # it is not shut down
+        run_on(pool, monkeypatch, threads)
+        report = convert(image_tree, out, **OPTIONS, on_progress=seen.append)
     assert hashes(out) == finished
     assert (report.num_converted, report.num_sources, report.num_shards) == (18, 18, 6)
     assert seen[-1] == Progress(18, 0, 18)
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
 
 
-def test_spawned_processes_of_the_callers_make_the_same_set_and_one_that_dies_is_told(
-    image_tree: Path, out: Path, finished: dict[str, str]
-) -> None:
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        convert(image_tree, out, **OPTIONS, executor=pool)
-        assert hashes(out) == finished
+def test_processes_that_die_are_told(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    def kill(progress: Progress) -> None:
+        for process in multiprocessing.active_children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGKILL)
 
-        def kill(progress: Progress) -> None:
-            for process in multiprocessing.active_children():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid or 0, signal.SIGKILL)
-
-        other = out.with_name("other")
-        for _ in range(2):  # once broken, the pool is of no use any more
-            with pytest.raises(ConvertError, match="a worker process died") as caught:
-                convert(image_tree, other, **OPTIONS, executor=pool, on_progress=kill)
-            assert "Run the same command again: finished shards are kept" in str(caught.value)
-    visible = {name: digest for name, digest in hashes(other).items() if not name.startswith(".")}
+    with pytest.raises(ConvertError, match=r"a worker process died.* Run the same command again: finished shards are"):
+        convert(image_tree, out, **OPTIONS, workers=TWO_PROCESSES, on_progress=kill)
+    visible = {name: digest for name, digest in hashes(out).items() if not name.startswith(".")}
     assert "manifest.json" not in visible
     assert visible.items() <= finished.items()
-    convert(image_tree, other, **OPTIONS, workers=1)
-    assert hashes(other) == finished
+    convert(image_tree, out, **OPTIONS, workers=1)
+    assert hashes(out) == finished
 
 
-def test_only_what_is_not_done_is_submitted(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+def test_only_what_is_not_done_is_submitted(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(progress: Progress) -> None:
         if progress.done >= 7:
             raise KeyboardInterrupt
@@ -134,10 +128,11 @@ def test_only_what_is_not_done_is_submitted(image_tree: Path, out: Path, finishe
     with pytest.raises(KeyboardInterrupt):
         convert(image_tree, out, **OPTIONS, workers=1, on_progress=stop)
     here = Here()
-    report = convert(image_tree, out, **OPTIONS, executor=here)
+    run_on(here, monkeypatch)
+    report = convert(image_tree, out, **OPTIONS)
     assert (here.submitted, report.num_converted) == (4, 12)
     assert hashes(out) == finished
-    convert(image_tree, out, **OPTIONS, executor=here)
+    convert(image_tree, out, **OPTIONS)
     assert here.submitted == 4
 
 
@@ -192,7 +187,8 @@ def test_what_a_lost_worker_had_counted_is_neither_taken_back_nor_counted_twice(
             return super().submit(twice)
 
     with LosesOne(1) as pool:  # all in one shard
-        report = convert(image_tree / "train", out, size=16, max_bad=1, executor=pool, on_progress=look)
+        run_on(pool, monkeypatch)
+        report = convert(image_tree / "train", out, size=16, max_bad=1, on_progress=look)
     assert (report.num_converted, sum(report.refused.values())) == (12, 1)
     assert seen[-1] == Progress(12, 1, 12)
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
@@ -218,7 +214,7 @@ FAILURES: dict[str, tuple[Exception, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_task_that_fails_ends_the_conversion_and_what_is_finished_is_kept(
-    image_tree: Path, out: Path, finished: dict[str, str], name: str
+    image_tree: Path, out: Path, finished: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error, kind, message = FAILURES[name]
 
@@ -226,19 +222,14 @@ def test_a_task_that_fails_ends_the_conversion_and_what_is_finished_is_kept(
         if number == 2:
             raise error
 
+    run_on(Here(fail), monkeypatch)
     with pytest.raises(kind, match=message):
-        convert(image_tree, out, **OPTIONS, executor=Here(fail))
+        convert(image_tree, out, **OPTIONS)
     assert len(stamps(out)) == 5
     assert not list((out / ".convert").glob("run.*"))
-    assert convert(image_tree, out, **OPTIONS, executor=Here()).num_converted == 3
+    run_on(Here(), monkeypatch)
+    assert convert(image_tree, out, **OPTIONS).num_converted == 3
     assert hashes(out) == finished
-
-
-def test_an_executor_that_takes_nothing_any_more_is_the_callers_mistake(image_tree: Path, out: Path) -> None:
-    pool = ThreadPoolExecutor(1)
-    pool.shutdown()
-    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
-        convert(image_tree, out, **OPTIONS, executor=pool)
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -271,8 +262,10 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
 
     futures: list[Future[Any]] = []
     with Recording(1) as pool:
-        with pytest.raises(error):
-            convert(tmp_path / "src", out, **options, executor=pool, on_progress=stop)
+        with monkeypatch.context() as patch:
+            run_on(pool, patch)
+            with pytest.raises(error):
+                convert(tmp_path / "src", out, **options, on_progress=stop)
         assert [future.cancelled() for future in futures] == [False, True, True]
         assert isinstance(futures[0].exception(60), Stop)
     assert sorted(hashes(out)) == [".convert/plan.json"]
@@ -281,39 +274,38 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
 
 @pytest.mark.usefixtures("no_waiting")
 def test_past_the_limit_of_refused_images_nothing_is_published_and_all_are_listed(
-    image_tree: Path, out: Path, finished: dict[str, str]
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["train/n01/n01_1.JPEG", "train/n03/n03_3.JPEG", "val/n03/n03_1.JPEG"]
     sound = {name: (image_tree / name).read_bytes() for name in names}
     for name in names:
         (image_tree / name).write_bytes(b"")
     with ThreadPoolExecutor(1) as pool:  # with two, the last source may stop the shard before its own
+        run_on(pool, monkeypatch)
         with pytest.raises(ConvertError, match="expected at most 2 refused images of 18, found 3 after") as caught:
-            convert(image_tree, out, **OPTIONS, max_bad=2, executor=pool)
+            convert(image_tree, out, **OPTIONS, max_bad=2)
         assert "mend them and run the same command again" in str(caught.value)
         assert not (out / "manifest.json").exists()
         assert [line["key"] for line in rejects(out)] == names
         for name, data in sound.items():
             (image_tree / name).write_bytes(data)
-        assert convert(image_tree, out, **OPTIONS, max_bad=2, executor=pool).num_converted == 9
+        assert convert(image_tree, out, **OPTIONS, max_bad=2).num_converted == 9
     assert hashes(out) == finished
 
 
 def test_a_set_that_another_process_publishes_meanwhile_is_taken(
-    image_tree: Path, out: Path, finished: dict[str, str]
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overtake(number: int) -> None:
         if number == 1:
-            convert(image_tree, out, **OPTIONS, workers=1)
+            with monkeypatch.context() as patch:
+                patch.setattr(Engine, "run", run)
+                convert(image_tree, out, **OPTIONS, workers=1)
 
-    convert(image_tree, out, **OPTIONS, executor=Here(overtake))
+    run = Engine.run
+    run_on(Here(overtake), monkeypatch)
+    convert(image_tree, out, **OPTIONS)
     assert hashes(out) == finished
-
-
-def test_an_executor_and_a_scheduler_are_one_too_many(image_tree: Path, out: Path) -> None:
-    with pytest.raises(ValueError, match="expected an executor or a scheduler, found both"):
-        convert(image_tree, out, executor=Here(), scheduler="tcp://127.0.0.1:8786")
-    assert not out.exists()
 
 
 def test_without_dask_it_is_said_how_to_get_it(image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_an_interrupt_says_how_many_images_are_kept_and_the_next_call_begins_wit
     assert hashes(out) == finished
 
 
-@pytest.mark.parametrize("how", ["two threads", "processes", "executor", "parts"])
+@pytest.mark.parametrize("how", ["two threads", "processes", "parts"])
 def test_any_way_of_resuming_gives_the_same_bytes(
     image_tree: Path, out: Path, finished: dict[str, str], how: str
 ) -> None:
@@ -53,9 +53,6 @@ def test_any_way_of_resuming_gives_the_same_bytes(
             reports = [convert(image_tree, out, **options, workers=2)]
         case "processes":
             reports = [convert(image_tree, out, **options, workers=5)]
-        case "executor":
-            with ThreadPoolExecutor(2) as pool:
-                reports = [convert(image_tree, out, **options, executor=pool)]
         case _:
             reports = [convert(image_tree, out, **OPTIONS, part=(k, 2)) for k in (2, 1)]
     assert sum(report.num_converted for report in reports) == 12

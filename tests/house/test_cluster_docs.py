@@ -86,6 +86,16 @@ def test_array_jobs_run_each_part_once(variable: str, tmp_path: Path) -> None:
     assert all(job == jobs[0] for job in jobs)
 
 
+@pytest.mark.parametrize("names", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")])
+def test_each_rank_of_mpi_makes_one_part(names: tuple[str, str], tmp_path: Path) -> None:
+    (script,) = scripts_with("PMI_RANK")
+    ((*start, script),) = run_script(script, tmp_path)
+    assert start == ["mpiexec", "-n", str(PARTS), "sh", "-c"]
+    rank, size = names
+    (command,) = run_script(script.replace("exec ", ""), tmp_path, **{rank: "0", size: str(PARTS)})
+    assert options_of(command)["part"] == (1, PARTS)
+
+
 def test_the_indexed_job_of_kubernetes_runs_each_part_once(tmp_path: Path) -> None:
     spec = job_of_kubernetes("shards")
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", PARTS)
@@ -157,7 +167,14 @@ def test_training_jobs_of_kubernetes_stage_the_set_and_then_train(tmp_path: Path
 
 
 def test_every_script_is_one_of_those_that_are_run() -> None:
-    words = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "dask scheduler", "mpi4py", "srun python train", "PBS_O_WORKDIR")
+    words = (
+        "SLURM_ARRAY_TASK_ID",
+        "PBS_ARRAY_INDEX",
+        "dask scheduler",
+        "PMI_RANK",
+        "srun python train",
+        "PBS_O_WORKDIR",
+    )
     assert [len(scripts_with(word)) for word in words] == [1] * len(words)
     assert len(code_blocks(PAGE, "bash")) == len(words)
     assert len(code_blocks(PAGE, "yaml")) == 2
@@ -170,7 +187,7 @@ def test_python_calls_convert_with_arguments_that_it_has() -> None:
         for node in ast.walk(ast.parse(block))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "convert"
     ]
-    assert len(calls) == len(code_blocks(PAGE, "python")) == 2
+    assert len(calls) == len(code_blocks(PAGE, "python")) == 1
     known = inspect.signature(convert)
     for call in calls:
         known.bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg})

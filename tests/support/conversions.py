@@ -7,7 +7,8 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,10 +16,15 @@ import pytest
 from folders import hashes
 
 from shardio.conversion.convert import convert
+from shardio.conversion.engines.engine import Engine
+from shardio.conversion.engines.pool import Pool, run_on_pool
 from shardio.conversion.images.decode import DecodedImage, decode_image
 from shardio.conversion.images.fit import Fit, FitMode, Resample
+from shardio.conversion.plan import ShardTask
+from shardio.conversion.records import ShardRecord
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection as sources
+from shardio.conversion.task import Report
 from shardio.errors import DecodeError
 
 SIZE = 16
@@ -29,6 +35,15 @@ OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + PER_SHARD * SIZE *
 
 # A conversion on so many threads has two processes.
 TWO_PROCESSES = 5
+
+
+def run_on(executor: Executor, patch: pytest.MonkeyPatch, threads: int = 1) -> None:
+    """Has the tasks of conversions done by this executor, as by worker processes or machines of a cluster."""
+
+    def run(engine: Engine, tasks: Sequence[ShardTask], report: Report, run_file: Path) -> list[ShardRecord]:
+        return run_on_pool(tasks, Pool(executor), report, run_file, threads) if tasks else []
+
+    patch.setattr(Engine, "run", run)
 
 
 _undisturbed: dict[str, dict[str, str]] = {}

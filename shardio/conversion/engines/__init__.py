@@ -1,1 +1,1 @@
-"""Where the tasks of a conversion run: threads, processes, executors, Dask."""
+"""Where the tasks of a conversion run: threads, processes, Dask."""

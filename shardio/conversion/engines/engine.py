@@ -1,4 +1,4 @@
-"""Chooses where the tasks of a conversion run: this process, worker processes, an executor, or a Dask cluster."""
+"""Chooses where the tasks of a conversion run: this process, worker processes, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,38 +28,30 @@ THREADS_PER_PROCESS = 4
 
 @dataclass(frozen=True)
 class Engine:
-    """Runs tasks in this process, in worker processes, on an executor, or on a Dask cluster.
+    """Runs tasks in this process, in worker processes, or on a Dask cluster.
 
     Raises ValueError for arguments that contradict each other.
     """
 
     workers: int | None = None
-    """Cores to use, by default all. With an executor or a scheduler: cores per shard, by default one."""
-    executor: Executor | None = None
-    """Any concurrent.futures.Executor whose machines have the same libraries, and SRC and OUT under the same paths. The
-    executor is not shut down."""
+    """Cores to use, by default all. With a scheduler: cores per shard, by default one."""
     scheduler: str | None = None
-    """The address of a Dask scheduler, whose workers do the tasks under the same conditions."""
+    """The address of a Dask scheduler. Its workers do the tasks: they need the same libraries, and SRC and OUT under
+    the same paths."""
     serial: bool = False
     """One thread per worker; a single worker runs in the calling thread. For Python datasets."""
 
     def __post_init__(self) -> None:
         count_workers(self.workers)  # which checks it
-        if self.executor is not None and self.scheduler is not None:
-            raise ValueError("expected an executor or a scheduler, found both")
-        if self.serial and self._is_elsewhere and (self.workers or 1) > 1:
+        if self.serial and self.scheduler is not None and (self.workers or 1) > 1:
             raise ValueError(
                 f"each shard of a dataset is made by one thread: workers must be 1 or left out; found {self.workers}"
             )
 
     @property
-    def _is_elsewhere(self) -> bool:
-        return self.executor is not None or self.scheduler is not None
-
-    @property
     def sends(self) -> bool:
         """Whether the tasks of a dataset run in other processes, so the dataset has to be sent there."""
-        return self._is_elsewhere or (self.workers or 1) > 1
+        return self.scheduler is not None or (self.workers or 1) > 1
 
     def check(self) -> None:
         """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers."""
@@ -78,8 +70,6 @@ class Engine:
         if self.scheduler is not None:
             with open_cluster(self.scheduler) as cluster:
                 return run_on_pool(tasks, cluster, report, run_file, self.workers or 1)
-        if self.executor is not None:
-            return run_on_pool(tasks, Pool(self.executor), report, run_file, self.workers or 1)
         threads, processes = self._split_workers(len(tasks))
         if processes > 1:
             with _OwnProcesses(processes) as executor:

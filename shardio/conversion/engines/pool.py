@@ -1,4 +1,4 @@
-"""Runs shard tasks in a pool: worker processes, an executor's threads, processes or MPI ranks, or a Dask cluster.
+"""Runs shard tasks in a pool: the worker processes of an executor, or a Dask cluster.
 
 Other machines must have the same folders under the same paths, and the same libraries: each task checks that first.
 A task returns its record. While it works, it shares a file in OUT, the run file, with the process that started it: the
@@ -172,7 +172,7 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
 def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
     """Does a task and returns its record. Runs in a worker.
 
-    If the task has a record, because an executor runs it again after losing the worker that finished it, that record is
+    If the task has a record, because Dask runs it again after losing the worker that finished it, the record is
     returned. A repair ignores the record: a conversion killed right after publishing leaves records of damaged files.
     """
     terms.check()

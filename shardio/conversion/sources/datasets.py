@@ -89,7 +89,7 @@ class DatasetOrigin(Origin):
                 found = f"the class {type(dataset).__name__} of this session, which other processes cannot import"
             raise TypeError(
                 f"dataset {split!r}: expected a dataset that can be sent to worker processes, found {found}. Leave out "
-                "`workers`, `executor` and `scheduler` to convert it in this process"
+                "`workers` and `scheduler` to convert it in this process"
             )
 
 
