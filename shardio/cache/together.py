@@ -64,7 +64,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """What each node does for one window. All nodes make the same plan."""
 
     pieces: tuple[Piece, ...]
@@ -114,7 +114,7 @@ def joined(pieces: Sequence[Piece]) -> list[Run]:
     return runs
 
 
-def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequence[int], turn: int = 0) -> Plan:
+def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequence[int], turn: int = 0) -> WindowPlan:
     """Plans a window of `blocks`. `has`, bool (nodes, blocks), says which nodes have which.
 
     `readers` are the nodes that can read from the source. What has to be read again, in another `turn`, is read by
@@ -138,7 +138,7 @@ def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequen
                 owner = share if share in readers and not turn else readers[(share + turn) % len(readers)]
             pieces.append(Piece(entry, start, nbytes, owner, share, not owners))
             start, done = start + nbytes, done + nbytes
-    return Plan(tuple(pieces), share_nbytes)
+    return WindowPlan(tuple(pieces), share_nbytes)
 
 
 class SlowNodes:
@@ -208,7 +208,7 @@ class Together:
                     return
                 before = complete
                 files = [self._files[number] for number in np.flatnonzero(~complete.all(axis=0)).tolist()]
-                planned: deque[tuple[Plan, Call[NDBytes]]] = deque()
+                planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
                 try:
                     self._pass(files, turn, planned, readers, writers, finishers)
                 except BaseException:
@@ -231,7 +231,7 @@ class Together:
         self,
         files: Sequence[FileEntry],
         turn: int,
-        planned: deque[tuple[Plan, Call[NDBytes]]],
+        planned: deque[tuple[WindowPlan, Call[NDBytes]]],
         readers: ThreadPool,
         writers: ThreadPool,
         finishers: ThreadPool,
@@ -302,7 +302,7 @@ class Together:
         """Returns whether the node has a block, or a process that needs a sample of it is fetching it."""
         return self._complete[block[0]] or bool(self._partial.states_of(*block)[0] != MISSING)
 
-    def _mark(self, plan: Plan, state: int) -> None:
+    def _mark(self, plan: WindowPlan, state: int) -> None:
         """Sets the state of blocks that this node lacks, so that processes that need a sample wait for it, or not."""
         for entry, start, stop, *_ in plan.runs:
             if not self._complete[entry]:
@@ -310,7 +310,7 @@ class Together:
                     if found != THERE:
                         self._partial.mark(entry, state, begin, end)
 
-    def _read(self, plan: Plan) -> NDBytes:
+    def _read(self, plan: WindowPlan) -> NDBytes:
         """Returns what this node owns of a window. Runs in a thread."""
         owned = [piece for piece in plan.pieces if piece.owner == self._group.rank]
         out = np.empty(sum(piece.nbytes for piece in owned), np.uint8)
@@ -328,7 +328,7 @@ class Together:
                 self._copy.read_into(entry, start, buffer)
         return out
 
-    def _pass_on(self, plan: Plan, owned: NDBytes) -> NDBytes:
+    def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
         """Returns the bytes of a window. `owned` is what this node has read of it."""
         num_nodes, rank = len(self._group), self._group.rank
         share = np.zeros(plan.share_nbytes, np.uint8)
@@ -355,7 +355,7 @@ class Together:
             self._group.gather(share, window)
         return window
 
-    def _write(self, plan: Plan, window: NDBytes, finishers: ThreadPool) -> None:
+    def _write(self, plan: WindowPlan, window: NDBytes, finishers: ThreadPool) -> None:
         """Writes what this node lacks of a window. Runs in a thread."""
         for entry, start, stop, place, _ in plan.runs:
             if not self._complete[entry]:
