@@ -141,14 +141,6 @@ def _take_back(out: Path) -> None:
             raise
 
 
-def copy_again(plan: Plan) -> None:
-    """Copies images out of SRC into the work folder of a published set, if the origin reads from copies."""
-    origin = plan.collection.origin
-    if origin.copies_nbytes():
-        (plan.out / WORK_FOLDER).mkdir(exist_ok=True)
-        origin.prepare(lambda count: None)
-
-
 def leave(out: Path, *, all_done: bool) -> None:
     """Removes the work folder and the temporary files next to the published set, including files of killed processes.
 

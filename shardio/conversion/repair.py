@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.claim import copy_again
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.options import MASK, SourceOptions, count_workers, read_options
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
@@ -91,8 +90,10 @@ def repair(
     masks_files = _files_of_masks(manifest) if masks is None else set()
     work = _Repair(manifest, plan, damaged - columns_files - masks_files)
     try:
-        if work.damaged:
-            copy_again(plan)
+        origin = plan.collection.origin
+        if work.damaged and origin.copies_nbytes():  # it reads from copies of the images
+            (folder / WORK_FOLDER).mkdir(exist_ok=True)
+            origin.prepare(lambda count: None)
         work.run(workers, on_progress or (lambda done, total: None))
     finally:
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
