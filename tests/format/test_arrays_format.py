@@ -176,16 +176,13 @@ def test_every_type_that_is_allowed_is_taken(dtype: str) -> None:
     assert parse_manifest(dump(seal(changed))).splits["train"].arrays["clip"].row == RowType(dtype, (2,))
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "text"),
-    [
-        ("mask", "clip", "a mask must have the samples' height and width (2, 3)"),
-    ],
-)
-def test_a_kind_fits_its_shape_and_type(kind: str, name: str, text: str) -> None:
-    expect(lambda train: train["arrays"][name].update(kind=kind), f"splits.train.arrays.{name}: {text}")
+def test_a_kind_fits_its_shape_and_type() -> None:
+    expect(
+        lambda train: train["arrays"]["clip"].update(kind="mask"),
+        "splits.train.arrays.clip: a mask must have the samples' height and width (2, 3)",
+    )
     changed = document()
-    changed["splits"]["train"]["arrays"][name]["kind"] = "array"  # which fits everything
+    changed["splits"]["train"]["arrays"]["mask"]["kind"] = "array"  # which fits everything
     parse_manifest(dump(seal(changed)))
 
 
