@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.cache.filler import CopyFiller
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
 from shardio.cache.meeting import Meeting
 from shardio.cache.partial_set import PartialReader, PartialSet, fetch
-from shardio.cache.stage import CopyFiller, take_lease
+from shardio.cache.stage import take_lease
 from shardio.errors import FormatError, printable
 from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.layout import crc32

@@ -20,6 +20,7 @@ import torch
 from folders import flip
 from pictures import sample_pixels
 
+from shardio.cache import filler as filling
 from shardio.cache import partial_copy
 from shardio.cache import partial_set as partialset
 from shardio.cache import stage as staging
@@ -224,7 +225,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
     src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Four files are begun at a time, so four were fetched before the ninth does not fit.
-    real, left = staging.reserve, [8]
+    real, left = filling.reserve, [8]
 
     def reserve(descriptor: int, nbytes: int) -> None:
         left[0] -= 1
@@ -232,7 +233,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(staging, "reserve", reserve)
+    monkeypatch.setattr(filling, "reserve", reserve)
     with pytest.warns(RuntimeWarning, match="without a copy"):
         loader = _failed(src, cache)
     with loader:

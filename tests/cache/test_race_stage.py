@@ -33,6 +33,7 @@ import race_stage
 import fcntl, time
 from shardio.cache import folder, leases, partial_copy
 from shardio.system import files, opening
+from shardio.cache import filler as filling
 from shardio.cache import stage as staging
 {fault}
 counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None, until_noticed={noticed!r})
@@ -62,11 +63,11 @@ NAMED_TOO_EARLY = "partial_copy._part_of = lambda folder, entry: folder / entry.
         (LOCKS_OF_FILES_THAT_ARE_GONE, "a process ended with"),
         (TWO_WHO_FILL, "the copy was completed|a process ended with"),
         (NAMED_TOO_EARLY, "the copy has other bytes than the source"),
-        ("staging.remove_parts = lambda folder: None", "left after the next start: .*blocks"),
+        ("filling.remove_parts = lambda folder: None", "left after the next start: .*blocks"),
         ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),
         (
-            "staging.CopyFiller._missing = lambda self, folder: list(self.files)",
+            "filling.CopyFiller._missing = lambda self, folder: list(self.files)",
             "files that were there were copied again",
         ),
     ],

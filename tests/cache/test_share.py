@@ -17,6 +17,7 @@ from arrays import change_split, some_arrays, write_array
 from command import run_python
 from folders import contents, flip
 
+from shardio.cache import filler as filling
 from shardio.cache import stage as staging
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.cache.leases import CopyPaths
@@ -214,7 +215,7 @@ def test_another_users_copy_or_file_an_unfinished_one_and_one_that_is_evicted_gi
 
     def link() -> int:
         with FolderHandle(cache / digest) as folder:
-            return len(staging.link_from_others(folder, entries, SHAPE))
+            return len(filling.link_from_others(folder, entries, SHAPE))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)

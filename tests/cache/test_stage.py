@@ -31,12 +31,14 @@ from folders import contents, flip
 from pictures import sample_pixels
 from places import ROOT
 
+from shardio.cache import filler as filling
 from shardio.cache import partial_copy
 from shardio.cache import stage as staging
 from shardio.cache.cached_split import CachedSplit
+from shardio.cache.filler import CopyFiller
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.cache.leases import Lease
-from shardio.cache.stage import CopyFiller, stage
+from shardio.cache.stage import stage
 from shardio.cli.main import cli
 from shardio.errors import CacheError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
@@ -106,7 +108,7 @@ def filler_of(out: Path, cache: Path, storage: FolderStorage | None = None, **op
 
 def request_little(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Makes requests to the source, and blocks, as short as this."""
-    monkeypatch.setattr(staging, "_REQUESTS", (1, nbytes))
+    monkeypatch.setattr(filling, "_REQUESTS", (1, nbytes))
     monkeypatch.setattr(partial_copy, "_LEAST_NBYTES", min(nbytes, partial_copy._LEAST_NBYTES))
     monkeypatch.setattr(partial_copy, "_PLAIN_NBYTES", min(nbytes, partial_copy._PLAIN_NBYTES))
 
@@ -118,12 +120,12 @@ def request_little(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     ("holder", "step"),
     [
         (Lease, "try_filling"),
-        (staging, "remove_temporaries"),
-        (staging, "link_from_others"),
+        (filling, "remove_temporaries"),
+        (filling, "link_from_others"),
         (Copier, "find_damaged"),
         (Copier, "each"),
         (AtomicFile, "commit"),
-        (staging, "commit_manifest"),
+        (filling, "commit_manifest"),
     ],
 )
 def test_a_set_that_takes_the_place_of_the_copys_folder_is_not_changed(
@@ -496,7 +498,7 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more(
 ) -> None:
     old, out = make_set(20, samples_per_shard=9), make_set(45)
     evictable = stage(old, cache).digest
-    real, calls, counts = staging.reserve, [], list[int]()
+    real, calls, counts = filling.reserve, [], list[int]()
 
     def reserve(descriptor: int, nbytes: int) -> None:
         calls.append(nbytes)
@@ -505,7 +507,7 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(staging, "reserve", reserve)
+    monkeypatch.setattr(filling, "reserve", reserve)
     request_little(monkeypatch, 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert report.evicted == (evictable,)
@@ -538,7 +540,7 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
 def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = staging.reserve, [None] * 3
+    real, left = filling.reserve, [None] * 3
 
     def reserve(descriptor: int, nbytes: int) -> None:
         if not left:
@@ -547,7 +549,7 @@ def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished
         real(descriptor, nbytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "reserve", reserve)
+        patch.setattr(filling, "reserve", reserve)
         with pytest.raises(SpaceError, match=r"No space left on device, .*Finished files are kept"):
             stage(out, cache, workers=1)
     (copy,) = Cache(cache).copies()
@@ -570,7 +572,7 @@ def test_one_copies_and_the_others_wait_and_say_so_once(
     ]
     while len(told) < 3:
         time.sleep(0.01)
-    time.sleep(3 * staging._POLL_SECONDS)
+    time.sleep(3 * filling._POLL_SECONDS)
     assert told == [os.getpid()] * 3
     gate.opened.set()
     assert first.result(60).num_copied == 7
@@ -584,6 +586,7 @@ def test_when_the_one_that_copies_is_killed_another_goes_on_with_its_files(
     code = """
 import sys, threading
 from shardio.cache import partial_copy
+from shardio.cache import filler as filling
 from shardio.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Stuck(FolderStorage):
@@ -593,7 +596,7 @@ class Stuck(FolderStorage):
             threading.Event().wait()
         super().read_into(entry, offset, buffer)
 staging.open_storage = Stuck
-staging._REQUESTS, partial_copy._LEAST_NBYTES = (1, 1), 1
+filling._REQUESTS, partial_copy._LEAST_NBYTES = (1, 1), 1
 staging.stage(sys.argv[1], sys.argv[2], workers=1)
 """
     command = [sys.executable, "-c", code, str(out), str(cache)]
@@ -754,6 +757,7 @@ def test_a_filler_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_
     code = """
 import os, sys, time
 from shardio.cli import main as cli
+from shardio.cache import filler as filling
 from shardio.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Slow(FolderStorage):
@@ -838,6 +842,7 @@ def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:
     code = """
 import sys, threading
 from shardio.cli import main as cli
+from shardio.cache import filler as filling
 from shardio.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Slow(FolderStorage):

@@ -37,6 +37,7 @@ import attack
 import numpy as np
 from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
 
+from shardio.cache import filler as filling
 from shardio.cache import partial_copy
 from shardio.cache import stage as staging
 from shardio.cache.folder import MARKER_NAME, Cache
@@ -48,6 +49,7 @@ from shardio.sets.storage import FolderStorage
 from shardio.system.files import AtomicFile
 
 PATCHED_STAGING: Any = staging
+PATCHED_FILLING: Any = filling
 PATCHED_PARTIAL: Any = partial_copy
 
 NUM_SETS = 3
@@ -213,8 +215,8 @@ class Race(Rounds[Counts]):
     def _prepare(self, process: int) -> None:
         never_sync()
         PATCHED_STAGING.open_storage = SlowFolder
-        PATCHED_STAGING._REQUESTS, PATCHED_PARTIAL._LEAST_NBYTES = (1, PIECE_NBYTES), 1
-        PATCHED_STAGING._POLL_SECONDS = 0.01
+        PATCHED_FILLING._REQUESTS, PATCHED_PARTIAL._LEAST_NBYTES = (1, PIECE_NBYTES), 1
+        PATCHED_FILLING._POLL_SECONDS = 0.01
         commit, finish = AtomicFile.commit, PartialCopy.finish
 
         def completed(self: AtomicFile, *, replace: bool = True) -> None:

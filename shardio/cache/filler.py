@@ -1,0 +1,391 @@
+"""Fills a copy of a set: links the files that other copies have, fetches the others, and commits the manifest.
+
+One process has the right to fill the copy; the others wait for it, or read from the source meanwhile. If the first is
+killed, the next one continues with what was written. Nodes that meet copy together.
+
+A file that another complete copy has is linked (a hard link), not copied: files of a set never change, and a damaged
+file is replaced by another file. So a change to one copy never affects another, and removing the last name frees
+the space.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from shardio.cache.folder import Cache, CachedCopy
+from shardio.cache.leases import CopyPaths, Lease
+from shardio.cache.meeting import GroupBrokenError, Meeting
+from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_nbytes, remove_parts
+from shardio.errors import CacheError, FormatError, SpaceError
+from shardio.format.entries import FileEntry
+from shardio.format.layout import MANIFEST_NAME, SampleShape
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest, read_manifest
+from shardio.format.opening import SoundFiles, open_sound
+from shardio.format.parse import is_digest
+from shardio.sets.copier import Copier, Stop
+from shardio.sets.names import is_url
+from shardio.sets.storage import Storage
+from shardio.system.files import fsync_folder, remove_temporaries, reserve
+from shardio.system.opening import FileAt, FolderHandle, at, naming
+from shardio.system.threads import Flag, ThreadPool
+
+R = TypeVar("R")
+
+# A thread that waits for a lock cannot be told to stop, so the lock is tried again and again.
+_POLL_SECONDS = 0.05
+# The requests under way at a time for a file, and their bytes: short ones if samples are waited for.
+_REQUESTS = 1, 8 << 20
+_SHARED_REQUESTS = 4, 512 << 10
+
+
+class CopyFiller:
+    """Completes the copy of the set in `storage` in the folder of `lease`: `run` does this, with `workers` threads.
+
+    The caller holds the lease until `run` has returned. Indexes are copied first, then the files in `order`, then the
+    others. Meanwhile, `lease.has` says which files are complete, whichever process copied them.
+
+    Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done. `on_fill` is
+    called when this process gets the right to fill the copy; `on_progress`, `on_wait` and `on_message` are as for
+    `stage`. With a `meeting`, it copies together with the other nodes there.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        lease: Lease,
+        *,
+        order: Sequence[FileEntry] = (),
+        workers: int = 4,
+        verify: bool = False,
+        stop: Flag | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        on_wait: Callable[[int | None], None] | None = None,
+        on_fill: Callable[[], None] | None = None,
+        meeting: Meeting | None = None,
+        on_message: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self.files = _in_order(manifest, order)
+        """All files of the set except the manifest, in the order in which they are copied."""
+        self.evicted: list[CachedCopy] = []
+        """The copies that were evicted to make room."""
+        self.linked: list[FileEntry] = []
+        """The files that were linked from other copies."""
+        self._storage = storage
+        self._manifest = manifest
+        self._lease = lease
+        self._cache = Cache(lease.path.parent)
+        self._verify = verify
+        self._stop = stop or Flag()
+        self._copier = Copier(storage, workers, "shardio-stage", on_progress, stop=self._stop)
+        self._on_wait = on_wait
+        self._meeting = meeting
+        if meeting is not None:
+            meeting.stop = self._stop
+        self._on_message = on_message
+        self._on_fill = on_fill
+        self._sound: SoundFiles = {}
+
+    @property
+    def copied(self) -> list[FileEntry]:
+        """The files that this filler has copied; whole and durable."""
+        return self._copier.copied
+
+    def run(self) -> bool:
+        """Returns True when the copy is complete, whichever process made it; False if `stop` was set before.
+
+        Raises the errors of `stage`.
+        """
+        try:
+            return self._run()
+        finally:
+            self._decline()  # or the others would wait for this rank
+
+    def _decline(self) -> None:
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None and not self._stop.is_set():
+            with contextlib.suppress(GroupBrokenError):
+                meeting.form(fills=False)
+
+    def _run(self) -> bool:
+        self._cache.sweep()
+        source = self._storage.name if is_url(self._storage.name) else os.path.abspath(self._storage.name)
+        waiting = False
+        while not self._stop.is_set():
+            complete = not self._verify and self._lease.manifest() is not None and not self._missing(self._lease.path)
+            if complete and self._meeting is None:
+                return True
+            filling = self._lease.try_filling(source)
+            if filling is not None:
+                with filling:
+                    if self._on_fill is not None:
+                        self._on_fill()
+                    with self._with_room(self.files, lambda _: self._lease.open_folder()) as folder:
+                        return self._fill(folder)
+            if self._meeting is not None:  # another process of this node fills, or takes part
+                self._decline()
+                continue
+            if not waiting and self._on_wait is not None:
+                self._on_wait(self._lease.filler())
+            waiting = True
+            self._stop.wait(_POLL_SECONDS)
+        return False
+
+    def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
+        """Returns the files that are missing, or that opening the copy would refuse."""
+        missing = []
+        for entry in self.files:
+            try:
+                open_sound(folder / entry.file, entry, self._manifest.sample_shape, self._sound).close()
+            except FormatError:
+                missing.append(entry)
+        return missing
+
+    def _fill(self, folder: FolderHandle) -> bool:
+        """Fills the copy. Returns the result of `run`.
+
+        The folder is open: in a cache of several users, its name may lead to another set at any moment.
+        """
+        try:
+            return self._fill_open(folder)
+        finally:
+            # An empty folder of a copy that was not begun would keep other users from making it.
+            with contextlib.suppress(OSError):
+                folder.path.rmdir()
+
+    def _fill_open(self, folder: FolderHandle) -> bool:
+        remove_temporaries(folder)  # no other process writes here: they are left by a killed one
+        was_empty = not os.listdir(folder.fileno())
+        todo = self._missing(folder)
+        if todo:
+            self.linked = link_from_others(folder, todo, self._manifest.sample_shape)
+            todo = [entry for entry in todo if entry not in self.linked]
+        if self._verify:
+            there = [entry for entry in self.files if entry not in todo]
+            self._copier.total += sum(entry.nbytes for entry in there)
+            todo += self._copier.find_damaged(folder, there)
+        if self._stop.is_set():
+            return False
+        try:
+            self._make_room(todo, folder)
+        except SpaceError:
+            if was_empty:  # evicting a copy that has only links would free nothing
+                with contextlib.suppress(OSError):
+                    for entry in self.linked:
+                        os.unlink(entry.file, dir_fd=folder.fileno())
+                self.linked = []
+            raise
+        self._copier.total += sum(entry.nbytes for entry in todo)
+        try:
+            if todo or self._meeting is not None:
+                self._with_room(todo, lambda left: self._copy(folder, left), folder)
+            if self._stop.is_set():
+                return False
+            remove_parts(folder)
+            try:
+                read_manifest(folder / MANIFEST_NAME, self._lease.digest)
+            except FormatError:
+                commit_manifest(folder, self._manifest)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise self._cache.no_room(self._lease.digest, self._needed(todo, folder), error.strerror) from error
+        if not folder.is_in_place():
+            raise CacheError(
+                f"{folder}: while this folder was filled, another process put something else in its place: remove "
+                "that, or choose another cache"
+            )
+        return True
+
+    def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
+        partial = PartialCopy.begin(folder, self._manifest, todo)
+        try:
+            if self._meeting is not None:
+                self._copy_together(folder, partial)
+            self._copier.each(lambda entry: self._complete(partial, entry), self._left(todo))
+        finally:
+            if not (partial.states == THERE).any():
+                remove_parts(folder)
+
+    def _complete(self, partial: PartialCopy, entry: FileEntry) -> None:
+        """Fetches the missing blocks of a file, and gives it its name. Runs in a thread."""
+        with partial.open(entry) as file, naming(partial.path_of(entry)):
+            reserve(file.fileno(), entry.nbytes)
+        found = ""
+        for _ in range(2):  # damage on the way does not happen again
+            self._fetch_missing(partial, entry)
+            if self._stop.is_set():
+                return
+            found = partial.finish(entry)
+            if found == entry.sha256:
+                self.copied.append(entry)
+                return
+            self._copier.count(-entry.nbytes)
+        raise self._copier.damaged(entry, found)
+
+    def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:
+        """Fetches the missing blocks of a file, and then those that other processes were expected to fetch."""
+        blocks = partial.blocks[entry]
+        requests, nbytes = _REQUESTS if self._on_fill is None else _SHARED_REQUESTS
+        step = max(1, nbytes // blocks.size)
+        fetched = 0
+
+        def fetch(block: int, waits: bool) -> None:
+            nonlocal fetched
+            span = blocks.start(block), blocks.start(block + step)
+            if waits:
+                partial.wait(entry, *span)
+            for start, stop, state in partial.runs(entry, *span):
+                if self._copier.ends():
+                    raise Stop
+                if state == MISSING or (waits and state == COMING):
+                    partial.fetch(entry, start, stop, self._storage.read_into, partial.write)
+                    self._copier.count(stop - start)
+                    fetched += stop - start
+
+        try:
+            with ThreadPool(requests, "shardio-stage-part") as pool:
+                for waits in (False, True):
+                    for _ in pool.map(functools.partial(fetch, waits=waits), range(0, blocks.count, step)):
+                        pass
+        except BaseException:
+            self._copier.count(-fetched)  # it may be begun again, and then counts what is there
+            raise
+        self._copier.count(entry.nbytes - fetched)
+
+    def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
+        """Copies what the node lacks with the other nodes, as far as they get together."""
+        from shardio.cache.together import LeftBehindError, Together
+
+        def finish(entry: FileEntry) -> bool:
+            if partial.finish(entry) != entry.sha256:
+                self._copier.count(-entry.nbytes)
+                return False
+            self.copied.append(entry)
+            return True
+
+        meeting, self._meeting = self._meeting, None
+        assert meeting is not None
+        try:
+            group = meeting.form(fills=True)
+        except GroupBrokenError as error:
+            if not self._stop.is_set():
+                self._on_message(f"{error}: this node goes on alone")
+            return
+        while group is not None and not self._stop.is_set():
+            together = Together(group, self._storage, partial, folder, self.files, finish, self._copier.count)
+            try:
+                together.run()
+                break
+            except GroupBrokenError as error:
+                group.leave()
+                if self._stop.is_set():
+                    break
+                before = group.members
+                group = meeting.regroup(before)
+                ranks = {member.rank for member in group.members} if group else {meeting.rank}
+                gone = ", ".join(f"{member.name} (rank {member.rank})" for member in before if member.rank not in ranks)
+                self._on_message(
+                    f"{gone or 'a node'} no longer takes part ({error}): "
+                    + (f"{len(group)} nodes go on together" if group else "this node goes on alone")
+                )
+            except LeftBehindError:
+                group.leave()
+                self._on_message("this node is much slower than the others, and goes on alone")
+                break
+            except BaseException:
+                group.leave()
+                raise
+
+    def _with_room(
+        self, todo: Sequence[FileEntry], make: Callable[[Sequence[FileEntry]], R], folder: FolderHandle | None = None
+    ) -> R:
+        try:
+            return make(todo)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # The disk takes no folder, or another process has taken the same free space: once more, with what can be
+            # evicted now.
+            self._make_room(todo, folder)
+            return make(self._left(todo))
+
+    def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
+        return [entry for entry in todo if entry not in self.copied]
+
+    def _needed(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> int:
+        left = self._left(todo)
+        there = sum(min(entry.nbytes, part_nbytes(folder, entry)) for entry in left) if folder else 0
+        return sum(entry.nbytes for entry in left) - there + len(self._manifest.dumps())
+
+    def _make_room(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> None:
+        self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo, folder))
+
+
+def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+    """Returns the indexes and other tables, then `order`, then the rest, each file once."""
+    splits = manifest.splits.values()
+    tables = chain.from_iterable(split.tables for split in splits)
+    return tuple(
+        dict.fromkeys((*tables, *order, *chain.from_iterable(split.files for split in splits), manifest.rejects))
+    )
+
+
+def link_from_others(
+    folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape | None
+) -> list[FileEntry]:
+    """Makes hard links in `folder`, a copy, to files that other complete copies in the cache have. Returns the entries
+    that were linked, of the wanted `entries`.
+
+    The caller has the right to fill the copy. Only copies and files of the same user are linked: other users can write
+    to their own. Each file is checked as `open_sound` does. Links nothing if the filesystem has no hard links.
+    """
+    linked: list[FileEntry] = []
+    cache, digest = folder.path.parent, folder.path.name
+    for name in sorted(name for name in os.listdir(cache) if is_digest(name) and name != digest):
+        left = [entry for entry in entries if entry not in linked]
+        if not left:
+            break
+        # Whatever prevents this, the file is copied from the source: the other copy is evicted or damaged, its set has
+        # other shapes, or the filesystem takes no more links.
+        with (
+            contextlib.suppress(OSError, FormatError, CacheError),
+            CopyPaths(cache, name).kept() as kept,
+            FolderHandle(cache / name) as other,
+        ):
+            if kept and os.fstat(other.fileno()).st_uid == os.geteuid():
+                manifest = read_manifest(other / MANIFEST_NAME, name)
+                have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
+                for entry in left:
+                    there = have.get((entry.sha256, entry.nbytes))
+                    if there is not None and _link(other / there.file, folder / entry.file, entry, sample_shape):
+                        linked.append(entry)
+    if linked:
+        fsync_folder(folder)
+    return linked
+
+
+def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> bool:
+    """Gives a file a second name. Returns False if the file differs from its entry, or the system refuses."""
+    try:
+        with open_sound(source, entry, sample_shape) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid():
+                return False
+            # Not in the place of a damaged file, which other processes may be about to open: a copy is renamed there.
+            (old, there), (new, here) = at(source), at(target)
+            os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            if os.path.samestat(os.lstat(new, dir_fd=here), status):
+                return True
+            os.unlink(new, dir_fd=here)  # another file has taken the name since
+    except (OSError, FormatError):
+        pass
+    return False
