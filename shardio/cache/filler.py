@@ -30,12 +30,12 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
-from shardio.sets.copier import Copier, Stop
+from shardio.sets.copier import FileCopier
 from shardio.sets.names import is_url
 from shardio.sets.storage import Storage
 from shardio.system.files import fsync_folder, remove_temporaries, reserve
 from shardio.system.opening import FileAt, FolderHandle, at, naming
-from shardio.system.threads import Flag, ThreadPool
+from shardio.system.threads import Flag, Stop, ThreadPool
 
 R = TypeVar("R")
 
@@ -85,7 +85,7 @@ class CopyFiller:
         self._cache = Cache(lease.path.parent)
         self._verify = verify
         self._stop = stop or Flag()
-        self._copier = Copier(storage, workers, "shardio-stage", on_progress, stop=self._stop)
+        self._copier = FileCopier(storage, workers, "shardio-stage", on_progress, stop=self._stop)
         self._on_wait = on_wait
         self._meeting = meeting
         if meeting is not None:

@@ -35,7 +35,7 @@ from shardio.format.layout import (
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.format.opening import open_checked
-from shardio.sets.copier import Copier
+from shardio.sets.copier import FileCopier
 from shardio.sets.history import describe_change
 from shardio.sets.index import read_checked, read_rows
 from shardio.sets.names import check_local
@@ -243,7 +243,7 @@ class _Maker:
         if not self._to_copy:
             return
         with contextlib.closing(_ParentStorage(self._to_copy)) as storage:
-            copier = Copier(storage, 2, "shardio-change", carrying.on_progress, self.room.copied_nbytes)
+            copier = FileCopier(storage, 2, "shardio-change", carrying.on_progress, self.room.copied_nbytes)
             copier.copy(self._folder, [new for _, new in self._to_copy])
 
     # --- files that are new -------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, MAX_CLASSES, REJECTS_NAME, has_label
 from shardio.format.manifest import Manifest
-from shardio.sets.copier import Copier
+from shardio.sets.copier import FileCopier
 from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
 from shardio.sets.rows import write_crc32s
@@ -236,7 +236,7 @@ class Conversion:
         """Discards the records of shards with a damaged file, and returns the names of the shards."""
         owners = {entry: name for name, record in records.items() for entry in record.files}
         out, workers = self._plan.out, self._engine.workers or usable_cores()
-        copier = Copier(FolderStorage(out), workers, "shardio-compare")
+        copier = FileCopier(FolderStorage(out), workers, "shardio-compare")
         damaged = {owners[entry] for entry in copier.find_damaged(out, list(owners))}
         for task in self._plan.tasks:
             if task.name in damaged:

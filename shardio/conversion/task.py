@@ -36,6 +36,7 @@ from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
 from shardio.format.layout import SampleShape, crc32
 from shardio.sets.levels import sum_levels
+from shardio.system.threads import Stop
 
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
 _AHEAD_PER_THREAD = 8
@@ -43,10 +44,6 @@ _AHEAD_PER_THREAD = 8
 
 Report = Callable[[int, int], None]
 """Takes the number of sources done since the last call, and how many of these were refused."""
-
-
-class Stop(Exception):
-    """A task was asked to stop."""
 
 
 @dataclass(frozen=True)

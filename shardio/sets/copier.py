@@ -14,17 +14,13 @@ from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import AtomicFile, reserve
 from shardio.system.opening import FileAt, FolderHandle, naming
 from shardio.system.pour import pour, synced_writes
-from shardio.system.threads import Flag, ThreadPool
+from shardio.system.threads import Flag, Stop, ThreadPool
 
 Read = Callable[[FileEntry, int, memoryview], None]
 """`Storage.read_into`, or a function like it."""
 
 
-class Stop(Exception):
-    """Raised to end the copy of a file, because `stop` was set or another thread has failed."""
-
-
-class Copier:
+class FileCopier:
     """Copies files of `storage` into a folder, `workers` at a time, until `stop` is set.
 
     The names of the threads begin with `name`. The threads call `on_progress` with the number of bytes since the last

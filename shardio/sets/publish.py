@@ -20,7 +20,7 @@ from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.layout import MANIFEST_NAME, is_safe_name
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
-from shardio.sets.copier import Copier
+from shardio.sets.copier import FileCopier
 from shardio.sets.names import check_local, hinting_at_order
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.storage import FolderStorage
@@ -104,7 +104,7 @@ def _copy_set(
             "give --move if the set lies on the same filesystem"
         )
     with contextlib.closing(FolderStorage(source)) as storage:
-        Copier(storage, workers, "shardio-publish", on_progress, manifest.nbytes).copy(folder, manifest.files)
+        FileCopier(storage, workers, "shardio-publish", on_progress, manifest.nbytes).copy(folder, manifest.files)
     commit_manifest(folder, manifest)
 
 

@@ -144,6 +144,10 @@ def preempt_nobody() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+class Stop(Exception):
+    """Ends what a thread does, because it was told to stop or another thread has failed. It is no error."""
+
+
 class Flag:
     """A flag that any thread may set. It is also set when its `owner` dies, which runs no line of Python.
 

@@ -45,7 +45,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.copier import Copier
+from shardio.sets.copier import FileCopier
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
@@ -122,8 +122,8 @@ def request_little(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
         (Lease, "try_filling"),
         (filling, "remove_temporaries"),
         (filling, "link_from_others"),
-        (Copier, "find_damaged"),
-        (Copier, "each"),
+        (FileCopier, "find_damaged"),
+        (FileCopier, "each"),
         (AtomicFile, "commit"),
         (filling, "commit_manifest"),
     ],

@@ -34,9 +34,10 @@ from shardio.conversion.plan import ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, load_record, refused_so_far
 from shardio.conversion.report import Progress
 from shardio.conversion.sources.tree import scan_tree
-from shardio.conversion.task import Control, Stop, do_task
+from shardio.conversion.task import Control, do_task
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.system.files import sweep_temporaries
+from shardio.system.threads import Stop
 
 OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source"}
 """For `image_tree`: four shards of three samples in train, two in val."""

@@ -21,12 +21,13 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import load_record, refused_so_far
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.task import Control, Stop, do_task
+from shardio.conversion.task import Control, do_task
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 from shardio.errors import DecodeError, FormatError
 from shardio.format.layout import WORK_FOLDER, crc32
 from shardio.system.files import is_temporary
+from shardio.system.threads import Stop
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from shardio.conversion.plan import ShardTask, difference, library_versions
 from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
-from shardio.conversion.task import Control, Report, Stop, do_task
+from shardio.conversion.task import Control, Report, do_task
 from shardio.errors import ConvertError, ShardioError
 from shardio.system.opening import open_untrusted, read_untrusted
+from shardio.system.threads import Stop
 
 _COUNTS = np.dtype(("<u4", 2))  # sources done, of these refused
 _PROGRESS_SECONDS = 0.5
