@@ -74,7 +74,7 @@ def counted(count: int, noun: str) -> str:
     """Returns the count with its noun, in the plural if needed: "1 shard", "1,000 classes"."""
     if count == 1:
         return f"1 {noun}"
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + ("es" if noun.endswith(("s", "x")) else "s")
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + ("es" if noun.endswith("s") else "s")
     return f"{count:,} {plural}"
 
 

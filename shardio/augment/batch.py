@@ -171,13 +171,13 @@ class Batch:
             raise ValueError(f"masks must be for images of (height, width) = {size}; found {masks.size}")
         return Batch(images, self.draws, sizes_of(images), self.labels, masks)
 
-    def check_no_masks(self, what: str) -> None:
-        """Raises ValueError if the batch has masks. `what` names the transforms that cannot combine masks."""
+    def check_no_masks(self) -> None:
+        """Raises ValueError if the batch has masks, which Mixup and CutMix cannot combine."""
         if self.masks is not None:
             names = ", ".join(self.masks.by_name) or "an empty dict of masks"
             raise ValueError(
-                f"{what} combine several images and cannot combine their masks; found {names}: remove {what} from the "
-                "transform, or pass images and labels only"
+                f"Mixup and CutMix combine several images and cannot combine their masks; found {names}: remove them "
+                "from the transform, or pass images and labels only"
             )
 
     def finished(self) -> Batch:

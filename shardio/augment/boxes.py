@@ -159,7 +159,7 @@ class Boxes:
         )
 
 
-Places = NDArray[np.int32]
+MaskPlaces = NDArray[np.int32]
 """The rows or columns to read: (B, length), or (1, length) for all images. -1 is outside of the image."""
 
 
@@ -169,7 +169,7 @@ def nearest_places(
     sizes: NDArray[np.int64],
     limit: int,
     shown: NDArray[np.int64],
-) -> Places:
+) -> MaskPlaces:
     """Returns which row (or column) of a mask each output row shows, int32 (B, n).
 
     For each mask of `limit` rows, the part that begins at `starts` and is `lengths` long, float64 (B,) each, is resized

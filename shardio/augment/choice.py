@@ -126,7 +126,7 @@ class RandomChoice(Container):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.mixes:
-            batch.check_no_masks("Mixup and CutMix")
+            batch.check_no_masks()
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
         is_one_choice = any(map(_mixes_batches, self.transforms))
         draws = batch.draws.of_the_batch() if is_one_choice else batch.draws

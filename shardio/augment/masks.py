@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.boxes import Boxes, Places, nearest_places, outside_places
+from shardio.augment.boxes import Boxes, MaskPlaces, nearest_places, outside_places
 from shardio.augment.checks import check_number
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import to_device
@@ -92,14 +92,14 @@ class Masks:
 
     def _sources(
         self, boxes: Boxes, flips: NDArray[np.bool_], sizes: NDArray[np.int64], shown: Sequence[NDArray[np.int64]]
-    ) -> tuple[Places, Places]:
+    ) -> tuple[MaskPlaces, MaskPlaces]:
         """Returns the rows and columns of masks that the rows and columns `shown` of resized images show."""
         down, across = shown
         across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
         rows = nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
         return rows, nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
 
-    def _moved(self, size: tuple[int, int], places: tuple[Places, Places] | None, moving: Steps) -> Masks:
+    def _moved(self, size: tuple[int, int], places: tuple[MaskPlaces, MaskPlaces] | None, moving: Steps) -> Masks:
         """Returns masks of images of `size`, which show the rows and columns `places` (None: all) after steps."""
         by_name = {}
         for name, mask in self.by_name.items():
@@ -124,7 +124,7 @@ class Masks:
         return replace(first, by_name=by_name)
 
 
-def taken(mask: Tensor, rows: Places, columns: Places, fill: Tensor) -> Tensor:
+def taken(mask: Tensor, rows: MaskPlaces, columns: MaskPlaces, fill: Tensor) -> Tensor:
     """Returns a mask of the given rows and columns of `mask`, with `fill`, (1,), where a row or column is -1."""
     count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
     rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))

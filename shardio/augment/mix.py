@@ -83,7 +83,7 @@ class _Mix(Transform):
             raise ValueError(f"label_smoothing must be from 0 to less than 1; found {self.label_smoothing}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch.check_no_masks("Mixup and CutMix")
+        batch.check_no_masks()
         targets = self._targets_of(batch.labels)
         batch = batch.finished()
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 6)

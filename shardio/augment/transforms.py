@@ -66,17 +66,12 @@ class Resize(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if isinstance(self.size, int):
-            sizes = with_short_side(batch.sizes, self.size)
+            short = batch.sizes.min(axis=1, keepdims=True)
+            # Long sides are cut to whole pixels.
+            sizes = np.where(batch.sizes == short, self.size, self.size * batch.sizes // short)
         else:
             sizes = np.tile(np.array(self.size), (len(batch), 1))
         return batch.resized_to(sizes, self.interpolation, self.antialias, purpose)
-
-
-def with_short_side(sizes: NDArray[np.int64], side: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the sizes, (B, 2), of images whose shorter sides become `side`. Long sides are cut to whole pixels."""
-    short = sizes.min(axis=1, keepdims=True)
-    wanted = np.reshape(side, (-1, 1))
-    return np.where(sizes == short, wanted, wanted * sizes // short)
 
 
 @dataclass(frozen=True, repr=False)

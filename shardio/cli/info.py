@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Larger indexes are fetched from a server only if --verbose asks for it.
 _MOST_FETCHED_NBYTES = 8 << 20
-_WIDEST_NAMES = 40
 _MOST_CLASSES = 3
 
 

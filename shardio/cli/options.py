@@ -180,16 +180,16 @@ def with_tables(
     if not tables:
         is_table = any((root, path_column, label_columns, split_column, columns))
         return table(src) if is_table else src, others
-    found = {split: table(file) for split, file in by_split(tables, "--table").items()}
+    found = {split: table(file) for split, file in by_split(tables).items()}
     return src, {**others, "table": found.get("", found) if len(found) == 1 else found}
 
 
-def by_split(texts: Sequence[str], option: str) -> dict[str, str]:
+def by_split(texts: Sequence[str]) -> dict[str, str]:
     """Returns files by split, from texts such as train=FILE; or one file by ""."""
     named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in texts]
     found = {split: file for split, _, file in named}
     if len(found) < len(named) or ("" in found and len(found) > 1):
-        raise click.BadParameter("expected one file, or one for each split: SPLIT=FILE", param_hint=option)
+        raise click.BadParameter("expected one file, or one for each split: SPLIT=FILE", param_hint="--table")
     return found
 
 

@@ -64,5 +64,5 @@ def read_table(path: Path, file: Any, columns: Sequence[str]) -> Any:
     batches = []
     for batch in file.iter_batches(columns=columns, use_threads=False):
         batches.append(batch)
-        check_unpacked(path, sum(one.nbytes for one in batches), refusal=SourceError)
+        check_unpacked(path, sum(one.nbytes for one in batches))
     return pyarrow.Table.from_batches(batches, pyarrow.schema([file.schema_arrow.field(name) for name in columns]))

@@ -191,7 +191,7 @@ def _load(path: Path, file: IO[bytes]) -> NDArray[Any]:
             raise SourceError(f"{path}: expected an array 'keys' in the archive, found {', '.join(loaded.files)[:200]}")
         # Another archive than NumPy's may hold the name without its ending.
         members = [one for one in loaded.zip.infolist() if one.filename.removesuffix(".npy") == names[0]]
-        check_unpacked(path, sum(one.file_size for one in members), refusal=SourceError)
+        check_unpacked(path, sum(one.file_size for one in members))
         array: NDArray[Any] = loaded[names[0]]
         return array
 

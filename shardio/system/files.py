@@ -217,7 +217,7 @@ def _machine_of(name: str) -> str:
     return name.split(".")[-2].rpartition("-")[0]
 
 
-def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
+def is_abandoned(name: str, written: float, *, locked: bool) -> bool:
     """Returns whether no process writes the temporary file `name` any more. No other process here may have locked it.
 
     `written` is the time of the last write, in seconds since the epoch. `locked` is false if the filesystem has no

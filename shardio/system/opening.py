@@ -24,7 +24,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from shardio.errors import FormatError, ShardioError
+from shardio.errors import FormatError, ShardioError, SourceError
 
 _UNPACKED_TIMES = 100
 _UNPACKED_NBYTES = 64 << 20
@@ -197,14 +197,16 @@ def open_untrusted(
     return file
 
 
-def check_unpacked(path: str | Path, nbytes: int, *, refusal: type[ShardioError] = FormatError) -> None:
-    """Raises `refusal` if `nbytes`, the unpacked size of the file `path`, is far more than the file's own size.
+def check_unpacked(path: str | Path, nbytes: int) -> None:
+    """Raises SourceError if `nbytes`, the unpacked size of the file `path`, is far more than the file's own size.
 
     Text compresses to a hundredth at best, a bomb to less than a thousandth.
     """
     most = max(_UNPACKED_NBYTES, _UNPACKED_TIMES * os.path.getsize(path))
     if nbytes > most:
-        raise refusal(f"{path}: expected at most {most:,} bytes once unpacked, found {nbytes:,}; save it uncompressed")
+        raise SourceError(
+            f"{path}: expected at most {most:,} bytes once unpacked, found {nbytes:,}; save it uncompressed"
+        )
 
 
 def kind_of(mode: int) -> str:

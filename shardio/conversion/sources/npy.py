@@ -286,7 +286,7 @@ def _read_archive(path: Path) -> dict[str, _Member]:
         found = archive.infolist()
         if len(found) > MAX_ARRAYS + 1:
             raise SourceError(f"{path}: expected at most {MAX_ARRAYS} arrays, found {len(found):,}")
-        check_unpacked(path, sum(one.file_size for one in found), refusal=SourceError)
+        check_unpacked(path, sum(one.file_size for one in found))
         for one in found:
             where, name = f"{path}: {one.filename!r}", one.filename.removesuffix(".npy")
             if name == one.filename or name in members:
