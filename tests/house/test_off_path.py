@@ -41,7 +41,7 @@ def say(text):
     print(text)
     if {told!r} in text:
         sys.exit()
-off_path.off_path(Path(sys.argv[1]), 40, 1, say)
+off_path.off_path(Path(sys.argv[1]), 200, 1, say)
 """
     result = run_python("-c", script, tmp_path)
     assert result.returncode == 0, result.stderr
