@@ -30,9 +30,11 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch drawn from the order: the request for a reader, and the cut if only parts of its pictures are read."""
+    """A batch drawn from the order: the request for a reader, the counters of its samples' random numbers, and the cut
+    if only parts of its pictures are read."""
 
     request: Request
+    counters: NDArray[np.int64]
     cut: Cut | None
 
 
@@ -45,15 +47,12 @@ class Flow:
 
     _device: DevicePrefetch | None
 
-    def __init__(self, pipeline: Pipeline, position: Position) -> None:
-        sampler, epoch = position.rest(), position.order_epoch(position.next.epoch)
-        self.transform = pipeline.transform
+    def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int) -> None:
+        self.sampler = sampler
+        self.epoch = epoch
+        """The epoch by which the order and the transform draw."""
         self._pipeline = pipeline
-        self._sampler = sampler
-        self._batches = sampler.batches(epoch)
-        self._num_drawn = 0
-        self._epoch = epoch
-        self._prefetch = pipeline.options.prefetch
+        self._batches = enumerate(sampler.batches(epoch))
         self._announces = pipeline.begin_epoch()
         # Has an entry once no more batches are wanted: gather threads then announce none.
         self._given_up: list[None] = []
@@ -62,10 +61,9 @@ class Flow:
         # Why no more are drawn: the error of the batch after those.
         self._error: Exception | None = None
         self._pending: deque[tuple[_Due, Pending]] = deque()
-        # The batches on the device that were not taken, and their samples.
-        self._started: deque[tuple[_Due, NDArray[np.int64]]] = deque()
+        # The batches on the device that were not taken.
+        self._started: deque[_Due] = deque()
         self._device = pipeline.new_prefetch()
-        self._head_start_seconds = 0.0
 
     def __del__(self) -> None:
         if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted
@@ -79,37 +77,33 @@ class Flow:
         if self._device is not None:
             self._device.close()
 
-    def take(self) -> tuple[Tensors, NDArray[np.int64], Cut | None]:
-        """Waits for the next batch. Returns its tensors, its sample indices and its cut.
-
-        Raises the error of gathering the batch. A batch whose pictures were read whole has the cut None.
-        """
-        self._head_start_seconds = head_start_seconds(self._pipeline.meter.step_seconds())
-        self._gather_ahead()
+    def take(self) -> tuple[Tensors, _Due]:
+        """Waits for the next batch, and returns it. Raises the error of gathering it."""
+        prefetch = self._pipeline.options.prefetch
+        head_start = head_start_seconds(self._pipeline.meter.step_seconds())
+        self._gather_ahead(head_start)
         if self._device is None:
             slot, due = self._gathered()
-            size = len(due.request)
-            return self._pipeline.lend(slot, size), slot.indices[:size].copy(), due.cut
+            return self._pipeline.lend(slot, len(due.request)), due
         if not self._device:
             self._start_copy(self._device)
-        tensors, (due, indices) = self._device.take(), self._started.popleft()
+        tensors, due = self._device.take(), self._started.popleft()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
         # An error waits until its batch is due.
         while (
             self._pending
             and self._pending[0][1].done()
             and not self._pending[0][1].failed()
-            and len(self._device) < max(1, self._prefetch)
+            and len(self._device) < max(1, prefetch)
         ):
             self._start_copy(self._device)
-        self._gather_ahead()
-        return tensors, indices, due.cut
+        self._gather_ahead(head_start)
+        return tensors, due
 
     def _start_copy(self, device: DevicePrefetch) -> None:
         slot, due = self._gathered()
-        size = len(due.request)
-        self._started.append((due, slot.indices[:size].copy()))
-        device.start(slot, size)
+        self._started.append(due)
+        device.start(slot, len(due.request))
 
     def _gathered(self) -> tuple[Slot, _Due]:
         if not self._pending:
@@ -121,36 +115,36 @@ class Flow:
         self._pending.popleft()
         return slot, due
 
-    def _gather_ahead(self) -> None:
+    def _gather_ahead(self, head_start: float) -> None:
         """Submits batches until enough are under way, and announces later batches to the reader."""
+        prefetch = self._pipeline.options.prefetch
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
-        self._draw(self._prefetch + 1 - len(self._pending))
-        while self._coming and len(self._pending) <= self._prefetch:
+        self._draw(prefetch + 1 - len(self._pending))
+        while self._coming and len(self._pending) <= prefetch:
             # The first is begun at once, and so is one while that before it is not ready.
             is_ahead = self._pending[-1][1].done() if self._pending else bool(self._started)
-            head_start = self._head_start_seconds if is_ahead else 0.0
             due = self._coming.popleft()
-            self._pending.append((due, self._pipeline.submit(*due, head_start)))
+            pending = self._pipeline.submit(due.request, due.cut, head_start if is_ahead else 0.0)
+            self._pending.append((due, pending))
         if self._announces:
             self._draw(self._pipeline.read_ahead)
 
     def _draw(self, count: int) -> None:
         """Draws batches from the order until `count` wait to be submitted, or the epoch has no more."""
         while len(self._coming) < count and self._error is None:
-            indices = next(self._batches, None)
+            step, indices = next(self._batches, (0, None))
             if indices is None:
                 return
-            counters = _counters(self._sampler, self._num_drawn, indices)
-            self._num_drawn += 1
+            counters = _counters(self.sampler, step, indices)
             try:
-                cut = self.transform.cut(indices, counters, self._epoch)
-                request = self._pipeline.request(indices, cut, resamples=self.transform.cutting.resamples)
+                cut = self._pipeline.transform.cut(indices, counters, self.epoch)
+                request = self._pipeline.request(indices, cut)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
             if self._announces:
                 self._pipeline.announce(request, self._given_up)
-            self._coming.append(_Due(request, cut))
+            self._coming.append(_Due(request, counters, cut))
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
@@ -166,20 +160,17 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._token = object()
         self._flow: Flow | None = None
         self._failed = False
-        self._take_place()
-
-    def _take_place(self) -> None:
-        self._place = self._position.next
-        self._sampler = self._position.rest()
-        self._step = 0
-        self._remaining = self._sampler.num_batches
+        self._place = position.next
+        self._remaining = 0
 
     def _begin(self) -> Flow:
         """Begins the epoch, at the first `next`. `iter()` alone changes nothing: Lightning calls it too often."""
-        self._take_place()
-        self._pipeline.meter.begin_epoch(self._place.epoch)
-        flow = Flow(self._pipeline, self._position)
-        self._position.begin(self._token)
+        position = self._position
+        self._place, sampler = position.next, position.rest()
+        self._remaining = sampler.num_batches
+        self._pipeline.meter.begin_epoch()
+        flow = Flow(self._pipeline, sampler, position.order_epoch(self._place.epoch))
+        position.begin(self._token)
         self._flow = flow
         return flow
 
@@ -224,7 +215,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         pipeline, flow = self._pipeline, self._flow
         if flow is None and not pipeline.closed:
             flow = self._begin()
-        if not self._remaining:
+        if flow is not None and not self._remaining:
             if not self._failed:
                 self._position.receive(self._token, self._position.after(self._place))
             raise StopIteration
@@ -240,13 +231,10 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
     def _next_of(self, flow: Flow) -> tuple[Any, ...]:
         """Returns the next batch. Counts it at the very end, so a batch that fails, or a Ctrl-C, is read again."""
-        pipeline, position, place, step = self._pipeline, self._position, self._place, self._step
-        sampler = self._sampler
-        tensors, indices, cut = flow.take()
-        counters = _counters(sampler, step, indices)
+        pipeline, position, place, sampler = self._pipeline, self._position, self._place, flow.sampler
+        tensors, due = flow.take()
         start = time.perf_counter()
-        epoch = position.order_epoch(place.epoch)
-        images, labels, more = flow.transform(tensors, indices, counters, epoch, cut)
+        images, labels, more = pipeline.transform(tensors, due.request.indices, due.counters, flow.epoch, due.cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.parts.image_shape else ()),
@@ -256,9 +244,8 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         )
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
-        padded = sampler.num_padded(step)
+        padded = sampler.num_padded(sampler.num_batches - self._remaining)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)
-        self._step += 1
         self._remaining -= 1
         self._place = Place(place.epoch, consumed, place.batch + 1)
         position.num_padded = padded

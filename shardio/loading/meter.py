@@ -36,9 +36,6 @@ class Snapshot:
     """The counts at one moment. They include the time of a wait that is not over yet."""
 
     counts: Counts
-    epoch: int = 0
-    step: int = 0
-    """Batches of the epoch that the iterator has delivered."""
     no_core_seconds: float = 0.0
     """Seconds that gather threads were ready to run but had no core, summed over all threads."""
     storage_nbytes: float = 0.0
@@ -61,11 +58,9 @@ class Meter:
         self._since = 0.0  # when the batch before was received, or the first of an iterator was asked for
         self._waits_since: float | None = None
         self._is_first = True
-        self._epoch = self._step = 0
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self) -> None:
         """Starts to count the time of an iterator, when its first batch is requested."""
-        self._epoch, self._step = epoch, 0
         self._is_first = True
         self._since = time.perf_counter()
 
@@ -90,7 +85,6 @@ class Meter:
         counts.loop_seconds += now - self._since
         self._since = now
         self._is_first = False
-        self._step += 1
 
     def step_seconds(self) -> float:
         """Returns the seconds since the previous batch was received; 0.0 before the first batch of an iterator."""
@@ -107,7 +101,7 @@ class Meter:
             if self._is_first:
                 counts.first_wait_seconds += waiting
         storage = _storage_nbytes() - self._storage_start
-        return Snapshot(counts, self._epoch, self._step, self._no_core_seconds(), storage, waiting)
+        return Snapshot(counts, self._no_core_seconds(), storage, waiting)
 
 
 def _storage_nbytes() -> float:

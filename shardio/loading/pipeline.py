@@ -102,13 +102,7 @@ class Pipeline:
         if self.splits and resamples:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
-        self.about = LoaderFacts(
-            num_threads=self.num_threads,
-            num_cores=usable_cores(),
-            prefetch=options.prefetch,
-            rank=options.world.rank,
-            world_size=options.world.world_size,
-        )
+        self.about = LoaderFacts(self.num_threads, usable_cores(), options.prefetch, options.world)
         close_at_exit(self)
         # Last, as nothing else of the above has to be closed.
         self._threads = GatherThreads(self.num_threads)
@@ -173,8 +167,8 @@ class Pipeline:
         """Returns the queue that copies batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
-    def request(self, indices: NDArray[np.int64], cut: Cut | None, *, resamples: bool) -> Request:
-        """Returns the request to read a batch. With `resamples`, the reader also resamples it by `cut`.
+    def request(self, indices: NDArray[np.int64], cut: Cut | None) -> Request:
+        """Returns the request to read a batch, only the windows of `cut` if there is one.
 
         Raises the errors of `cut`, for example if its results would have several sizes.
         """
@@ -186,7 +180,8 @@ class Pipeline:
             request = replace(request, order=np.argsort(sources, kind="stable"))
         if cut is None:
             return request
-        return replace(request, windows=cut.windows, ends=cut.ends, resample=cut.resample if resamples else None)
+        resample = cut.resample if self._cutting.resamples else None
+        return replace(request, windows=cut.windows, ends=cut.ends, resample=resample)
 
     def announce(self, request: Request, given_up: list[None]) -> None:
         """Announces a batch that will be submitted soon to the reader: see `GatherThreads.announce`."""

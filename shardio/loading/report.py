@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from shardio.errors import printable
 from shardio.loading.meter import Counts, Meter, Snapshot
+from shardio.loading.world import World
 from shardio.system.threads import DaemonThread
 
 Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
@@ -35,14 +36,13 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class LoaderFacts:
-    """The settings of a loader that a report names in addition to the loader's counts."""
+    """The facts about a loader that a report names in addition to the loader's counts."""
 
     num_threads: int
     num_cores: int
     """Cores that this process may use."""
     prefetch: int
-    rank: int = 0
-    world_size: int = 1
+    world: World
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,20 +55,14 @@ class LoaderReport:
     no_core_seconds: float
     storage_nbytes: float
     waiting_seconds: float
-    epoch: int
-    step: int
-    """Batches of the epoch received by the end of the time."""
-    num_batches: int
-    """Batches received since the loader was made."""
 
     @staticmethod
     def between(before: Snapshot, after: Snapshot, source: LoaderFacts) -> LoaderReport:
         """Returns the report about the time from snapshot `before` to snapshot `after`."""
         counts = Counts(**{name: value - getattr(before.counts, name) for name, value in vars(after.counts).items()})
         no_core = max(after.no_core_seconds - before.no_core_seconds, 0.0)
-        place = (after.epoch, after.step, after.counts.batches)
         storage = max(after.storage_nbytes - before.storage_nbytes, 0.0)
-        return LoaderReport(source, counts, no_core, storage, after.waiting_seconds, *place)
+        return LoaderReport(source, counts, no_core, storage, after.waiting_seconds)
 
     @property
     def seconds(self) -> float:
@@ -161,8 +155,8 @@ class LoaderReport:
     @property
     def line(self) -> str:
         """The report in one line, without advice."""
-        source = self.source
-        place = f"rank {source.rank}/{source.world_size}: " if source.world_size > 1 else ""
+        world = self.source.world
+        place = f"rank {world.rank}/{world.world_size}: " if world.world_size > 1 else ""
         if self.is_stuck:
             return f"{place}no batch for {self.waiting_seconds:,.0f} s: {_TOLD[self.stage]}"
         transform = f", transform {self.transformed:.1%}" if self.transformed >= _LITTLE else ""
