@@ -93,33 +93,6 @@ def test_large_epochs_go_on_from_any_step_exactly(seed: int) -> None:
         assert np.array_equal(np.concatenate(rest), np.concatenate(batches[step:])), (seed, step)
 
 
-def test_splitting_the_same_global_batch_differently_keeps_every_step() -> None:
-    for tail in TAILS:
-        steps = []
-        for world_size in (1, 2, 3, 4, 6, 8, 12, 24):
-            ranks = [
-                all_batches(Sampler(GlobalShuffle(1001, 0), 24 // world_size, rank, world_size, tail))
-                for rank in range(world_size)
-            ]
-            steps.append([sorted(np.concatenate(parts).tolist()) for parts in zip(*ranks, strict=True)])
-        assert all(other == steps[0] for other in steps), tail
-
-
-def test_epochs_and_seeds_have_their_own_orders() -> None:
-    orders = {
-        tuple(np.concatenate(list(Sampler(GlobalShuffle(100, seed), 10).batches(epoch))).tolist())
-        for seed in range(5)
-        for epoch in range(5)
-    }
-    assert len(orders) == 25
-
-
-def test_without_shuffling_all_epochs_are_in_source_order() -> None:
-    for epoch in (0, 1, 99):
-        batches = Sampler(StoredOrder(10), 3, tail="short").batches(epoch)
-        assert [batch.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-
-
 def test_more_ranks_than_samples_get_empty_batches_with_short_and_repeats_with_pad() -> None:
     short = [all_batches(Sampler(StoredOrder(2), 1, rank, 5, "short")) for rank in range(5)]
     assert [[batch.tolist() for batch in batches] for batches in short] == [[[]], [[]], [[0]], [[]], [[1]]]
@@ -165,8 +138,3 @@ def test_steps_outside_of_the_epoch_are_refused() -> None:
 def test_impossible_samplers_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampler(**{"order": StoredOrder(10), "batch_size": 4, **arguments})  # type: ignore[arg-type]
-
-
-def test_a_negative_epoch_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"found seed 0, epoch -1$"):
-        next(Sampler(GlobalShuffle(10, 0), 4).batches(-1))
