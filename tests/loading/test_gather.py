@@ -8,10 +8,8 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from deadlines import in_time
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-import shardio.loading.gather
 from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.ring import Slot, new_slot
 from shardio.reading.reader import BatchMemory, MappedReader, Reader, Request
@@ -158,19 +155,6 @@ def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads
     threads.close()
 
 
-def test_an_index_that_does_not_exist_is_an_error_of_its_batch_alone(make_set: Callable[..., Path]) -> None:
-    reader = MappedReader(open_shards(make_set(20)))
-    threads = GatherThreads(2)
-    before, wrong, after = (
-        threads.submit(reader, Request(np.array(indices)), fresh_slot()) for indices in ([0, 19], [5, 20], [7, 8])
-    )
-    assert before.wait().labels[:2].tolist() == [0, 19 % 7]
-    with pytest.raises(IndexError, match="out of bounds"):
-        wrong.wait()
-    assert after.wait().labels[:2].tolist() == [0, 1]
-    threads.close()
-
-
 def test_a_wait_that_failed_fails_again() -> None:
     pending = pending_of(fresh_slot(), 9, 1)
 
@@ -212,21 +196,6 @@ def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fai
         assert released == [slot], case
         # Later parts are not wanted, and need not be copied.
         assert len(copied) == min(done_before, again_after, parts), case
-
-
-def test_two_last_parts_at_the_same_time_give_a_slot_back_once() -> None:
-    for _ in range(300):
-        released: list[Slot] = []
-        together = threading.Barrier(3)
-        pending = pending_of(slot := fresh_slot(), 9, 2)
-        threads = [threading.Thread(target=partial(pending.run, together.wait, refused=False)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        together.wait()
-        pending.abandon(released.append)
-        for thread in threads:
-            thread.join()
-        assert released == [slot]
 
 
 def test_a_slot_that_was_taken_is_not_given_back() -> None:
@@ -406,64 +375,3 @@ def test_an_idle_thread_holds_no_batch() -> None:
     del slot
     assert dead.wait(DEADLINE_SECONDS)
     threads.close()
-
-
-class Interrupted(BaseException):
-    """An exception as a signal handler might raise it."""
-
-
-class InterruptAt:
-    """A profile function that raises Interrupted at its event number `point`.
-
-    The interpreter calls signal handlers when a Python function is entered and when a C function has returned, and a
-    profile function too. `asleep` is set when the profiled thread is about to wait.
-    """
-
-    # Other code that may run meanwhile is left out, such as callbacks of weak references.
-    files = (shardio.loading.gather.__file__, threading.__file__)
-
-    def __init__(self, point: int, asleep: threading.Event) -> None:
-        self.point = point
-        self.asleep = asleep
-        self.fired = False
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and getattr(argument, "__name__", "") in {"acquire", "get"}:
-            self.asleep.set()
-        elif event in {"call", "c_return"} and not self.fired and frame.f_code.co_filename in self.files:
-            self.fired = self.point == 0
-            self.point -= 1
-            if self.fired:
-                raise Interrupted
-
-
-@pytest.mark.parametrize("point", range(20))
-def test_an_interrupt_anywhere_in_wait_arrives_and_blocks_no_thread(point: int) -> None:
-    asleep = threading.Event()
-    interrupt = InterruptAt(point, asleep)
-    pending = pending_of(fresh_slot(), 9, 1)
-
-    def part() -> None:
-        asleep.wait(0.02)  # not for ever: a wait may fall asleep without a call that shows
-        pending.run(lambda: None, refused=False)
-
-    thread = threading.Thread(target=part, daemon=True)
-    thread.start()
-    outcome: BaseException | None = None
-    before = sys.getprofile()
-    sys.setprofile(interrupt)
-    try:
-        pending.wait()
-    except BaseException as error:
-        outcome = error
-    finally:
-        sys.setprofile(before)
-        asleep.set()
-    thread.join(DEADLINE_SECONDS)
-    assert not thread.is_alive(), "the part that ends the batch blocks for ever"
-    # Late points lie behind the end of wait().
-    assert outcome is None or isinstance(outcome, Interrupted), repr(outcome)
-    assert interrupt.fired or point > 1
-    released: list[Slot] = []
-    in_time(lambda: pending.abandon(released.append))
-    assert len(released) <= 1

@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 import weakref
@@ -42,8 +41,7 @@ from shardio.kernels.built import kernels_in_use
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
-from shardio.order.orders import BlockShuffle, GlobalShuffle, make_order
-from shardio.order.sampler import Sampler, Tail
+from shardio.order.sampler import Tail
 from shardio.reading.reader import MappedReader, Request
 
 NUM_SAMPLES = 47
@@ -143,17 +141,6 @@ def gather_threads() -> set[threading.Thread]:
 # The contents of a batch.
 
 
-@pytest.mark.parametrize("samples_per_shard", [1, 7, 10, 47, 100])
-def test_every_sample_comes_out_as_it_was_written(samples_per_shard: int, make_set: Callable[..., Path]) -> None:
-    path = make_set(NUM_SAMPLES, SHAPE, samples_per_shard)
-    with ShardLoader(path, 5, tail="short", device="cpu", return_indices=True) as loader:
-        seen = []
-        for batch in loader:
-            check(batch)
-            seen += batch[2].tolist()
-    assert sorted(seen) == list(range(NUM_SAMPLES))
-
-
 @pytest.mark.parametrize("shape", [(6, 5, 3), (1, 1, 1), (1, 9, 3), (8, 1, 1), (4, 4, 4)])
 def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], make_set: Callable[..., Path]) -> None:
     height, width, channels = shape
@@ -175,23 +162,6 @@ def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], m
         assert number == 1
 
 
-def test_indices_come_as_a_third_tensor_when_they_are_asked_for(loader_of: MakeLoader) -> None:
-    with loader_of(6) as loader:
-        for batch, order in zip(loader, order_expected(loader, 0), strict=True):
-            _, _, indices = batch
-            assert indices.dtype == torch.int64
-            assert indices.tolist() == order
-
-
-def test_a_batch_belongs_to_the_caller_who_may_write_to_it(loader_of: MakeLoader) -> None:
-    with loader_of(5) as loader:
-        for _ in range(3):
-            for batch in loader:
-                check(batch)
-                for tensor in batch:
-                    tensor.fill_(1)
-
-
 # How long a batch is valid.
 
 
@@ -205,16 +175,6 @@ def test_a_list_of_all_batches_is_right(num_threads: int, prefetch: int, loader_
             check(batch)
     for batch in held:
         check(batch)
-
-
-def test_labels_and_indices_do_not_hold_the_slot_of_their_images(loader_of: MakeLoader) -> None:
-    with loader_of(4, prefetch=0) as loader:
-        alive = living_slots(loader)
-        kept = [batch[1:] for batch in loader]
-        assert alive() <= loader._pipeline._ring.capacity
-        for (labels, indices), order in zip(kept, order_expected(loader, 0), strict=True):
-            assert indices.tolist() == order
-            assert torch.equal(labels, indices % 7)
 
 
 def test_batches_outlive_their_loader(loader_of: MakeLoader, poison: None) -> None:
@@ -256,24 +216,6 @@ def test_set_epoch_repeats_an_epoch_and_the_next_follows_it(loader_of: MakeLoade
         # An epoch that was left early counts as begun.
         next(iter(loader))
         assert order_of(list(loader)) == order_expected(loader, 2)
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad", "short"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_ranks_share_an_epoch(tail: Tail, world_size: int, loader_of: MakeLoader) -> None:
-    ranks = []
-    for rank in range(world_size):
-        with loader_of(4, rank=rank, world_size=world_size, tail=tail, num_threads=2) as loader:
-            assert (loader.world.rank, loader.world.world_size) == (rank, world_size)
-            batches = list(loader)
-            assert len(batches) == len(loader)
-            for batch in batches:
-                check(batch)
-            ranks.append(order_of(batches))
-    assert len({len(batches) for batches in ranks}) == 1
-    whole = Sampler(GlobalShuffle(NUM_SAMPLES, 0), 4 * world_size, tail=tail)
-    steps = [sum(parts, []) for parts in zip(*ranks, strict=True)]  # noqa: RUF017
-    assert steps == [indices.tolist() for indices in whole.batches(0)]
 
 
 def test_a_loader_that_was_made_before_its_rank_was_known_is_refused_when_it_is_read(
@@ -319,28 +261,6 @@ def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, 
                 assert not loader.num_padded or step == -(-len(expected) // (10 * world_size))
                 fresh += indices[: len(indices) - loader.num_padded].tolist()
     assert sorted(fresh) == sorted(expected)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"shuffle": "block"},
-        {"shuffle": BlockShuffle(4, 3)},
-        {"indices": np.array([40, 3, 3, 17, 0])},
-        {"indices": torch.tensor([40, 3, 17, 0]), "shuffle": False},
-        {"weights": [0, 0, 1, 2] + 43 * [0.0]},
-        {"weights": torch.tensor([1.0, 2.0]), "indices": [46, 45]},
-    ],
-)
-def test_every_order_comes_as_it_was_asked_for(options: dict[str, Any], loader_of: MakeLoader) -> None:
-    expected = make_order(NUM_SAMPLES, **options)
-    with loader_of(4, tail="short", **options) as loader:
-        for epoch in range(2):
-            batches = list(loader)
-            for batch in batches:
-                check(batch)
-            got = sum(order_of(batches), [])  # noqa: RUF017
-            assert got == expected(epoch, np.arange(expected.num_samples)).tolist()
 
 
 @pytest.mark.parametrize(("tail", "sizes"), [("pad", [100]), ("short", [47])])
@@ -855,45 +775,6 @@ def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: M
             check(batch)
         point += 1
     assert point > 50
-
-
-def wait_until_main_sleeps() -> None:
-    """A signal that arrives when a thread is about to wait, but does not yet, is not noticed before the wait ends."""
-    stat = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while stat.read_text().rpartition(")")[2].split()[0] != "S":
-        assert time.monotonic() < deadline, "no thread waits"
-        time.sleep(0.01)
-
-
-def test_an_interrupt_while_waiting_for_a_batch_arrives(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-    copy = MappedReader.copy
-
-    def slow(reader: MappedReader, name: str, indices: NDArray[np.int64], *out: Any) -> None:
-        if not go_on.is_set():
-            wait_until_main_sleeps()  # in next(), for this batch
-            os.kill(os.getpid(), signal.SIGUSR1)
-        assert go_on.wait(DEADLINE_SECONDS)
-        copy(reader, name, indices, *out)
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        raise Interrupted
-
-    monkeypatch.setattr(MappedReader, "copy", slow)
-    with loader_of(5, num_threads=1) as loader:
-        before = signal.signal(signal.SIGUSR1, handler)
-        try:
-            with pytest.raises(Interrupted):
-                next(iter(loader))
-            go_on.set()
-            monkeypatch.setattr(MappedReader, "copy", copy)
-            for batch in loader:
-                check(batch)
-        finally:
-            go_on.set()
-            loader.close()
-            signal.signal(signal.SIGUSR1, before)
 
 
 # Fork.

@@ -25,7 +25,6 @@ import shardio.reading.choose
 import shardio.reading.file_reader
 from shardio.errors import FormatError
 from shardio.loading.loader import ShardLoader
-from shardio.order.orders import BlockShuffle
 from shardio.reading.choose import Io
 from shardio.reading.reader import MappedReader, Request
 from shardio.system.direct import direct_alignment
@@ -60,47 +59,6 @@ def check(batch: tuple[torch.Tensor, ...], shape: tuple[int, int, int] = SHAPE) 
         assert label == index % 7
     numbers: list[int] = indices.tolist()
     return numbers
-
-
-@pytest.mark.parametrize("io", IOS)
-@pytest.mark.parametrize("shape", [SHAPE, (64, 64, 1), (16, 32, 1), (1, 1, 1)])
-def test_all_ways_of_reading_give_the_same_batches(io: Io, shape: tuple[int, int, int], loader_of: MakeLoader) -> None:
-    for options in (
-        {"shuffle": True, "tail": "short"},
-        {"shuffle": BlockShuffle(4, 3), "tail": "pad"},
-        {"shuffle": False, "tail": "drop"},
-        {"weights": np.arange(NUM_SAMPLES), "epoch_batches": 12},
-        {"indices": [3, 3, 9, 46, 0, 3, 17], "tail": "short", "prefetch": 0, "num_threads": 1},
-    ):
-        with loader_of("mmap", shape=shape, **options) as usual:
-            expected = [check(batch, shape) for _ in range(2) for batch in usual]
-        with loader_of(io, shape=shape, **options) as loader:
-            held = [batch for _ in range(2) for batch in loader]
-            assert [check(batch, shape) for batch in held] == expected
-            stats = loader.stats()
-        assert stats["io"] == ("mmap" if io == "auto" else io)
-        assert stats["read_retries"] == 0
-        assert stats["read_nbytes"] >= len(set(itertools.chain.from_iterable(expected))) * int(np.prod(shape))
-
-
-@pytest.mark.parametrize("io", IOS)
-def test_a_state_goes_on_with_another_way_of_reading(io: Io, loader_of: MakeLoader) -> None:
-    with loader_of("mmap", tail="short") as loader:
-        whole = [check(batch) for batch in loader]
-    with loader_of("mmap", tail="short") as loader:
-        iterator = iter(loader)
-        seen = [check(next(iterator)) for _ in range(4)]
-        state = loader.state_dict()
-    with loader_of(io, tail="short", batch_size=5) as loader:
-        loader.load_state_dict(state)
-        iterator = iter(loader)
-        seen += [check(next(iterator)) for _ in range(2)]
-        state = loader.state_dict()  # batches that were read ahead are not in it
-        assert state["consumed"] == 30
-    with loader_of("auto", tail="short") as loader:
-        loader.load_state_dict(state)
-        seen += [check(batch) for batch in loader]
-    assert seen == whole
 
 
 def descriptors() -> int:

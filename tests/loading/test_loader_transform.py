@@ -50,61 +50,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def augmented(path: Path, epoch: int = 0, **options: Any) -> dict[int, torch.Tensor]:
-    """Returns the pixels that an epoch gives of each sample."""
-    options = {"device": "cpu", "transform": USUAL, "return_indices": True, "seed": 4, **options}
-    batch_size = options.pop("batch_size", 5)
-    with ShardLoader(path, batch_size, **options) as loader:
-        loader.set_epoch(epoch)
-        return {
-            int(index): image for images, _, indices in loader for index, image in zip(indices, images, strict=True)
-        }
-
-
-def assert_same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[index], other[index]) for index in one)
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 9}, {"num_threads": 3}, {"prefetch": 0}, {"io": "pread"}])
-def test_pixels_do_not_depend_on_how_samples_are_batched_or_read(path: Path, options: dict[str, Any]) -> None:
-    expected = augmented(path, tail="short")
-    assert len(expected) == NUM_SAMPLES
-    assert_same(augmented(path, tail="short", **options), expected)
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_pixels_do_not_depend_on_the_number_of_ranks(path: Path, world_size: int) -> None:
-    merged: dict[int, torch.Tensor] = {}
-    for rank in range(world_size):
-        merged.update(augmented(path, tail="short", rank=rank, world_size=world_size))
-    assert_same(merged, augmented(path, tail="short"))
-
-
-def test_the_rest_of_an_epoch_after_a_resume_has_the_pixels_that_it_would_have_had(path: Path) -> None:
-    options: dict[str, Any] = {"device": "cpu", "transform": USUAL, "return_indices": True, "seed": 4, "tail": "short"}
-    with ShardLoader(path, 5, **options) as loader:
-        iterator = iter(loader)
-        for _ in range(4):
-            next(iterator)
-        state = loader.state_dict()
-    rest: dict[int, torch.Tensor] = {}
-    for rank in range(2):  # on another number of ranks
-        with ShardLoader(path, 4, rank=rank, world_size=2, **options) as loader:
-            loader.load_state_dict(state)
-            for images, _, indices in loader:
-                rest.update(zip(indices.tolist(), images, strict=True))
-    expected = augmented(path, tail="short")
-    assert len(rest) == NUM_SAMPLES - 20
-    assert_same(rest, {index: expected[index] for index in rest})
-
-
-def test_each_epoch_and_each_seed_augments_otherwise(path: Path) -> None:
-    first = augmented(path, tail="short")
-    for other in (augmented(path, epoch=1, tail="short"), augmented(path, seed=5, tail="short")):
-        assert not any(torch.equal(first[index], other[index]) for index in first)
-
-
 def test_the_loaders_pixels_are_those_of_the_transform_called_by_hand(path: Path) -> None:
     with (
         ShardLoader(path, 7, device="cpu", seed=9, return_indices=True) as plain,
@@ -132,15 +77,6 @@ def test_a_sample_that_comes_again_in_an_epoch_is_augmented_otherwise(path: Path
         assert torch.equal(found, expected)
 
 
-def test_labels_are_mixed_with_images(path: Path) -> None:
-    mixing = Compose([RandomResizedCrop(12), CutMix(5)])
-    with ShardLoader(path, 8, device="cpu", transform=mixing) as loader:
-        for images, labels in loader:
-            assert images.shape == (8, 3, 12, 12)
-            assert labels.shape == (8, 5)
-            torch.testing.assert_close(labels.sum(dim=1), torch.ones(8))
-
-
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("num_classes", [2, 5, 9])
 @pytest.mark.parametrize("make", [CutMix, lambda count: Compose([RandomResizedCrop(8), RandomChoice([CutMix(count)])])])
@@ -164,14 +100,6 @@ def test_labels_are_mixed_for_the_classes_of_the_set_only(
         assert loader.transform is None
     with pytest.raises(ValueError, match=r"num_classes(=| of at least )5"):
         ShardLoader(out, 8, device="cpu", transform=transform)
-
-
-def test_views_come_as_a_tuple(path: Path) -> None:
-    with ShardLoader(path, 8, device="cpu", transform=Views([USUAL, USUAL])) as loader:
-        for views, labels in loader:
-            assert isinstance(views, tuple)
-            assert [view.shape for view in views] == [(8, 3, 12, 12)] * 2
-            assert labels.shape == (8,)
 
 
 SSL = Compose(

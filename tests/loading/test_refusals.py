@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +111,57 @@ def test_a_gpu_that_is_not_here_is_refused_with_those_that_are(
         ShardLoader(tmp_path, 4, device=device)
 
 
-@pytest.mark.parametrize(("state", "error"), [(None, TypeError), (3, TypeError), ([], TypeError), ({}, ValueError)])
-def test_states_and_epochs_are_refused_and_leave_the_loader_usable(
-    state: Any, error: type[Exception], make_set: Callable[..., Path]
+ENDLESS: dict[str, Any] = {"epoch_batches": 3}
+# The options of a loader, changes of its state, and a word that names what is wrong.
+STATES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    *(
+        ({}, {name: value}, f"other (data|order): its {name} is {value!r}")
+        for name, value in {
+            "seed": 1,
+            "shuffle": False,
+            "split": "val",
+            "digest": "0" * 64,
+            "order_version": 0,
+            "endless": True,
+            "more": None,
+        }.items()
+    ),
+    *(({}, {"consumed": value}, f"consumed {value}") for value in (10, -1)),
+    *(({}, {"epoch": value}, f"epoch {value!r}") for value in (-1, 1 << 64, "3")),
+    *((ENDLESS, {"batch": value}, f"batch {value}") for value in (-1, 1.0)),
+    (ENDLESS, {"consumed": 2**62}, r"2\*\*62"),
+    (ENDLESS, {"repeats": 2}, "repeats"),
+    ({**ENDLESS, "repeats": 2}, {"consumed": 3}, "repeats=2"),
+]
+
+
+@pytest.mark.parametrize(("options", "changed", "word"), STATES)
+def test_states_of_other_loaders_are_refused(
+    options: dict[str, Any], changed: dict[str, Any], word: str, make_set: Callable[..., Path]
 ) -> None:
-    with ShardLoader(make_set(9), 3, device="cpu") as loader:
-        with pytest.raises(error, match="state"):
-            loader.load_state_dict(state)
-        with pytest.raises(ValueError, match="epoch"):
-            loader.set_epoch(-1)
-        with pytest.raises(ValueError, match="arrays must be among none"):
-            ShardLoader(loader.shards.path, 3, device="cpu", arrays=["clip"])
-        assert len(list(loader)) == 3
+    with ShardLoader(make_set(9), 2, device="cpu", **options) as loader:
+        state = loader.state_dict()
+        with pytest.raises(ValueError, match=word):
+            loader.load_state_dict({**state, **changed})
+        for epoch in (-1, 2**62 if options else 2**64):
+            with pytest.raises(ValueError, match=r"epoch|fewer than 2\*\*62"):
+                loader.set_epoch(epoch)
+        assert loader.state_dict() == state
+        assert len(list(loader)) == len(loader)
+
+
+def test_what_is_no_state_is_refused_in_few_words(make_set: Callable[..., Path]) -> None:
+    with ShardLoader(make_set(9), 2, device="cpu") as loader:
+        state = loader.state_dict()
+        for wrong in (None, 3, []):
+            with pytest.raises(TypeError, match="state"):
+                loader.load_state_dict(wrong)  # type: ignore[arg-type]
+        for lacking in ({}, {"loader": state}):
+            with pytest.raises(ValueError, match="it lacks digest, split, "):
+                loader.load_state_dict(lacking)
+        odd = np.arange(2), torch.arange(2), np.array(0), [torch.arange(2)], "x" * 10**6, None
+        for name, value in product(state, odd):
+            with pytest.raises(ValueError, match=name) as caught:
+                loader.load_state_dict({**state, name: value})
+            assert len(str(caught.value)) < 1000
+        assert loader.state_dict() == state

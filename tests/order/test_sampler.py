@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -79,6 +79,39 @@ def test_every_small_epoch_goes_on_from_any_step_exactly(tail: Tail, name: str) 
         for step in range(num_samples // sampler.global_batch_size + 1):
             rest = all_batches(replace(sampler, start=step * sampler.global_batch_size))
             assert [batch.tolist() for batch in rest] == batches[step:], (num_samples, world_size, batch_size, step)
+
+
+def global_batches(sampler: Sampler) -> list[list[int]]:
+    """Returns the samples that all ranks together read at each step."""
+    ranks = [all_batches(replace(sampler, rank=rank)) for rank in range(sampler.world_size)]
+    return [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_small_epoch_goes_on_from_every_step_with_every_other_split(name: str) -> None:
+    splits = list(product((1, 2, 3), (1, 2, 3)))
+    for num_samples in range(1, 13):
+        source = ORDERS[name](num_samples, 0)
+        order = source(EPOCH, np.arange(num_samples)).tolist()
+        rests = {
+            (split, start): global_batches(Sampler(source, split[1], 0, split[0], "short", start))
+            for split in splits
+            for start in range(num_samples + 1)
+        }
+        for split, next_split in product(splits, splits):
+            steps = rests[split, 0]
+            for stop in range(len(steps) + 1):
+                read = list(chain(*steps[:stop]))
+                case = (num_samples, split, next_split, stop)
+                assert [*read, *chain(*rests[next_split, len(read)])] == order, case
+
+
+def test_a_rest_that_fills_no_batch_is_dropped_or_padded_as_the_tail_says() -> None:
+    rest = Sampler(GlobalShuffle(10, 0), 4, start=3)
+    assert rest.num_batches == 1
+    assert replace(rest, tail="short").num_batches == 2
+    whole = GlobalShuffle(10, 0)(EPOCH, np.arange(10)).tolist()
+    assert global_batches(replace(rest, tail="pad")) == [whole[3:7], [*whole[7:], whole[0]]]
 
 
 @pytest.mark.parametrize("seed", range(5))
