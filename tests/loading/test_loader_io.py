@@ -43,8 +43,8 @@ MakeLoader = Callable[..., ShardLoader]
 def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
     """loader_of(io, ...): a loader on the CPU of 47 samples in five shards."""
 
-    def make(io: Io, batch_size: int = 5, shape: tuple[int, int, int] = SHAPE, **options: Any) -> ShardLoader:
-        path = make_set(NUM_SAMPLES, shape)
+    def make(io: Io, batch_size: int = 5, **options: Any) -> ShardLoader:
+        path = make_set(NUM_SAMPLES, SHAPE)
         if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
             pytest.skip("O_DIRECT does not work here")
         return ShardLoader(path, batch_size, io=io, device="cpu", return_indices=True, **options)
@@ -52,10 +52,10 @@ def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
     return make
 
 
-def check(batch: tuple[torch.Tensor, ...], shape: tuple[int, int, int] = SHAPE) -> list[int]:
+def check(batch: tuple[torch.Tensor, ...]) -> list[int]:
     images, labels, indices = batch
     for image, label, index in zip(images, labels.tolist(), indices.tolist(), strict=True):
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), sample_pixels(index, shape))
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), sample_pixels(index, SHAPE))
         assert label == index % 7
     numbers: list[int] = indices.tolist()
     return numbers

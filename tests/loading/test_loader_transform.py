@@ -37,7 +37,6 @@ from shardio.sets.selection import Selection
 
 NUM_SAMPLES = 53
 USUAL = Compose([RandomResizedCrop(12), HorizontalFlip(), Normalize("imagenet")])
-MakeSet = Callable[[], Path]
 
 
 @pytest.fixture(scope="module")
