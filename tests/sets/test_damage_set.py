@@ -13,16 +13,11 @@ import numpy as np
 import pytest
 from command import run_python
 from damage_set import (
-    FIFO,
     KINDS,
-    LINK,
-    NOTHING,
     NUMBER,
     SHAPE,
     Damage,
     Site,
-    expected_samples,
-    is_seen_at_open,
     open_all,
 )
 from places import CHAOS
@@ -60,33 +55,6 @@ def test_damages_are_of_every_kind_and_size_and_the_same_for_a_seed(site: Site) 
                 sizes.add(int(np.count_nonzero(np.frombuffer(now, np.uint8) != np.frombuffer(was, np.uint8))))
     assert min(sizes) == 1
     assert max(sizes) > 50_000
-
-
-def test_what_must_be_named_and_refused_is_told_by_the_bytes(site: Site) -> None:
-    name = "train-00001.npy"
-    was = site.sound[name]
-    changed = was[: HEADER_NBYTES + 3 * NBYTES] + b"?" + was[HEADER_NBYTES + 3 * NBYTES + 1 :]
-    assert expected_samples(name, was, changed) == ((24 + 3,) if changed != was else ())
-    assert not is_seen_at_open(name, was, changed)
-    assert expected_samples(name, was, was[: HEADER_NBYTES + 5 * NBYTES + 1]) == tuple(range(24 + 5, 48))
-    assert expected_samples(name, was, was + b"x") == expected_samples(name, was, LINK) == ()
-    assert expected_samples(name, was, NOTHING) == tuple(range(24, 48))
-    for now in (was[:-1], was + b"x", FIFO, NOTHING, b"?" + was[1:]):
-        assert is_seen_at_open(name, was, now)
-    assert not is_seen_at_open("rejects.jsonl", b"x", b"")
-    assert is_seen_at_open("manifest.json", b"xx", b"xy")
-
-
-def test_the_samples_of_stored_rows_are_told_through_the_order(site: Site) -> None:
-    stored = "val-00000.npy"
-    was = site.sound[stored]
-    for row, samples in ((12, (18, 21, 22)), (30 - 24, ()), (3, (23,)), (0, ())):
-        now = bytearray(was)
-        now[HEADER_NBYTES + row * NBYTES] ^= 1
-        assert expected_samples(stored, was, bytes(now)) == samples
-    was = site.sound["val-clip-00001.npy"]
-    assert expected_samples("val-clip-00001.npy", was, was[:-1]) == (21,)
-    assert expected_samples("val-order-0.npy", site.sound["val-order-0.npy"], NOTHING) == ()
 
 
 def test_a_set_is_what_it_was_after_every_kind_of_damage(site: Site) -> None:

@@ -135,48 +135,34 @@ def test_what_does_not_belong_to_the_set_is_not_taken_along(out: Path, root: Pat
     assert (out / "notes.txt").exists()
 
 
-@pytest.mark.parametrize("move", [False, True])
+@pytest.mark.parametrize("when", ["before", "before a move", "at the last moment", "without renameat2"])
 @pytest.mark.parametrize("there", ["set", "file", "empty folder", "dangling link"])
-def test_what_exists_is_never_replaced(out: Path, root: Path, move: bool, there: str) -> None:
-    target = root / "small"
-    if there == "set":
-        shutil.copytree(out, target)
-    elif there == "file":
-        target.write_text("mine")
-    elif there == "empty folder":
-        target.mkdir()
-    else:
-        target.symlink_to("nowhere")
-    before = contents(out)
-    with pytest.raises(ConvertError, match="small: expected nothing there, found something"):
-        publish(out, target, move=move)
-    assert contents(out) == before
-    assert os.listdir(root) == ["small"]
-
-
-@pytest.mark.parametrize("renameat2", [True, False])
-@pytest.mark.parametrize("there", ["set", "file", "empty folder"])
-def test_what_appears_at_the_last_moment_is_not_replaced(
-    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, there: str, renameat2: bool
+def test_what_exists_is_never_replaced(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, there: str, when: str
 ) -> None:
-    real = publisher.rename_new
+    target, real = root / "small", publisher.rename_new
+    put: dict[str, Callable[[], object]] = {
+        "set": lambda: shutil.copytree(out, target),
+        "file": target.touch,
+        "empty folder": target.mkdir,
+        "dangling link": lambda: target.symlink_to("nowhere"),
+    }
 
     def late(folder: FolderHandle, target: Path) -> None:
-        if there == "file":
-            target.write_text("mine")
-        else:
-            target.mkdir()
-        if there == "set":
-            (target / "manifest.json").write_text("mine")
+        put[there]()
         real(folder, target)
 
-    monkeypatch.setattr(publisher, "rename_new", late)
-    if not renameat2:
+    if when.startswith("before"):
+        put[there]()
+    else:
+        monkeypatch.setattr(publisher, "rename_new", late)
+    if when == "without renameat2":
         monkeypatch.setattr(new_folder, "rename_without_replacing", lambda folder, target: False)
-    with pytest.raises(ConvertError, match="small: expected nothing there, found something"):
-        publish(out, root / "small")
+    before = contents(out)
+    with pytest.raises(ConvertError, match="small: expected nothing there"):
+        publish(out, target, move=when == "before a move")
+    assert contents(out) == before
     assert os.listdir(root) == ["small"]
-    assert load_manifest(out)
 
 
 def test_a_filesystem_without_renameat2_publishes_too(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,11 +293,37 @@ def left_over(root: Path, machine: str, age: float = 0.0) -> tuple[Path, Path]:
     return lock, folder
 
 
-def test_what_killed_publishers_left_is_swept_and_what_living_ones_write_is_not(out: Path, root: Path) -> None:
-    here = left_over(root, _machine())
-    publish(out, root / "a")
-    assert not any(path.exists() for path in here)
+@pytest.mark.parametrize(
+    ("machine", "age", "has_locks", "abandoned"),
+    [
+        ("", 0, True, True),
+        ("", 0, False, False),
+        ("", 1000, False, True),  # before the machine started
+        ("0badcafe", 1000, True, False),
+        ("0badcafe", 1000, False, False),
+        ("0badcafe", 90_000, True, True),
+    ],
+)
+def test_what_killed_publishers_left_is_swept_as_soon_as_it_is_known_to_be_theirs(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, machine: str, age: float, has_locks: bool, abandoned: bool
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
+    lock, folder = left_over(root, machine or _machine(), age)
+    monkeypatch.setattr("shardio.system.files._boot_time", lambda: time.time() - 500)
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    if age > 86_400:
+        os.utime(folder / "train-00000.npy")  # the lock is old, but its holder copies
+        assert [left.abandoned for left in find_left_overs(root)] == [False]
+        os.utime(folder / "train-00000.npy", (time.time() - age,) * 2)
+    assert [(left.path, left.abandoned) for left in find_left_overs(root)] == [(str(folder), abandoned)]
+    publish(out, root / "small")
+    assert folder.exists() == lock.exists() == (not abandoned)
+
+
+def test_what_living_publishers_and_others_write_is_not_swept(out: Path, root: Path) -> None:
     lock, folder = left_over(root, _machine())
     with lock.open("r+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -370,42 +382,10 @@ def test_what_may_not_be_removed_stays(root: Path, monkeypatch: pytest.MonkeyPat
     assert [left.path for left in find_left_overs(root)] == [str(folder)]
 
 
-@pytest.mark.parametrize(("age", "abandoned"), [(0, False), (1000, True)])
-def test_where_locks_do_not_work_only_what_is_older_than_the_machines_start_is_abandoned(
-    age: float, abandoned: bool, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    lock, folder = left_over(root, _machine(), age=age)
-    other, _ = left_over(root, "0badcafe", age=age)
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr("shardio.system.files._boot_time", lambda: time.time() - 500)
-    assert {left.path: left.abandoned for left in find_left_overs(root)} == {
-        f"{other}.d": False,
-        str(folder): abandoned,
-    }
-    sweep_left_overs(root)
-    assert folder.exists() == lock.exists() == (not abandoned)
-    assert other.exists()
-
-
 def test_a_set_that_is_moved_takes_no_left_overs_along(out: Path, root: Path) -> None:
     (out / f".train-00000.npy.{_machine()}-0123456789abcdef.tmp").write_bytes(b"half")
     assert publish(out, root / "a", move=True).renamed
     assert not [name for name in os.listdir(root / "a") if name.startswith(".")]
-
-
-def test_another_machines_work_is_left_alone_for_a_day_after_its_last_write(out: Path, root: Path) -> None:
-    lock, folder = left_over(root, "0badcafe", age=90_000)
-    os.utime(folder / "train-00000.npy")  # the lock is old, but its holder copies
-    publish(out, root / "a")
-    assert lock.exists()
-    assert folder.exists()
-    os.utime(folder / "train-00000.npy", (time.time() - 90_000,) * 2)
-    publish(out, root / "b")
-    assert not lock.exists()
-    assert not folder.exists()
 
 
 def test_one_of_many_publishers_of_one_name_wins(out: Path, root: Path) -> None:
