@@ -7,9 +7,11 @@ Messages end up in terminals and logs, and names, keys and answers of servers in
 escapes everything that is not plain text. The functions for the text of messages lie here, for all rooms.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
+
+T = TypeVar("T")
 
 # The longest line of a message. Longer lines repeat another program's value, or a list of thousands of names.
 LONGEST_LINE = 1000
@@ -76,6 +78,12 @@ def counted(count: int, noun: str) -> str:
         return f"1 {noun}"
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + ("es" if noun.endswith("s") else "s")
     return f"{count:,} {plural}"
+
+
+def first_of(things: Sequence[T], most: int, text: Callable[[T], str] = str) -> str:
+    """Returns the first `most` things as text, and how many more there are: "a, b and 1,000 more"."""
+    more = f" and {len(things) - most:,} more" if len(things) > most else ""
+    return ", ".join(map(text, things[:most])) + more
 
 
 class ShardioError(Exception):

@@ -22,7 +22,7 @@ from shardio.cli.options import (
     together,
 )
 from shardio.cli.output import next_step, say, show
-from shardio.errors import bytes_text, counted
+from shardio.errors import bytes_text, counted, first_of
 
 if TYPE_CHECKING:
     from shardio.changes.carry import ChangeReport, Room
@@ -72,15 +72,10 @@ def _summary(report: ChangeReport) -> Iterator[str]:
     if report.notes.get("num_relabeled"):
         yield f"  {counted(sum(report.notes['num_relabeled'].values()), 'sample')} relabeled"
     if "new_classes" in report.notes:
-        yield f"  {counted(len(report.classes), 'class')}{_some(report.notes['new_classes'])}"
+        new = report.notes["new_classes"]
+        told = f", {len(new):,} of them new: {first_of(new, _MOST_CLASSES)}" if new else ""
+        yield f"  {counted(len(report.classes), 'class')}{told}"
     yield next_step("info", report.path)
-
-
-def _some(new_classes: list[str]) -> str:
-    if not new_classes:
-        return ""
-    more = f" and {len(new_classes) - _MOST_CLASSES:,} more" if len(new_classes) > _MOST_CLASSES else ""
-    return f", {len(new_classes):,} of them new: {', '.join(new_classes[:_MOST_CLASSES])}{more}"
 
 
 # --- change ----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from shardio.cli.options import (
     parsed,
     with_tables,
 )
-from shardio.cli.output import counts_text, next_step, say, show, some
-from shardio.errors import bytes_text, counted
+from shardio.cli.output import counts_text, next_step, say, show
+from shardio.errors import bytes_text, counted, first_of
 
 if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate
@@ -117,7 +117,7 @@ def run_convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
         shards = counted(report.unfinished.num_shards, "shard")
         say(
             f"part {k}/{n} done: {report.unfinished.num_finished:,} of {shards} finished; the last "
-            f"part to finish publishes. Missing: {some(report.unfinished.parts)}"
+            f"part to finish publishes. Missing: {first_of(report.unfinished.parts, 16)}"
         )
     elif report.digest:
         say(next_step("view" if _noun(report.source) == "image" else "info", out))
@@ -153,8 +153,7 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     for warned in report.warned:
         by_warning.setdefault(warned.warning, []).append(os.fsdecode(warned.key))
     for warning, keys in list(by_warning.items())[:_MOST_WARNINGS]:
-        others = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
-        yield f"  warned of {keys[0]}{others}: {warning}"
+        yield f"  warned of {first_of(keys, 1)}: {warning}"
     if rest := list(by_warning.values())[_MOST_WARNINGS:]:
         yield f"  and of {sum(map(len, rest)):,} more images, which --json names"
 

@@ -99,12 +99,6 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def some(numbers: Sequence[int], most: int = 16) -> str:
-    """Returns the first numbers as text, at most `most`, and how many more there are."""
-    more = f" and {len(numbers) - most:,} more" if len(numbers) > most else ""
-    return ", ".join(map(str, numbers[:most])) + more
-
-
 @contextlib.contextmanager
 def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
     """If the block takes more than five seconds, prints which of `paths` are on servers, and the longest wait."""

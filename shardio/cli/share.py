@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option, parse_nbytes, parsed, set_argument, workers_option
-from shardio.cli.output import Column, next_step, say, show, some, table, telling_of_servers
-from shardio.errors import bytes_text, counted, printable
+from shardio.cli.output import Column, next_step, say, show, table, telling_of_servers
+from shardio.errors import bytes_text, counted, first_of, printable
 
 if TYPE_CHECKING:
     from shardio.cache.folder import CachedCopy, EvictReport
@@ -238,6 +238,6 @@ def _evicted(report: EvictReport, cache: Path) -> Iterator[str]:
     for copy in report.kept:
         why = copy.problem or ("in use" if copy.in_use else "another user's")
         if copy.processes:
-            why += f" by process {some(copy.processes)}"
+            why += f" by process {first_of(copy.processes, 16)}"
         yield f"kept     {copy.digest[:16]}  {bytes_text(copy.nbytes):>8}  {copy.source}: {why}"
     yield f"{cache}: {bytes_text(report.nbytes)} of copies remain"

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import ShardioError, SourceError
+from shardio.errors import ShardioError, SourceError, first_of
 from shardio.system.opening import check_unpacked, naming, open_untrusted
 
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
@@ -34,10 +34,9 @@ def show_key(key: bytes) -> str:
     return repr(os.fsdecode(key))
 
 
-def some_keys(keys: Sequence[bytes], most: int = 3) -> str:
-    """Returns the first `most` keys as text for a message."""
-    more = f" and {len(keys) - most:,} more" if len(keys) > most else ""
-    return ", ".join(map(show_key, keys[:most])) + more
+def some_keys(keys: Sequence[bytes]) -> str:
+    """Returns the first keys as text for a message."""
+    return first_of(keys, 3, show_key)
 
 
 def hash_of(parts: Iterable[bytes]) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, SetNotFoundError, printable
+from shardio.errors import FormatError, SetNotFoundError, first_of, printable
 from shardio.format.entries import FileEntry, IndexEntry, OrderEntry, ShardEntry, SplitEntry, TableEntry
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
@@ -329,8 +329,8 @@ def _described(
 
 def _some(numbers: NDArray[np.int64], keys: NDArray[np.bytes_] | None) -> str:
     """Returns the first of the numbers, with their keys if there are any."""
-    named = [
-        f"{i}" if keys is None else f"{i} ({printable(os.fsdecode(keys[i]))})" for i in numbers[:_MOST_NAMED].tolist()
-    ]
-    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-    return ", ".join(named) + more
+
+    def named(i: int) -> str:
+        return f"{i}" if keys is None else f"{i} ({printable(os.fsdecode(keys[i]))})"
+
+    return first_of(numbers.tolist(), _MOST_NAMED, named)
