@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.errors import FormatError
-from shardio.format.layout import crc32
 from shardio.reading.shardset import ShardSet
 from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
+from shardio.viewing.pictures import keys_of, read_sound_pictures
 
 LABELS_FILE = "labels.csv"
 
@@ -36,7 +35,7 @@ def extract(
 ) -> int:
     """Writes the samples `indices` of a split as files into `folder`, then a labels.csv that describes each file.
 
-    Pixels, masks and images become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. Returns the
+    Pixels and masks become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. Returns the
     number of files. Raises ValueError if the folder has a labels.csv already or is inside the set's folder, and
     FormatError for a damaged sample.
     """
@@ -55,14 +54,14 @@ def extract(
     headings = [f"array:{name}" if name in fixed else name for name in arrays]
     lines: list[Sequence[object]] = [[*fixed[1 - len(main) :], *headings]]
     num_files = 1
-    for done, index in enumerate(indices):
-        row = _row(shards, index)
-        key, label = bytes(row["key"]), row.get("label")
+    numbers = np.array(indices, np.int64)
+    pictures = read_sound_pictures(shards, numbers) if shards.has_pixels else None
+    for done, (index, key) in enumerate(zip(indices, keys_of(shards, indices), strict=True)):
+        sample = numbers[done : done + 1]
+        label = shards.labels_of(sample)[0] if shards.content.index.has_label else None
         stem = f"{index:0{digits}d}-{_stem(key)}".rstrip("-")
-        values = {
-            **({"": _pixels(shards, index, int(row["crc32"]))} if shards.has_pixels else {}),
-            **{name: _value(shards, name, index) for name in arrays},
-        }
+        values = {} if pictures is None else {"": next(pictures)}
+        values |= {name: shards.values_of(name, sample)[0] for name in arrays}
         files = []
         for name, value in values.items():
             is_picture = not name or shards.array(name).kind == "mask"
@@ -72,8 +71,7 @@ def extract(
         num_files += len(files)
         lists = (shards.manifest.classes, shards.manifest.class_names)
         classes = [names[label] if names and label is not None else "" for names in lists]
-        name = key.decode("utf-8", "surrogateescape")
-        lines.append([*files[: len(main)], index, name, label, *classes, *files[len(main) :]])
+        lines.append([*files[: len(main)], index, key, label, *classes, *files[len(main) :]])
         on_progress(done + 1, len(indices))
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
@@ -81,34 +79,9 @@ def extract(
     return num_files
 
 
-def _row(shards: ShardSet, index: int) -> dict[str, Any]:
-    """Returns a copy of a sample's row of the index. Reading it in place would end the process if storage fails."""
-    one = np.array([index])
-    names = ("label", "key", "crc32") if shards.content.index.has_label else ("key", "crc32")
-    return {name: shards.column_of(name, one)[0] for name in names}
-
-
-def _pixels(shards: ShardSet, index: int, expected: int) -> NDArray[np.uint8]:
-    pixels: NDArray[np.uint8] = np.empty(shards.sample_shape, np.uint8)
-    shards.gather(np.array([index]), pixels[None])
-    if (found := crc32(pixels.reshape(-1))) != expected:
-        raise FormatError(
-            f"{shards.path}: sample {index}: crc32: expected {expected}, found {found}: `shardio verify` lists all "
-            "damage and says how to repair it"
-        )
-    return pixels
-
-
-def _value(shards: ShardSet, name: str, index: int) -> NDArray[Any]:
-    row = shards.array(name).row
-    value: NDArray[Any] = np.empty(row.shape, row.dtype)
-    shards.gather_array(name, np.array([index]), value[None])
-    return value
-
-
-def _stem(key: bytes) -> str:
+def _stem(key: str) -> str:
     """Returns the last part of a key without its extension, with only characters that are safe in file names."""
-    name = os.fsdecode(key).rpartition("/")[2]
+    name = key.rpartition("/")[2]
     return _UNSAFE.sub("_", name.rpartition(".")[0] or name)[:_MAX_STEM]
 
 

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.drawing.sheet import as_image
-from shardio.errors import FormatError
-from shardio.format.layout import SampleShape, crc32
+from shardio.format.layout import SampleShape
 from shardio.format.manifest import Manifest
 from shardio.reading.shardset import ShardSet
 from shardio.sets.history import conversions_of
 from shardio.sets.levels import Levels, chosen_samples, levels_of, stored_levels, sum_levels
-from shardio.viewing.pictures import NO_LABEL, labels_for_page, read_pictures
+from shardio.viewing.pictures import NO_LABEL, labels_for_page, read_pictures, read_sound_pictures
 from shardio.viewing.repeats import HashedSamples, Repeats, find_repeats, hash_picture
 
 OnProgress = Callable[[int, int], None]
@@ -222,12 +221,7 @@ def _measure(splits: Mapping[str, ShardSet]) -> Levels:
     name, shards = next(iter(splits.items()))
     chosen = chosen_samples(len(shards))
     sums = np.zeros((4, shards.sample_shape[2]), np.int64)
-    for sample, picture, crc in zip(
-        chosen.tolist(), read_pictures(shards, chosen), shards.column_of("crc32", chosen).tolist(), strict=True
-    ):
-        if (found := crc32(picture)) != crc:
-            place = f"{shards.path_of(shards.locate_one(sample)[0])}: sample {sample}"
-            raise FormatError(f"{place}: crc32: expected {crc:08x}, found {found:08x}; the disk may be failing")
+    for picture in read_sound_pictures(shards, chosen):
         sums += sum_levels(picture)
     return levels_of(name, sums)
 

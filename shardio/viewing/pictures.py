@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.drawing.sheet import thumbnail
+from shardio.errors import FormatError
+from shardio.format.layout import crc32
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import ShardSet
 from shardio.sets.levels import first_split
@@ -46,6 +48,18 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDAr
         shards.will_read(indices[start + size : start + 2 * size])
         shards.gather(some, out[: len(some)])
         yield from out[: len(some)]
+
+
+def read_sound_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+    """Yields pictures as `read_pictures` does. Raises FormatError at a picture with another crc32 than the index."""
+    expected = shards.column_of("crc32", indices).tolist()
+    for index, picture, crc in zip(indices.tolist(), read_pictures(shards, indices), expected, strict=True):
+        if (found := crc32(picture)) != crc:
+            raise FormatError(
+                f"{shards.path_of(shards.locate_one(index)[0])}: sample {index}: crc32: expected {crc:08x}, found "
+                f"{found:08x}: `shardio verify` lists all damage and says how to repair it"
+            )
+        yield picture
 
 
 NO_LABEL = int(np.iinfo(np.int64).min)
