@@ -235,13 +235,6 @@ def test_info_tells_of_a_set_that_a_url_names(root: Path, store: ObjectStore) ->
     assert_one_clear_error(shardio("info", "s3://sets/missing"), 1, "s3://sets/missing/manifest.json: not found")
 
 
-def test_help_names_the_commands_and_where_the_cache_comes_from() -> None:
-    text = shardio("--help").stdout
-    assert "\n  list " in text
-    assert "\n  publish " in text
-    assert "SHARDIO_CACHE" in shardio("list", "--help").stdout
-
-
 def test_publish_sums_up_what_it_did(root: Path, tmp_path: Path, make_set: Callable[..., Path]) -> None:
     out, digest = make_set(25), load_manifest(root / "sound").digest
     result = shardio("publish", out, root / "copied", umask=0o022)
