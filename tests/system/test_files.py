@@ -8,7 +8,6 @@ import fcntl
 import io
 import os
 import re
-import resource
 import select
 import signal
 import socket
@@ -228,24 +227,6 @@ def test_a_failing_fstat_leaves_no_temporary_and_no_descriptor(tmp_path: Path) -
     assert num_descriptors() == descriptors
 
 
-def test_a_file_too_large_for_the_kernel_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Python ignores SIGXFSZ: the kernel writes as much as fits, and refuses the rest with EFBIG.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write_atomic(path, bytes(3 << 19))
-        with AtomicFile(path) as file, pytest.raises(OSError, match="File too large"):
-            reserve(file.descriptor, 3 << 19)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert caught.value.errno == errno.EFBIG
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["x"]
-
-
 def test_reserve_allocates_and_passes_a_full_disk_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with AtomicFile(tmp_path / "x") as file:
         reserve(file.descriptor, 10_000)
@@ -363,12 +344,6 @@ def test_an_output_sweeps_what_killed_writers_of_the_same_file_have_left(tmp_pat
 
 
 # --- temporaries -----------------------------------------------------------------------------------------------------
-
-
-def test_only_hidden_names_with_the_suffix_are_temporary() -> None:
-    assert is_temporary(".x.npy.0123456789abcdef.tmp")
-    for name in ("x.tmp", ".x", ".tmp.npy", "train-00000.npy", "manifest.json", ""):
-        assert not is_temporary(name)
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
@@ -617,10 +592,3 @@ def test_an_open_file_closes_when_it_is_forgotten_without_a_warning(tmp_path: Pa
         del file
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
-
-
-def test_a_folder_is_refused_and_not_left_open(tmp_path: Path) -> None:
-    before = num_descriptors()
-    with pytest.raises(IsADirectoryError):
-        open_file(tmp_path, os.O_RDONLY | os.O_CLOEXEC)
-    assert num_descriptors() == before
