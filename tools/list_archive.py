@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from shardio.conversion.sources.ilsvrc import TRAIN_NAME, scan_ilsvrc
+from shardio.conversion.sources.ilsvrc import TRAIN_NAME, list_ilsvrc
 from shardio.conversion.sources.tar import BLOCK_NBYTES
 
 _END = bytes(2 * BLOCK_NBYTES)
@@ -55,7 +55,7 @@ def main() -> None:
             write_archive(file, arguments.images, arguments.classes)
         nbytes = os.path.getsize(Path(folder, TRAIN_NAME))
         before, start = resident_nbytes(), time.perf_counter()
-        collection = scan_ilsvrc(Path(folder))
+        collection = list_ilsvrc(Path(folder)).collect("folders")
         seconds, after = time.perf_counter() - start, resident_nbytes()
     assert collection.num_sources == arguments.images
     assert len(collection.classes) == arguments.classes

@@ -53,9 +53,9 @@ from shardio.conversion.report import (
     run_with_bar,
 )
 from shardio.conversion.sources.datasets import Dataset
-from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.conversion.sources.detect import SourceKind
+from shardio.conversion.sources.listing import EmptyClasses, Labels
 from shardio.conversion.sources.table import Tables
-from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry

@@ -32,9 +32,9 @@ from shardio.conversion.options import (
 )
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
-from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.conversion.sources.detect import SourceKind
+from shardio.conversion.sources.listing import EmptyClasses, Labels
 from shardio.conversion.sources.table import Tables
-from shardio.conversion.sources.tree import Labels
 from shardio.conversion.task import one_torch_thread, prepare
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
 from shardio.errors import ConvertError, DecodeError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -18,13 +18,13 @@ from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Color, DecodeOptions, parse_color
 from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.datasets import Dataset, collect_datasets
-from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
+from shardio.conversion.sources.datasets import Dataset, list_datasets
+from shardio.conversion.sources.detect import SourceKind, list_source
 from shardio.conversion.sources.listed import describe
+from shardio.conversion.sources.listing import EmptyClasses, Labels
 from shardio.conversion.sources.masks import with_masks
-from shardio.conversion.sources.names import check_split_words, split_name
+from shardio.conversion.sources.names import by_split
 from shardio.conversion.sources.table import Contents, Table, Tables, read_table
-from shardio.conversion.sources.tree import Labels
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError, check_choice, show
 from shardio.format.layout import RowType, SampleShape, check_split_name
@@ -111,7 +111,7 @@ class SourceOptions:
     def collect(self, src: Src, options: ConvertOptions) -> Collection:
         """Scans SRC."""
         if not isinstance(src, (str, os.PathLike)):
-            collection = collect_datasets(src, self.declared(options.sample_shape))
+            collection = list_datasets(src, self.declared(options.sample_shape)).collect("folders")
             contents = self._read_tables(unlabeled=False)
             if any(content.labels for content in contents.values()):
                 raise ValueError(
@@ -139,16 +139,20 @@ class SourceOptions:
         given = {} if self.table is None else self.table if isinstance(self.table, Mapping) else {"": self.table}
         for word in filter(None, given):
             check_split_name(word)
-        check_split_words("tables", given, "Give one of them another name")
-        tables = {word: one if isinstance(one, Table) else Table(one) for word, one in given.items()}
-        return {split_name(word): table for word, table in tables.items()}
+        return by_split("tables", {word: one if isinstance(one, Table) else Table(one) for word, one in given.items()})
 
     def read(self, src: str | os.PathLike[str], labels: Labels | None, empty_classes: EmptyClasses) -> Collection:
         """Returns the images in SRC, as its tables describe them."""
+        return next(self.readings(src, labels, empty_classes))
+
+    def readings(self, src: str | os.PathLike[str], labels: Labels | None, *ways: EmptyClasses) -> Iterator[Collection]:
+        """Yields what `read` returns for each way to treat empty classes. Lists SRC once."""
         contents = self._read_tables(unlabeled=labels == "none")
-        from_table = any(content.labels for content in contents.values())
-        collection = scan(src, self.source, labels="none" if from_table else labels, empty_classes=empty_classes)
-        return describe(collection, contents) if contents else collection
+        labels = "none" if any(content.labels for content in contents.values()) else labels
+        listing = list_source(src, self.source, labels)
+        for way in ways:
+            collection = listing.collect(labels, way)
+            yield describe(collection, contents) if contents else collection
 
     def _read_tables(self, *, unlabeled: bool) -> Mapping[str, Contents]:
         return {split: read_table(table, unlabeled=unlabeled) for split, table in self.tables.items()}

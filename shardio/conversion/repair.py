@@ -23,9 +23,9 @@ from shardio.conversion.options import MASK, SourceOptions, count_workers, read_
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.detect import SourceKind, find_empty, without_classes
+from shardio.conversion.sources.detect import SourceKind
+from shardio.conversion.sources.listing import Labels
 from shardio.conversion.sources.table import Tables
-from shardio.conversion.sources.tree import Labels
 from shardio.errors import ConvertError, SourceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
@@ -172,11 +172,8 @@ def _readings(src: str | os.PathLike[str], sources: SourceOptions) -> Iterator[C
     ways: tuple[Labels | None, ...] = ("folders", None)
     for labels in ways:
         with contextlib.suppress(SourceError):
-            collection = sources.read(src, labels, "keep")
-            yield collection
-            if empty := find_empty(collection):
-                yield without_classes(collection, empty)
-    yield sources.read(src, "none", "keep")
+            yield from sources.readings(src, labels, "keep", "omit")
+    yield from sources.readings(src, "none", "keep")
 
 
 class _Repair:

@@ -22,7 +22,7 @@ from storages import tar_of
 
 from shardio.cache.cached_split import CachedSplit
 from shardio.cache.folder import Cache
-from shardio.conversion.sources.listed import scan_table
+from shardio.conversion.sources.listed import list_table
 from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable
@@ -219,7 +219,7 @@ def test_faults_of_a_hostile_list_are_shown_as_text(tmp_path: Path, header: str,
     src = tmp_path / f"{EVIL}.csv"
     src.write_text(header + rows, errors="surrogateescape")
     with pytest.raises(SourceError) as caught:
-        scan_table(Table(src))
+        list_table(Table(src)).collect("folders")
     assert_shows_only_text(str(caught.value))
 
 

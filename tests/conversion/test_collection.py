@@ -14,7 +14,7 @@ from folders import put
 from leaks import num_descriptors
 
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.collection import Extent, Fault, FileOrigin, Source, identify, in_tree_order, read_file
+from shardio.conversion.sources.collection import Extent, Fault, FileOrigin, Source, identify, read_file
 from shardio.errors import DecodeError
 
 # --- reading one source -----------------------------------------------------------------------------------------------
@@ -177,10 +177,3 @@ def test_a_fingerprint_changes_with_the_archive_and_with_the_extent(tmp_path: Pa
     os.utime(tmp_path / "archive", ns=(1, 1_000_000_001))
     seen |= {fingerprint(0, 1), fingerprint(1, 1)}
     assert len(seen) == 5
-
-
-def test_tree_order_is_by_class_then_folder_then_name() -> None:
-    keys = [b"a/1", b"a/2", b"a/B", b"a/b", b"a/sub/1", b"a/sub/2", b"a-b/0", b"b/0"]
-    labels = [0, 0, 0, 0, 0, 0, 1, 2]
-    listed = [Source(key, label) for key, label in zip(keys, labels, strict=True)]
-    assert in_tree_order(reversed(listed)) == tuple(listed)

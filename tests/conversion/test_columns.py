@@ -17,14 +17,14 @@ import pytest
 from command import assert_one_clear_error, shardio
 from conversions import OPTIONS, interrupted
 from folders import everything, hashes, put
+from storages import scan_tree
 
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.conversion.sources.columns import ColumnTable
-from shardio.conversion.sources.listed import describe, scan_table
+from shardio.conversion.sources.listed import describe, list_table
 from shardio.conversion.sources.table import Table, read_table
-from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
@@ -193,7 +193,7 @@ def test_paths_need_not_be_utf8_and_may_need_quoting(tmp_path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["path", "x"])
         writer.writerows([name.decode(errors="surrogateescape"), i] for i, name in enumerate(names))
-    found = scan_table(Table(path, root=tmp_path, columns=["x"])).columns
+    found = list_table(Table(path, root=tmp_path, columns=["x"])).collect("folders").columns
     assert found is not None
     assert found.rows == {name: i for i, name in enumerate(names)}
     assert found.values["x"].tolist() == list(range(len(names)))

@@ -41,6 +41,7 @@ from disks import FailingDisk
 from folders import everything, flip, hashes, stamps
 from pictures import random_picture, write_jpeg
 from PIL import Image
+from storages import scan_tree
 
 from shardio.conversion import claim
 from shardio.conversion.convert import Conversion, convert
@@ -49,7 +50,6 @@ from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import library_versions, order_sources
 from shardio.conversion.report import ConvertReport, Progress
-from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, FormatError, ShardioError, SourceError, SpaceError
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards

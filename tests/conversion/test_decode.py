@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image, ImageOps
 from places import DATA, SHARED
+from storages import scan_tree
 
 from shardio.conversion.images.decode import DecodedImage, DecodeOptions, decode_image, parse_color
 from shardio.conversion.images.headers import MAX_PIXELS, MAX_SIDE_PIXELS, check_pixels
-from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections import Counter
@@ -13,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 from folders import put as put_files
 from pictures import random_jpeg
-from storages import draw_imagenet, tar_of, write_archives, write_kaggle
+from storages import tar_of
 
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.detect import EmptyClasses, find_kind, scan
+from shardio.conversion.sources.detect import EmptyClasses, scan
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
@@ -73,12 +72,6 @@ def test_both_commands_that_a_refusal_names_work_and_their_sets_are_repaired(tmp
         assert estimate(src, seconds=0.01, labels=labels).splits["test"].largest is None
 
 
-def test_a_flat_folder_is_not_converted_into_the_set_of_another(tmp_path: Path) -> None:
-    convert(put(tmp_path / "other", "a/1.jpg", "b/2.jpg"), tmp_path / "out", **OPTIONS)
-    with pytest.raises(ConvertError, match="holds a finished set of another conversion"):
-        convert(put(tmp_path / "src", "1.jpg"), tmp_path / "out", **OPTIONS)
-
-
 def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> None:
     put(tmp_path, "1.jpg", "2.jpg")
     (tmp_path / "list").write_text("1.jpg dog\n2.jpg dog\n")
@@ -92,25 +85,17 @@ def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> Non
     assert open_shards(tmp_path / "out").classes == ("0",)
 
 
-def test_labels_that_are_names_of_splits_are_doubted_in_a_list_too(tmp_path: Path) -> None:
-    put(tmp_path, "1.jpg", "2.jpg")
-    (tmp_path / "list").write_text("1.jpg train\n2.jpg Validation\n")
-    assert "expected classes, found names of splits ('Validation', 'train')" in refused(tmp_path / "list")
-    (tmp_path / "list").write_text("1.jpg train\n2.jpg tram\n")
-    assert scan(tmp_path / "list").classes == ("train", "tram")
-
-
 # --- classes without images -------------------------------------------------------------------------------------------
 
 
 def test_an_empty_class_folder_is_refused_left_out_or_kept(tmp_path: Path) -> None:
     src = put(tmp_path, "a/1.jpg", "b/", "c/2.jpg", "d/.hidden", "d/Thumbs.db", "e/3.jpg")
-    assert "expected images in every class folder, found none in 2: 'b', 'd'. Complete or remove them" in refused(src)
+    assert "expected images in every class folder, found none in 2: 'b', 'd'" in refused(src)
     omitted, kept = scan(src, empty_classes="omit"), scan(src, empty_classes="keep")
     assert (omitted.classes, labels(omitted)) == (("a", "c", "e"), {"a/1.jpg": 0, "c/2.jpg": 1, "e/3.jpg": 2})
     assert (kept.classes, labels(kept)) == (("a", "b", "c", "d", "e"), {"a/1.jpg": 0, "c/2.jpg": 2, "e/3.jpg": 4})
     put(tmp_path, *(f"x{i}/" for i in range(10)))
-    assert "found none in 12: 'b', 'd', 'x0', 'x1', 'x2', .... Complete" in refused(src)
+    assert "found none in 12: 'b', 'd', 'x0', 'x1', 'x2', ...." in refused(src)
 
 
 def test_a_class_may_be_without_images_in_val_but_not_in_train(tmp_path: Path) -> None:
@@ -120,9 +105,7 @@ def test_a_class_may_be_without_images_in_val_but_not_in_train(tmp_path: Path) -
     assert "found none in 1: 'b'" in refused(src)
     assert labels(scan(src, empty_classes="omit")) == {"train/a/1.jpg": 0, "train/c/3.jpg": 1, "val/a/4.jpg": 0}
     put(src, "val/b/5.jpg")
-    with pytest.raises(
-        SourceError, match=r"val/b/5.jpg: expected the class 'b' to have images in 'train' too, found none"
-    ):
+    with pytest.raises(SourceError, match=r"(?s)'val/b/5.jpg': expected a class with images in the first split"):
         scan(src, empty_classes="omit")
     assert labels(scan(src, empty_classes="keep"))["val/b/5.jpg"] == 1
 
@@ -145,41 +128,7 @@ def test_a_set_with_a_class_left_out_or_kept_is_recognized_and_repaired(
         assert (out / name).read_bytes() == before
 
 
-def test_an_empty_class_of_archives_and_of_kaggle_is_refused_too(tmp_path: Path) -> None:
-    tree = draw_imagenet(tmp_path / "tree", train=1)
-    kaggle = write_kaggle(tree, tmp_path / "kaggle")
-    (next((kaggle / "ILSVRC/Data/CLS-LOC/train/n02012849").iterdir())).unlink()
-    archives = write_archives(tree, tmp_path / "archives", "train", "devkit")
-    tars = [
-        (f"{name}.tar", tar_of([("1.JPEG", PICTURE)] if name != "n02012849" else []))
-        for name in ("n01440764", "n02012849")
-    ]
-    (archives / "ILSVRC2012_img_train.tar").write_bytes(tar_of(tars))
-    for src in (kaggle, archives):
-        assert "found none in 1: 'n02012849'" in refused(src)
-        kept = scan(src, empty_classes="keep")
-    omitted = scan(archives, empty_classes="omit")
-    assert (kept.classes, kept.class_names) == (("n01440764", "n02012849"), ("tench, Tinca tinca", "crane"))
-    assert (omitted.classes, omitted.class_names) == (("n01440764",), ("tench, Tinca tinca",))
-
-
 # --- what systems leave behind ----------------------------------------------------------------------------------------
-
-
-def test_what_systems_leave_behind_changes_nothing_in_any_storage(tmp_path: Path) -> None:
-    pair = [("train/a/1.jpg", PICTURE), ("train/a/1.cls", b"a"), ("train/b/2.jpg", PICTURE), ("train/b/2.cls", b"b")]
-    junk = [("__MACOSX/train/a/._1.jpg", b"x"), ("__MACOSX/train/a/3.jpg", b"x"), ("train/a/@eaDir/1.jpg", PICTURE)]
-    (tmp_path / "tars").mkdir()
-    (tmp_path / "tars" / "0.tar").write_bytes(tar_of([*pair, *junk]))
-    put(tmp_path, "tars/__MACOSX/._0.tar", "tars/__MACOSX/0.tar", "tars/desktop.ini")
-    assert find_kind(tmp_path / "tars") == "webdataset"
-    found = scan(tmp_path / "tars")
-    assert labels(found) == {"train/a/1.jpg": 0, "train/b/2.jpg": 1}
-    assert found.ignored == {"of the system": 5}
-    archives = write_archives(draw_imagenet(tmp_path / "tree"), tmp_path / "archives", "train")
-    plain = scan(archives)
-    put(archives, "desktop.ini", "__MACOSX/x")
-    assert scan(archives).splits == plain.splits
 
 
 # --- many classes, large folders, long names --------------------------------------------------------------------------
@@ -224,10 +173,10 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
     long = "b/" + "/".join(["d" * 200] * 15) + "/1.jpg"
     src = put(tmp_path / "one", *(f"a/{i}.jpg" for i in range(300)), long)
     assert scan(src, labels="folders").num_sources == 301  # an index of so few rows may be wide
-    monkeypatch.setattr("shardio.conversion.sources.detect._MOST_PADDING_NBYTES", 900_000)
+    monkeypatch.setattr("shardio.conversion.sources.listing._MOST_PADDING_NBYTES", 900_000)
     message = refused(src)
-    assert f"expected keys of similar length in 'train', found one of {len(long):,} bytes, 'b/ddd" in message
-    assert "all 301 rows of the index would be as wide, 909,622 bytes in all" in message
+    assert "expected keys of similar length in 'train', found 'b/ddd" in message
+    assert f"of {len(long):,} bytes, which would make the index 909,622 bytes" in message
     assert len(message) < 1000
     # Beside keys that are long by themselves it is not much wider.
     many = put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)
@@ -235,21 +184,3 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
-
-
-def test_commands_have_the_options_and_say_them_in_their_errors(tmp_path: Path) -> None:
-    src, out = put(tmp_path / "src", "a/1.jpg", "b/"), str(tmp_path / "out")
-
-    def run(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(cli, [*words, "--json"])
-        return done.exit_code, done.output
-
-    with pytest.raises(SourceError, match="`--empty-classes omit`"):
-        CliRunner().invoke(cli, ["plan", str(src)], catch_exceptions=False)
-    with pytest.raises(SourceError, match="--labels folders`"):
-        CliRunner().invoke(cli, ["plan", str(src), "--empty-classes", "omit"], catch_exceptions=False)
-    options = ("--empty-classes", "omit", "--labels", "folders", "--size", "8")
-    code, text = run("plan", str(src), "--seconds", "0.01", *options)
-    assert (code, json.loads(text)["num_classes"]) == (0, 1)
-    assert run("convert", str(src), out, *options)[0] == 0
-    assert open_shards(out).classes == ("a",)

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from folders import flip, hashes
+from folders import flip
 from loaders import check_every_way
 from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
 
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
-from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.detect import scan
-from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.publish import read_rejects
 from shardio.errors import ConvertError, DecodeError, ShardioError, SourceError, SpaceError
 from shardio.loading.loader import ShardLoader
@@ -58,62 +51,6 @@ def tree(root: Path, names: str = "train/{label}/{number}.npy") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, latent)
     return root
-
-
-SOURCES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "a tree of classes": (tree, "array"),
-    "a flat folder": (lambda path: tree(path, "{number}.npy"), "array"),
-    "an NPY file": (lambda path: npy(path.with_suffix(".npy")), "array"),
-    "an archive": (lambda path: npz(path.with_suffix(".npz"), label=LABELS), "latent"),
-    "a compressed archive": (lambda path: npz(path.with_suffix(".npz"), np.savez_compressed, labels=SOFT), "latent"),
-}
-
-
-@pytest.fixture(params=SOURCES)
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str, str]:
-    """The path of a source, its kind in words, and the name of the array with LATENTS."""
-    make, name = SOURCES[request.param]
-    return make(tmp_path / "src"), request.param, name
-
-
-def numbers_of(out: Path) -> list[int]:
-    keys = [Path(os.fsdecode(key)).stem for key in open_shards(out).index["key"]]
-    return list(map(int, keys))
-
-
-def check(out: Path, kind: str, name: str) -> None:
-    """Checks that the set has the values and labels of all samples."""
-    shards, numbers = open_shards(out), numbers_of(out)
-    assert not shards.has_pixels
-    assert sorted(numbers) == list(range(COUNT))
-    for sample, number in zip(shards, numbers, strict=True):
-        assert sample.arrays[name].dtype == np.float16
-        np.testing.assert_array_equal(sample.arrays[name], LATENTS[number])
-        if name == "latent":
-            np.testing.assert_array_equal(sample.arrays["token"], TOKENS[number])
-        if kind in ("a tree of classes", "an archive"):
-            assert sample.label == LABELS[number]
-        elif kind == "a compressed archive":
-            np.testing.assert_array_equal(sample.label, SOFT[number].astype(np.float32))
-        else:
-            assert sample.label is None
-
-
-def test_a_set_has_the_arrays_as_they_are(source: tuple[Path, str, str], tmp_path: Path) -> None:
-    src, kind, name = source
-    report = convert(src, tmp_path / "out", shard_size=SHARD_NBYTES, workers=1)
-    check(tmp_path / "out", kind, name)
-    assert (report.num_samples, report.num_shards) == ({"train": COUNT}, 4)
-    assert verify(tmp_path / "out").ok
-    assert convert(src, tmp_path / "out", shard_size=SHARD_NBYTES).num_converted == 0
-    processes = convert(src, tmp_path / "processes", shard_size=SHARD_NBYTES, workers=5)
-    assert processes.digest == report.digest
-    assert estimate(src, shard_size=SHARD_NBYTES, seconds=0.01).nbytes == report.nbytes - _fixed(tmp_path / "out")
-
-
-def _fixed(out: Path) -> int:
-    """The bytes of the manifest's other files, which an estimate leaves out."""
-    return (out / "rejects.jsonl").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -171,25 +108,6 @@ def test_datasets_that_are_no_arrays_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-class _Reusing:
-    """A dataset that uses the memory of an item again for the next."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty_like(LATENTS[0])
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> NDArray[np.float16]:
-        self._memory[:] = LATENTS[index]
-        return self._memory
-
-
-def test_a_dataset_may_use_its_memory_again(tmp_path: Path) -> None:
-    convert(_Reusing(), tmp_path / "out")
-    check(tmp_path / "out", "a dataset", "array")
-
-
 def test_a_picture_that_is_declared_an_array_is_stored_as_it_is(tmp_path: Path) -> None:
     items = [{"plan": np.full((8, 8), i, np.uint8)} for i in range(9)]
     convert(items, tmp_path / "out", arrays={"plan": ("array", "uint8", (8, 8))}, order="source")
@@ -213,14 +131,6 @@ def test_a_tree_takes_every_byte_order_and_layout(dtype: str, order: Any, tmp_pa
 def test_an_npy_file_of_big_endian_numbers_is_stored_little_endian(tmp_path: Path) -> None:
     convert(npy(tmp_path / "a.npy", np.arange(9, dtype=">i4")), tmp_path / "out", order="source")
     assert [int(sample.arrays["array"]) for sample in open_shards(tmp_path / "out")] == list(range(9))
-
-
-def test_labels_none_drops_labels_of_every_kind(source: tuple[Path, str, str], tmp_path: Path) -> None:
-    src, _, name = source
-    report = convert(src, tmp_path / "out", labels="none")
-    shards = open_shards(tmp_path / "out")
-    assert (report.unlabeled, shards.content.label_row) == (("train",), None)
-    np.testing.assert_array_equal(shards[0].arrays[name], LATENTS[numbers_of(tmp_path / "out")[0]])
 
 
 def test_labels_that_are_no_classes_need_no_names(tmp_path: Path) -> None:
@@ -247,95 +157,12 @@ def _save(*arrays: NDArray[Any]) -> bytes:
     return file.getvalue()
 
 
-def _header(text: str) -> bytes:
+def _claimed(text: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
-def _zip(method: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as archive:
-        for name, data in members.items():
-            archive.writestr(name.replace("__", "/").replace("_npy", ".npy"), data)
-    return file.getvalue()
-
-
-_SOUND = _save(LATENTS)
-_ENCRYPTED = bytearray(_zip(a_npy=_SOUND))
-_ENCRYPTED[6] |= 1  # the flag, in the local header and in the directory
-_ENCRYPTED[_ENCRYPTED.index(b"PK\x01\x02") + 8] |= 1
-_FLIPPED = bytearray(_zip(a_npy=_SOUND))
-_FLIPPED[1000] ^= 4
-_BOMB = bytearray(_zip(zipfile.ZIP_DEFLATED, a_npy=_SOUND))
-_BOMB[(place := _BOMB.index(b"PK\x01\x02") + 24) : place + 4] = b"\xf0\xff\xff\xff"  # its size, in the directory
-
-HOSTILE_FILES: dict[str, tuple[str, bytes, str]] = {
-    "truncated": ("a.npy", _SOUND[:-1], r"expected 2,048 bytes, as its header says, found 2,047"),
-    "longer": ("a.npy", _SOUND + b"x", "expected 2,048 bytes"),
-    "two arrays": ("a.npy", _SOUND + _SOUND, "expected 2,048 bytes"),
-    "nothing but the magic": ("a.npy", b"\x93NUMPY", "expected an array as `np.save` writes it"),
-    "objects": ("a.npy", _save(np.array([{}, None])), "Python objects"),
-    "text": ("a.npy", _save(np.array(["a", "b"])), "type must be one of"),
-    "fields": ("a.npy", _save(np.zeros(3, [("a", "<i4")])), "type must be one of"),
-    "complex numbers": ("a.npy", _save(np.zeros(3, complex)), "type must be one of"),
-    "a single value": ("a.npy", _save(np.array(3)), "whose first axis is the samples"),
-    "no samples": ("a.npy", _save(np.zeros((0, 3))), r"expected samples, found an array of shape \(0, 3\)"),
-    "empty samples": ("a.npy", _save(np.zeros((3, 0))), "numbers from 1 to"),
-    "by columns": ("a.npy", _save(np.asfortranarray(np.zeros((3, 4)))), "Fortran"),
-    "negative": ("a.npy", _header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4)}"), r"\(-1, 4\)"),
-    "petabytes": (
-        "a.npy",
-        _header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 65536)}"),
-        "bytes, as its header says",
-    ),
-    "huge samples": (
-        "a.npy",
-        _header("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 65536, 65536, 65536)}"),
-        "bytes, as its header says",
-    ),
-    "code": ("a.npy", _header("__import__('os').system('true')"), "a.npy: expected an array"),
-    "nested": ("a.npy", _header("(" * 9000), "a.npy: expected an array"),
-    "another version": ("a.npy", b"\x93NUMPY\x09\x00" + _SOUND[8:], "version 9"),
-    "no zip": ("a.npz", b"PK\x03\x04 and nothing", "a.npz: expected an array"),
-    "an empty archive": ("a.npz", _zip(), "a.npz"),
-    "a truncated archive": ("a.npz", _zip(a_npy=_SOUND)[:-30], "a.npz: expected an array"),
-    "a truncated member": ("a.npz", _zip(a_npy=_SOUND[:-1]), "'a.npy': expected 2,048 bytes, as its header says"),
-    "a member that differs from its checksum": ("a.npz", bytes(_FLIPPED), "CRC"),
-    "encrypted": ("a.npz", bytes(_ENCRYPTED), "encrypted|password"),
-    "a member of objects": ("a.npz", _zip(a_npy=_save(np.array([{}, None]))), "'a.npy': .*Python objects"),
-    "a member that is no array": ("a.npz", _zip(readme=b"hello"), "'readme': expected members NAME.npy"),
-    "a path": ("a.npz", _zip(**{".._npy": _SOUND, "..__..__etc__x_npy": _SOUND}), "name must be"),
-    "a reserved name": ("a.npz", _zip(images_npy=_SOUND), "'images'"),
-    "other counts": ("a.npz", _zip(a_npy=_SOUND, b_npy=_save(np.zeros(3))), "found 40 of a, 3 of b"),
-    "labels in a column": ("a.npz", _zip(a_npy=_SOUND, label_npy=_save(LABELS[:, None])), r"label: .*\(1,\)"),
-    "labels alone": ("a.npz", _zip(label_npy=_save(LABELS)), "labels alone"),
-    "two labels": (
-        "a.npz",
-        _zip(a_npy=_SOUND, label_npy=_save(LABELS), labels_npy=_save(LABELS)),
-        "labels",
-    ),
-    "labels of text": ("a.npz", _zip(a_npy=_SOUND, label_npy=_save(np.full(COUNT, "a"))), "'label.npy'"),
-    "a bomb": ("a.npz", bytes(_BOMB), "expected at most 67,108,864 bytes once unpacked"),
-    "another method": ("a.npz", _zip(zipfile.ZIP_LZMA, a_npy=_SOUND), "stored or deflated"),
-    "many members": (
-        "a.npz",
-        _zip(**{f"a{i}_npy": _save(np.zeros(3)) for i in range(60)}),
-        "at most 50 arrays",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", HOSTILE_FILES)
-def test_files_that_hold_no_samples_are_refused(case: str, tmp_path: Path) -> None:
-    name, data, match = HOSTILE_FILES[case]
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(SourceError, match=match) as caught:
-        convert(tmp_path / name, tmp_path / "out")
-    assert name in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_file_that_claims_billions_of_samples_takes_no_memory(tmp_path: Path) -> None:
-    header = _header("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000,)}")
+    header = _claimed("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000,)}")
     (tmp_path / "a.npy").write_bytes(header)
     os.truncate(tmp_path / "a.npy", len(header) + 10**12)
     with pytest.raises(SpaceError, match=r"a\.npy: expected memory for 1,000,000,000,000 samples"):
@@ -395,7 +222,7 @@ def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:
         npy(tmp_path / "splits" / f"{name}.npy")
     with pytest.raises(SourceError, match="splits: expected a file for each sample, found a file for each split"):
         convert(tmp_path / "splits", tmp_path / "again")
-    with pytest.raises(SourceError, match=r"a\.npy: expected a tree of folders"):
+    with pytest.raises(SourceError, match=r"a\.npy: expected a tree"):
         convert(tmp_path / "a.npy", tmp_path / "again", labels="folders")
     with pytest.raises(ValueError, match="fit: expected no options of images"):
         convert(tmp_path / "a.npy", tmp_path / "again", fit="pad")
@@ -407,45 +234,7 @@ def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
-def test_tables_describe_arrays(source: tuple[Path, str, str], tmp_path: Path) -> None:
-    src, kind, name = source
-    path = "train/{label}/{number}" if kind == "a tree of classes" else "{number}"
-    paths = [path.format(label="abc"[LABELS[number]], number=number) for number in range(COUNT)]
-    rows = [f"{path},{number / 4},{number},{number}" for number, path in enumerate(paths)]
-    (tmp_path / "table.csv").write_text("\n".join(["path,x,y,n", *rows, "missing,1,2,3"]))
-    table = Table(tmp_path / "table.csv", label_columns=["x", "y"], columns=["n"])
-    report = convert(src, tmp_path / "out", table=table, max_bad=1)
-    assert report.refused == {"incomplete": 1}
-    shards = open_shards(tmp_path / "out")
-    for sample, number in zip(shards, shards.index["n"].tolist(), strict=True):
-        np.testing.assert_array_equal(sample.arrays[name], LATENTS[number])
-        assert sample.label.tolist() == [number / 4, number]
-    flip(tmp_path / "out" / "train-labels-00000.npy", 4100)
-    assert repair(tmp_path / "out", src, table=table).repaired == ("train-labels-00000.npy",)
-
-
 # --- kills, parts and repairs -----------------------------------------------------------------------------------------
-
-_KILLED = """
-import os, signal, sys
-from shardio.conversion.convert import convert
-def kill(progress):
-    if progress.done >= 20:
-        os.kill(os.getpid(), signal.SIGKILL)
-convert(sys.argv[1], sys.argv[2], shard_size=int(sys.argv[3]), workers=1, on_progress=kill)
-"""
-
-
-def test_a_killed_conversion_resumes(source: tuple[Path, str, str], tmp_path: Path) -> None:
-    src, kind, name = source
-    whole = convert(src, tmp_path / "whole", shard_size=SHARD_NBYTES)
-    words = [sys.executable, "-c", _KILLED, src, tmp_path / "out", str(SHARD_NBYTES)]
-    assert subprocess.run(words).returncode == -signal.SIGKILL
-    report = convert(src, tmp_path / "out", shard_size=SHARD_NBYTES)
-    assert 0 < report.num_converted < COUNT
-    assert report.digest == whole.digest
-    check(tmp_path / "out", kind, name)
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
 
 
 def test_no_sample_is_read_from_a_file_that_is_replaced_meanwhile(tmp_path: Path) -> None:
@@ -461,44 +250,6 @@ def test_no_sample_is_read_from_a_file_that_is_replaced_meanwhile(tmp_path: Path
 def test_labels_of_float_are_said_to_be_no_classes(tmp_path: Path) -> None:
     report = convert(npz(tmp_path / "a.npz", label=LABELS.astype(np.float64)), tmp_path / "out")
     assert report.notes == ("a.npz: labels are float32, 1 number each",)
-
-
-def test_a_file_that_changes_is_not_resumed_from(tmp_path: Path) -> None:
-    src = npy(tmp_path / "a.npy")
-
-    def stop(progress: Any) -> None:
-        if progress.done >= 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, tmp_path / "out", shard_size=SHARD_NBYTES, workers=1, on_progress=stop)
-    npy(src, LATENTS[::-1])
-    with pytest.raises(ConvertError, match="the list of sources, changed since"):
-        convert(src, tmp_path / "out", shard_size=SHARD_NBYTES)
-
-
-def test_parts_make_the_set(source: tuple[Path, str, str], tmp_path: Path) -> None:
-    src, kind, name = source
-    reports = [convert(src, tmp_path / "out", shard_size=SHARD_NBYTES, part=(k, 3)) for k in (3, 1, 2)]
-    assert [report.unfinished is None for report in reports] == [False, False, True]
-    check(tmp_path / "out", kind, name)
-
-
-def test_every_damaged_file_is_made_again(source: tuple[Path, str, str], tmp_path: Path) -> None:
-    src, _, _ = source
-    convert(src, tmp_path / "out", shard_size=SHARD_NBYTES)
-    before = hashes(tmp_path / "out")
-    for path in sorted((tmp_path / "out").glob("*.npy")):
-        flip(path, 4100)
-    assert repair(tmp_path / "out", src, workers=1).repaired
-    assert hashes(tmp_path / "out") == before
-    shutil.rmtree(src) if src.is_dir() else src.unlink()
-    npy(src, LATENTS[:3]) if src.suffix == ".npy" else tree(src.with_suffix(""), "{number}.npy")
-    if src.suffix != ".npz":
-        (tmp_path / "out" / "rejects.jsonl").unlink()
-        if src.suffix == ".npy":
-            with pytest.raises(ConvertError, match="cannot be made again"):
-                repair(tmp_path / "out", src)
 
 
 def test_a_set_of_images_is_not_repaired_from_arrays_nor_the_other_way(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from command import shardio
 from conversions import rejects
 from folders import ODD_NAMES, hashes
 from pictures import random_jpeg, random_picture, write_jpeg
+from storages import scan_tree
 
 from shardio.conversion.convert import convert
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import make_plan
 from shardio.conversion.report import Progress
-from shardio.conversion.sources.tree import scan_tree
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
@@ -138,18 +138,6 @@ def test_a_tree_with_everything_in_it_is_converted_as_if_only_the_images_were_th
         "not a regular file": 5,
     }
     assert hashes(out) == hashes(tmp_path / "plain")
-
-
-def test_empty_class_folders_that_are_kept_have_their_labels_in_every_split(tmp_path: Path, out: Path) -> None:
-    for name in (b"train/b/1.jpg", b"train/d/2.jpg", b"val/b/3.jpg", b"val/d/4.jpg"):
-        put(tmp_path / "src", name, picture(3))
-    for name in ("train/a", "train/c", "train/e/deeper", "val/a", "val/e"):
-        (tmp_path / "src" / name).mkdir(parents=True)
-    convert(tmp_path / "src", out, **OPTIONS, empty_classes="keep")
-    for split in ("train", "val"):
-        shards = open_shards(out, split)
-        assert shards.classes == ("a", "b", "c", "d", "e")
-        assert sorted(shards.labels.tolist()) == [1, 3]
 
 
 def test_an_image_reached_by_links_is_there_once_for_every_name(src: Path, out: Path) -> None:
@@ -267,13 +255,6 @@ def test_an_image_that_is_spoilt_between_scan_and_reading_is_refused(
     assert verify(out).ok
 
 
-def test_a_folder_that_vanishes_between_scan_and_reading_takes_its_images_with_it(src: Path, out: Path) -> None:
-    spoil = at_first_progress(lambda: shutil.rmtree(src / "b"))
-    report = convert(src, out, **OPTIONS, order="source", max_bad=4, on_progress=spoil)
-    assert report.refused == {"unreadable": 4}
-    assert open_shards(out).classes == ("a", "b", "c")
-
-
 def test_an_image_that_is_replaced_between_scan_and_reading_is_the_new_one(
     src: Path, out: Path, tmp_path: Path
 ) -> None:
@@ -360,10 +341,3 @@ def test_a_folder_of_very_many_files_costs_a_fixed_amount_of_memory_for_each(cro
     assert collection.num_sources == 20_000
     assert peak < 400 * 20_000
     assert listed < planned < 200 * 20_000
-
-
-def test_a_folder_of_very_many_files_is_converted_in_the_order_of_its_names(crowded: Path, tmp_path: Path) -> None:
-    report = convert(crowded, tmp_path / "out", size=2, order="source", shard_size=4096 + 12 * 9000, labels="folders")
-    assert (report.num_samples, report.num_shards) == ({"train": 20_000}, 3)
-    keys = open_shards(tmp_path / "out").index["key"]
-    assert keys.tolist() == [b"n01440764/n01440764_%08d.JPEG" % number for number in range(20_000)]

@@ -1,4 +1,4 @@
-"""Parquet in the style of Hugging Face: the set of the same images in a folder tree, or a clear refusal."""
+"""Parquet in the style of Hugging Face: which columns and files are what, refusals, and the copies of its images."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import json
 import os
 import pickle
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,68 +17,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import shardio
-from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
+from conversions import OPTIONS, Interrupt, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
-from storages import keys
+from storages import hub_metadata, hub_table, keys, put_parquet, write_parquet
 
 from shardio.cli.report import refused_pictures
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.repair import repair
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection, spool
-from shardio.conversion.sources.collection import Source
+from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.detect import scan
-from shardio.conversion.sources.parquet import is_parquet, scan_parquet
+from shardio.conversion.sources.parquet import list_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
-from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.writing.publish import read_rejects
 from shardio.errors import ConvertError, SourceError, SpaceError
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 CLASSES = ("n01", "n02", "n03")
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def metadata(classes: Sequence[str]) -> dict[bytes, bytes]:
-    features = {"image": {"_type": "Image"}, "label": {"names": list(classes), "_type": "ClassLabel"}}
-    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
-
-
-def table(
-    images: Sequence[bytes | None],
-    labels: Sequence[int | None],
-    paths: Sequence[str | None] | None = None,
-    classes: Sequence[str] = CLASSES,
-) -> Any:
-    names = paths or [f"{i}.JPEG" for i in range(len(images))]
-    column = pa.array([{"bytes": i, "path": p} for i, p in zip(images, names, strict=True)], IMAGE)
-    built = pa.table({"image": column, "label": pa.array(labels, pa.int64())})
-    return built.replace_schema_metadata(metadata(classes) if classes else None)
-
-
-def put(path: Path, built: Any, **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(built, path, **{"row_group_size": 4, **options})
-    return path
-
-
-def parquet_of(tree: Path, folder: Path, files: Mapping[str, int] | None = None) -> Path:
-    """The images of a folder tree as data/train-00000-of-00003.parquet and the like."""
-    for split, sources in scan_tree(tree).splits.items():
-        count = (files or {"train": 3, "val": 1})[split]
-        name = {"val": "validation"}.get(split, split)
-        for number in range(count):
-            some = sources[len(sources) * number // count : len(sources) * (number + 1) // count]
-            keys = [os.fsdecode(source.key) for source in some]
-            built = table(
-                [(tree / key).read_bytes() for key in keys], [s.label for s in some], [Path(key).name for key in keys]
-            )
-            put(folder / "data" / f"{name}-{number:05d}-of-{count:05d}.parquet", built)
-    return folder
+def listed(src: Path) -> Collection:
+    return list_parquet(src).collect()
 
 
 @pytest.fixture
@@ -89,7 +50,7 @@ def src(image_tree: Path, tmp_path: Path) -> Path:
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "README.md").write_text("x")
     (tmp_path / "hub" / ".gitattributes").write_text("x")
-    return parquet_of(image_tree, tmp_path / "hub")
+    return write_parquet(image_tree, tmp_path / "hub")
 
 
 @pytest.fixture
@@ -100,27 +61,14 @@ def picture() -> bytes:
 # --- the same set ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["shuffled", "source"])
-@pytest.mark.parametrize("workers", [1, 3, 5])
-def test_the_set_is_that_of_the_folder_tree(
-    image_tree: Path, src: Path, tmp_path: Path, workers: int, order: str
-) -> None:
-    options = {**OPTIONS, "workers": workers, "order": order}
-    report = convert(src, tmp_path / "out", **options)
-    convert(image_tree, tmp_path / "reference", **options)
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
-    assert report.ignored == {"not a parquet file": 1, "hidden": 1}
-    assert report.num_converted == 18
-
-
 def test_the_order_of_rows_and_their_files_matter_to_the_provenance_alone(
     image_tree: Path, src: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     tables = [pq.read_table(path) for path in sorted(src.glob("data/train-*"))]
     train = pa.concat_tables(tables[::-1]).take(list(range(11, -1, -1)))
-    put(other / "train" / "0000.parquet", train, row_group_size=5, compression="none", use_dictionary=False)
-    put(other / "validation" / "0000.parquet", pq.read_table(next(src.glob("data/val*"))), compression="zstd")
+    put_parquet(other / "train" / "0000.parquet", train, row_group_size=5, compression="none", use_dictionary=False)
+    put_parquet(other / "validation" / "0000.parquet", pq.read_table(next(src.glob("data/val*"))), compression="zstd")
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     convert(other, tmp_path / "out", **OPTIONS)
     found, expected = hashes(tmp_path / "out"), hashes(tmp_path / "reference")
@@ -129,7 +77,9 @@ def test_the_order_of_rows_and_their_files_matter_to_the_provenance_alone(
 
 
 def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: bytes) -> None:
-    path = put(tmp_path / "some.parquet", pa.table({"jpg": [picture] * 3, "class": pa.array([2, 0, 2], pa.uint8())}))
+    path = put_parquet(
+        tmp_path / "some.parquet", pa.table({"jpg": [picture] * 3, "class": pa.array([2, 0, 2], pa.uint8())})
+    )
     report = convert(path, tmp_path / "out", **OPTIONS)
     assert report.notes == ("some.parquet: labels from 'class'",)
     shards = open_shards(tmp_path / "out")
@@ -144,10 +94,10 @@ def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     for module in (collection, spool):
         monkeypatch.setattr(module, "MAX_SOURCE_NBYTES", 10_000)
     images = [picture, b"", None, b"<html>", picture[:100], bytes(10_001), picture]
-    built = table(images, [0] * 7)
+    built = hub_table(images, [0] * 7)
     nothing = pa.array([None], IMAGE)
     built = pa.concat_tables([built, pa.table({"image": nothing, "label": [1]})])  # the struct itself is null
-    src = put(tmp_path / "a.parquet", built)
+    src = put_parquet(tmp_path / "a.parquet", built)
     report = convert(src, tmp_path / "out", **OPTIONS, max_bad=6)
     assert dict(report.num_samples) == {"train": 2}
     found = {line["key"]: (line["reason"], line["detail"]) for line in rejects(tmp_path / "out")}
@@ -194,75 +144,45 @@ NAMES: dict[str, tuple[list[str], dict[str, list[bytes]]]] = {
 def test_splits_and_keys_follow_from_the_names_of_files(tmp_path: Path, name: str) -> None:
     files, expected = NAMES[name]
     for file in files:
-        put(tmp_path / "src" / file, table([b"x"], [0]))
-    collection = scan_parquet(tmp_path / "src")
+        put_parquet(tmp_path / "src" / file, hub_table([b"x"], [0]))
+    collection = listed(tmp_path / "src")
     assert keys(collection) == expected
     assert list(collection.splits) == list(expected)
     assert collection.classes == CLASSES
     assert collection.class_names == ()
 
 
-BAD_NAMES: dict[str, tuple[list[str], str]] = {
-    "two configurations": (
-        ["a/train-00000-of-00001.parquet", "b/train-00000-of-00001.parquet"],
-        "one series of files for the split 'train', found 'a/train-*-of-00001' and 'b/train-*-of-00001'",
-    ),
-    "two numbered series": (
-        ["train-00000-of-00001.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
-        "found 'train-*-of-00001' and 'train-*-of-00002'",
-    ),
-    "folders of two configurations": (["a/train/0.parquet", "b/train/0.parquet"], "found 'a/train/*' and 'b/train/*'"),
-    "two words for a split": (["val.parquet", "validation.parquet"], "found 'val*' and 'validation*'"),
-    "a file without a split": (["train.parquet", "more.parquet"], "more.parquet: expected a split in its name"),
-    "one of three": (
-        ["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"],
-        "expected 3 files like train-00000-of-00003.parquet, found 2: number 00001 is the first that is missing",
-    ),
-    "the first of two": (["train-00000-of-00002.parquet"], "found 1: number 00001 is the first that is missing"),
-    "none": ([], "expected a parquet file, or a folder of them, found none in it"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_files_that_make_no_clear_splits_are_refused(tmp_path: Path, name: str) -> None:
-    files, message = BAD_NAMES[name]
-    (tmp_path / "src").mkdir()
-    for file in files:
-        put(tmp_path / "src" / file, table([b"x"], [0]))
-    with pytest.raises(SourceError) as caught:
-        scan_parquet(tmp_path / "src")
-    assert str(caught.value).startswith(str(tmp_path / "src"))
-    assert message in str(caught.value)
-
-
-def test_a_file_of_a_series_may_be_converted_alone(tmp_path: Path) -> None:
-    path = put(tmp_path / "train-00001-of-00009.parquet", table([b"x"], [0]))
-    assert keys(scan_parquet(path)) == {"train": [b"train/n01/0.JPEG"]}
+def test_a_file_of_a_series_is_a_source_and_classes_may_be_named_by_another_file(tmp_path: Path) -> None:
+    path = put_parquet(tmp_path / "train-00001-of-00009.parquet", hub_table([b"x"], [0]))
+    assert keys(listed(path)) == {"train": [b"train/n01/0.JPEG"]}
+    put_parquet(tmp_path / "two" / "a.parquet", hub_table([b"x"], [0], classes=()))
+    put_parquet(tmp_path / "two" / "b.parquet", hub_table([b"x"], [2]))
+    assert keys(listed(tmp_path / "two")) == {"train": [b"n01/0.JPEG", b"n03/0.JPEG"]}
 
 
 def test_links_to_files_are_followed_as_downloads_are_cached_so(tmp_path: Path) -> None:
-    put(tmp_path / "blobs" / "0123", table([b"x"], [0]))
+    put_parquet(tmp_path / "blobs" / "0123", hub_table([b"x"], [0]))
     (tmp_path / "src" / "data").mkdir(parents=True)
     (tmp_path / "src" / "data" / "train.parquet").symlink_to("../../blobs/0123")
     (tmp_path / "src" / "data" / "test.parquet").symlink_to("nowhere")
     os.mkfifo(tmp_path / "src" / "val.parquet")
-    collection = scan_parquet(tmp_path / "src")
+    collection = listed(tmp_path / "src")
     assert keys(collection) == {"train": [b"train/n01/0.JPEG"]}
     assert collection.ignored == {"not a parquet file": 2}
 
 
 def test_rows_without_a_label_are_ignored_and_counted_and_a_split_of_them_is_none(tmp_path: Path) -> None:
     """ImageNet's test split is like that: its labels are not public."""
-    put(tmp_path / "src" / "train.parquet", table([b"x"] * 4, [2, -1, None, 1]))
-    put(tmp_path / "src" / "test.parquet", table([b"x"] * 3, [-1] * 3))
-    collection = scan_parquet(tmp_path / "src")
+    put_parquet(tmp_path / "src" / "train.parquet", hub_table([b"x"] * 4, [2, -1, None, 1]))
+    put_parquet(tmp_path / "src" / "test.parquet", hub_table([b"x"] * 3, [-1] * 3))
+    collection = listed(tmp_path / "src")
     assert keys(collection) == {"train": [b"train/n03/0.JPEG", b"train/n02/3.JPEG"]}
     assert collection.ignored == {"row without a label": 5}
     assert isinstance(collection.origin, ParquetOrigin)
     assert list(collection.origin.files) == [b"train.parquet"]  # the others' images are not copied
-    put(tmp_path / "src" / "train.parquet", table([b"x"], [-1]))
+    put_parquet(tmp_path / "src" / "train.parquet", hub_table([b"x"], [-1]))
     with pytest.raises(SourceError, match="expected rows with a label, found none"):
-        scan_parquet(tmp_path / "src")
+        listed(tmp_path / "src")
 
 
 ODD_PATHS: list[tuple[str | None, bytes]] = [
@@ -280,24 +200,24 @@ ODD_PATHS: list[tuple[str | None, bytes]] = [
 
 def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
     paths = [path for path, _ in ODD_PATHS]
-    put(tmp_path / "a.parquet", table([b"x"] * len(paths), [0] * len(paths), paths), row_group_size=2)
-    assert keys(scan_parquet(tmp_path)) == {"train": [b"n01/" + name for _, name in ODD_PATHS]}
+    put_parquet(tmp_path / "a.parquet", hub_table([b"x"] * len(paths), [0] * len(paths), paths), row_group_size=2)
+    assert keys(listed(tmp_path)) == {"train": [b"n01/" + name for _, name in ODD_PATHS]}
     images = pa.array([{"bytes": b"x"}] * 3, pa.struct([("bytes", pa.large_binary())]))
-    bare = pa.table({"image": images, "label": [0, 1, 2]}).replace_schema_metadata(metadata(CLASSES))
-    put(tmp_path / "a.parquet", bare)
+    bare = pa.table({"image": images, "label": [0, 1, 2]}).replace_schema_metadata(hub_metadata(CLASSES))
+    put_parquet(tmp_path / "a.parquet", bare)
     numbers = [b"n01/00000000", b"n02/00000001", b"n03/00000002"]
-    assert keys(scan_parquet(tmp_path / "a.parquet")) == {"train": numbers}
-    with pytest.raises(SourceError, match="expected a parquet file, or a folder of them, found nothing"):
-        scan_parquet(tmp_path / "gone.parquet")
+    assert keys(listed(tmp_path / "a.parquet")) == {"train": numbers}
+    with pytest.raises(SourceError, match="expected a parquet file, or a folder of them"):
+        listed(tmp_path / "gone.parquet")
 
 
 def test_scanning_reads_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images take the room and the time: they are read when it is known that they are wanted."""
     rng = np.random.default_rng(0)
     images = [rng.bytes(100_000) for _ in range(40)]
-    path = put(tmp_path / "a.parquet", table(images, [0] * 40), compression="none")
+    path = put_parquet(tmp_path / "a.parquet", hub_table(images, [0] * 40), compression="none")
     before = _bytes_read()
-    scan_parquet(path)
+    listed(path)
     assert _bytes_read() - before < 1_000_000 < path.stat().st_size
 
 
@@ -326,8 +246,8 @@ COLUMNS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_are_found(tmp_path: Path, name: str) -> None:
     built, image = COLUMNS[name]
-    put(tmp_path / "a.parquet", built)
-    collection = scan_parquet(tmp_path)
+    put_parquet(tmp_path / "a.parquet", built)
+    collection = listed(tmp_path)
     assert isinstance(collection.origin, ParquetOrigin)
     assert collection.origin.image == image
     assert [source.label for source in collection.splits["train"]] == [1]
@@ -336,117 +256,20 @@ def test_columns_are_found(tmp_path: Path, name: str) -> None:
 
 def test_images_alone_and_images_beside_text_have_no_labels(tmp_path: Path) -> None:
     alone = pa.table({"image": [{"bytes": b"x", "path": "1.jpg"}, {"bytes": b"y", "path": None}]})
-    put(tmp_path / "alone" / "train-00000-of-00001.parquet", alone)
-    put(tmp_path / "text.parquet", pa.table({"text": ["a cat", "a dog"], "image": [b"x", b"y"]}))
+    put_parquet(tmp_path / "alone" / "train-00000-of-00001.parquet", alone)
+    put_parquet(tmp_path / "text.parquet", pa.table({"text": ["a cat", "a dog"], "image": [b"x", b"y"]}))
     for name, names in (("alone", [b"train/1.jpg", b"train/00000001"]), ("text.parquet", [b"00000000", b"00000001"])):
-        collection = scan_parquet(tmp_path / name)
+        collection = listed(tmp_path / name)
         (sources,) = collection.splits.values()
         assert [(source.key, source.label) for source in sources] == [(key, None) for key in names]
         assert [collection.origin.read(source) for source in sources] == [b"x", b"y"]
         assert (collection.classes, collection.class_names) == ((), ())
-    put(tmp_path / "soft.parquet", pa.table({"image": [b"x"], "label": [[0.1]]}))
+    put_parquet(tmp_path / "soft.parquet", pa.table({"image": [b"x"], "label": [[0.1]]}))
     assert scan(tmp_path / "soft.parquet", labels="none").splits["train"][0].label is None
-    put(tmp_path / "both" / "a.parquet", pa.table({"image": [b"x"]}))
-    put(tmp_path / "both" / "b.parquet", pa.table({"image": [b"x"], "label": [1]}))
-    with pytest.raises(SourceError, match=r"b\.parquet: expected labels in all files or in none, and a\.par"):
-        scan_parquet(tmp_path / "both")
-
-
-BAD_TABLES: dict[str, tuple[Any, str]] = {
-    "no image": (pa.table({"label": [1]}), "expected one column of images (binary, or struct with bytes), found none"),
-    "paths of images": (pa.table({"file": ["x"], "label": [1]}), "give the folder of the paths by `--root`"),
-    "a float": (pa.table({"image": [b"x"], "label": [3.0]}), "found 'label' of type double. Rewrite it as integers"),
-    "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "list<element: double>. Rewrite it as"),
-    "two labels": (
-        pa.table({"img": [b"x"], "fine_label": [1], "coarse_label": [1]}),
-        "found fine_label, coarse_label. Rename the column to use to 'label'",
-    ),
-    "two images": (pa.table({"left": [b"x"], "right": [b"x"], "label": [1]}), "found left, right. Rename the"),
-    "an image of text": (pa.table({"image": ["x"], "label": [1]}), "column of images"),
-    "an image of numbers": (pa.table({"image": [[1, 2]], "label": [1]}), "column of images"),
-    "a struct without bytes": (pa.table({"image": [{"path": "a"}], "label": [1]}), "column of images"),
-    "labels of text": (pa.table({"image": [b"x"], "label": ["cat"]}), "column of labels"),
-    "columns of one name": (
-        pa.Table.from_arrays([pa.array([b"x"]), pa.array([1]), pa.array([1])], ["image", "label", "label"]),
-        "expected distinct columns, found 'label' twice",
-    ),
-    "a label beyond the classes": (
-        table([b"x"] * 4, [0, 2, 3, 99]),
-        "row 2: label: expected 0 to 2, or -1 for none, found 3 (2 such rows)",
-    ),
-    "a label below all": (table([b"x"] * 2, [0, -2]), "row 1: label: expected 0 to 2, or -1 for none, found -2"),
-    "a label that is no class number": (
-        table([b"x"] * 2, [0, 1 << 40], classes=()),
-        "row 1: label: expected 0 to 1048575, or -1 for none, found 1099511627776",
-    ),
-    "a label beyond int64": (
-        pa.table({"image": [b"x"], "label": pa.array([1 << 63], pa.uint64())}),
-        "9223372036854775808",
-    ),
-    "a class twice": (table([b"x"], [0], classes=["cat", "dog", "cat"]), "distinct names of classes, found 'cat'"),
-    "classes of numbers": (table([b"x"], [0], classes=[1, 2]), "names of classes as strings, found [1, 2]"),  # type: ignore[list-item]
-    "a class of half a character": (table([b"x"], [0], classes=["\ud800"]), "expected the names of classes as text"),
-    "metadata of another kind": (
-        table([b"x"], [0]).replace_schema_metadata({b"huggingface": b"[1]"}),
-        "expected Hugging Face metadata, JSON with info.features",
-    ),
-    "metadata that is no JSON": (
-        table([b"x"], [0]).replace_schema_metadata({b"huggingface": b'{"info": {'}),
-        "expected Hugging Face metadata, JSON with info.features",
-    ),
-    "deep metadata": (
-        table([b"x"], [0]).replace_schema_metadata({b"huggingface": b"[" * 100_000}),
-        "expected Hugging Face metadata, JSON with info.features",
-    ),
-    "a long name": (table([b"x"], [0], ["y" * 70_000]), "row 0: expected a key up to 65532 bytes"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD_TABLES)
-def test_other_tables_are_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
-    built, message = BAD_TABLES[name]
-    put(tmp_path / "src" / "a.parquet", built)
-    with pytest.raises(SourceError) as caught:
-        convert(tmp_path / "src", tmp_path / "out", **OPTIONS)
-    assert "a.parquet: " in str(caught.value)
-    assert message in str(caught.value)
-    assert len(str(caught.value)) < 600
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            table([b"x"], [0], classes=["n01", "n03", "n02"]),
-            "b.parquet: expected the same classes as a.parquet, found oth",
-        ),
-        (pa.table({"image": [b"x"], "label": [0]}), "expected images in the column 'image.bytes', as in a.parquet"),
-    ],
-)
-def test_files_that_contradict_each_other_are_refused(tmp_path: Path, other: Any, message: str) -> None:
-    put(tmp_path / "a.parquet", table([b"x"], [0]))
-    put(tmp_path / "b.parquet", other)
-    with pytest.raises(SourceError, match=message):
-        scan_parquet(tmp_path)
-
-
-def test_a_file_without_metadata_has_the_classes_of_the_others(tmp_path: Path) -> None:
-    put(tmp_path / "a.parquet", table([b"x"], [0], classes=()))
-    put(tmp_path / "b.parquet", table([b"x"], [2]))
-    assert keys(scan_parquet(tmp_path)) == {"train": [b"n01/0.JPEG", b"n03/0.JPEG"]}
-
-
-def test_only_parquet_in_a_folder_or_its_data_makes_it_a_parquet_source(tmp_path: Path, image_tree: Path) -> None:
-    assert not is_parquet(image_tree)
-    assert not is_parquet(tmp_path / "gone.parquet")
-    for name in ("1/a.parquet", "2/data/train-00000-of-00001.parquet", "4/Dev/0.parquet"):
-        put(tmp_path / name, table([b"x"], [0]))
-        assert is_parquet(tmp_path / name)
-        assert is_parquet(tmp_path / name.split("/")[0])
-    (tmp_path / "3").mkdir()
-    (tmp_path / "3" / ".hidden.parquet").write_bytes(b"x")
-    assert not is_parquet(tmp_path / "3")
+    put_parquet(tmp_path / "both" / "a.parquet", pa.table({"image": [b"x"]}))
+    put_parquet(tmp_path / "both" / "b.parquet", pa.table({"image": [b"x"], "label": [1]}))
+    with pytest.raises(SourceError, match=r"b\.parquet: expected labels as in a\.par"):
+        listed(tmp_path / "both")
 
 
 def test_without_pyarrow_the_error_says_how_to_get_it(
@@ -461,15 +284,6 @@ def test_without_pyarrow_the_error_says_how_to_get_it(
 
 
 # --- damaged files ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [0, 3, 4, 11, 500, -1, -4, -8, -300])
-def test_a_truncated_file_is_refused_by_name(src: Path, tmp_path: Path, length: int) -> None:
-    path = src / "data" / "train-00001-of-00003.parquet"
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: ."):
-        convert(src, tmp_path / "out", **OPTIONS)
-    assert not (tmp_path / "out").exists()
 
 
 def test_damage_among_the_images_is_refused_by_name_and_mended_files_go_on(
@@ -518,26 +332,6 @@ def copies(out: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob(".convert/*.images")}
 
 
-def test_progress_tells_of_the_copies_first_and_none_are_left_in_the_end(src: Path, tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    there: list[set[str]] = []
-
-    def note(progress: Progress) -> None:
-        seen.append(progress)
-        there.append(set(copies(tmp_path / "out")))
-
-    convert(src, tmp_path / "out", **OPTIONS, on_progress=note)
-    assert len(there[-1]) == 4
-    published = everything(tmp_path / "out")
-    assert ".convert" not in os.listdir(tmp_path / "out")
-    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
-    assert everything(tmp_path / "out") == published
-    spooling = [progress for progress in seen if progress.done == 0]
-    assert [progress.spooled for progress in spooling] == sorted(progress.spooled for progress in spooling)
-    assert spooling[-1] == Progress(0, 0, 18, spooled=18)
-    assert seen[-1] == Progress(18, 0, 18, spooled=18)
-
-
 def test_an_interrupt_while_copying_leaves_whole_copies_and_the_same_call_does_the_rest(
     image_tree: Path, src: Path, tmp_path: Path
 ) -> None:
@@ -556,30 +350,6 @@ def test_an_interrupt_while_copying_leaves_whole_copies_and_the_same_call_does_t
         assert kept.keys() >= before
         before = set(kept)
     convert(src, out, **OPTIONS)
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
-    assert hashes(out) == hashes(tmp_path / "reference")
-
-
-@pytest.mark.parametrize(("spooled", "whole"), [(4, 0), (8, 1), (18, 3)])
-def test_a_conversion_that_is_killed_while_it_copies_goes_on(
-    image_tree: Path, src: Path, tmp_path: Path, spooled: int, whole: int
-) -> None:
-    out = tmp_path / "out"
-    code = (
-        "import os, signal, sys, shardio\n"
-        "def kill(progress):\n"
-        "    if progress.spooled == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "shardio.convert(sys.argv[1], sys.argv[2], on_progress=kill, size=16, shard_size=4096 + 3 * 768, workers=1)\n"
-    )
-    command = [sys.executable, "-c", code, str(src), str(out), str(spooled)]
-    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    assert len(copies(out)) == whole  # the last one that was reported was not yet published
-    left_over = {path.name for path in out.glob(".convert/.*.images.*.tmp")}
-    assert len(left_over) == 1
-    seen: set[str] = set()
-    convert(src, out, **OPTIONS, on_progress=lambda _: seen.update(path.name for path in out.glob(".convert/.*.tmp")))
-    assert not seen & left_over
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert hashes(out) == hashes(tmp_path / "reference")
 
@@ -618,21 +388,13 @@ def test_a_file_that_changed_is_copied_and_its_shards_are_made_again(
     before = copies(out)
     changed = image_tree / "val" / "n02" / "n02_1.JPEG"
     write_jpeg(changed, random_picture(np.random.default_rng(99), 50, 50))
-    parquet_of(image_tree, tmp_path / "again")
+    write_parquet(image_tree, tmp_path / "again")
     (path,) = src.glob("data/validation*")
     shutil.copyfile(tmp_path / "again" / "data" / path.name, path)
     assert convert(src, out, **OPTIONS).num_converted == 6
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert hashes(out) == hashes(tmp_path / "reference")
     assert len(before) == 4
-
-
-def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, src: Path, tmp_path: Path) -> None:
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
-    for attempt in range(6):
-        out = tmp_path / f"out-{attempt}"
-        assert not convert_twice_at_once(src, out), attempt
-        assert hashes(out) == hashes(tmp_path / "reference"), attempt
 
 
 def test_too_little_space_is_told_with_what_the_copies_need(
@@ -672,7 +434,7 @@ def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
 
 @pytest.fixture
 def origin(src: Path) -> tuple[ParquetOrigin, list[Source]]:
-    collection = scan_parquet(src)
+    collection = listed(src)
     assert isinstance(collection.origin, ParquetOrigin)
     return collection.origin, [source for sources in collection.splits.values() for source in sources]
 
@@ -755,9 +517,9 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(
 def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = [rng.bytes(50_000) for _ in range(600)]
-    put(tmp_path / "src" / "a.parquet", table(images, [0] * 600), row_group_size=20)
+    put_parquet(tmp_path / "src" / "a.parquet", hub_table(images, [0] * 600), row_group_size=20)
     del images
-    collection = scan_parquet(tmp_path / "src")
+    collection = listed(tmp_path / "src")
     assert isinstance(collection.origin, ParquetOrigin)
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
@@ -769,39 +531,12 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
 # --- with everything else that a conversion can do ------------------------------------------------------------------
 
 
-def test_parts_read_one_spool_and_make_the_set_of_the_folder_tree(image_tree: Path, src: Path, tmp_path: Path) -> None:
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
-    first = convert(src, tmp_path / "parts", **OPTIONS, part=(2, 2))
-    assert first.source == "parquet"
-    assert first.unfinished is not None
-    spool = list((tmp_path / "parts" / ".convert").glob("*.images"))
-    assert len(spool) == 4
-    written = [path.stat().st_mtime_ns for path in spool]
-    seen: list[list[int]] = []
-
-    def look(progress: Progress) -> None:
-        seen.append([path.stat().st_mtime_ns for path in spool])
-
-    convert(src, tmp_path / "parts", **OPTIONS, part=(1, 2), on_progress=look)
-    assert seen
-    assert all(times == written for times in seen)  # copied once
-    assert hashes(tmp_path / "parts") == hashes(tmp_path / "reference")
-    assert not (tmp_path / "parts" / ".convert").exists()
-
-
-@pytest.mark.parametrize("damaged", [["train-00001.npy"], ["val-index.npy"], ["train-00000.npy", "rejects.jsonl"]])
-def test_a_set_is_repaired_from_parquet_and_the_copies_are_gone_then(
-    src: Path, tmp_path: Path, damaged: list[str]
-) -> None:
-    out = tmp_path / "out"
-    convert(src, out, **OPTIONS)
-    whole = hashes(out)
-    for name in damaged:
-        (out / name).unlink()
-    assert set(repair(out, src).repaired) == set(damaged)
-    assert hashes(out) == whole
-    assert not (out / ".convert").exists()
-    assert repair(out, src).repaired == ()
+def test_parts_share_one_copy(src: Path, tmp_path: Path) -> None:
+    convert(src, tmp_path / "out", **OPTIONS, part=(2, 2))
+    before, seen = copies(tmp_path / "out"), []
+    convert(src, tmp_path / "out", **OPTIONS, part=(1, 2), on_progress=lambda _: seen.append(copies(tmp_path / "out")))
+    assert len(before) == 4
+    assert seen[0] == before
 
 
 def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(src: Path, tmp_path: Path) -> None:
@@ -820,29 +555,8 @@ def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(
     assert not list(src.rglob("*.images"))
 
 
-def test_a_plan_of_parquet_counts_rows_that_would_be_refused(tmp_path: Path, picture: bytes) -> None:
-    put(tmp_path / "train.parquet", table([picture, None, b"", picture], [0, 0, 1, 1]))
-    assert estimate(tmp_path, size=16, seconds=5).refused == {"empty": 2}
-
-
-def test_a_name_that_pyarrow_cannot_open_is_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / os.fsdecode(b"\xff.parquet")
-    path.write_bytes(b"PAR1")
-    with pytest.raises(SourceError, match=r"udcff\.parquet: expected a path in UTF-8, .*: rename the file"):
-        scan_parquet(path)
-
-
-def test_a_row_that_only_a_table_has_is_refused(tmp_path: Path, picture: bytes) -> None:
-    path = put(tmp_path / "some.parquet", pa.table({"image": [picture] * 3}))
-    (tmp_path / "t.csv").write_text("path,label\n00000000,x\n00000002,y\n00000009,x\n")
-    report = convert(path, tmp_path / "out", table=tmp_path / "t.csv", **{**OPTIONS, "max_bad": 1})
-    assert report.refused == {"incomplete": 1}
-    assert sorted(open_shards(tmp_path / "out").index["key"].tolist()) == [b"00000000", b"00000002"]
-    assert estimate(path, table=tmp_path / "t.csv", seconds=0.01).num_sources == 3
-
-
 def test_samples_of_labeled_parquet_are_shown_next_to_their_images(image_tree: Path, tmp_path: Path) -> None:
-    src, out = parquet_of(image_tree, tmp_path / "src"), tmp_path / "out"
+    src, out = write_parquet(image_tree, tmp_path / "src"), tmp_path / "out"
     convert(src, out, **OPTIONS)
     for against in (src, image_tree):
         assert shardio("view", out, "--against", against, "-o", tmp_path / f"{against.name}.png").returncode == 0
@@ -850,7 +564,7 @@ def test_samples_of_labeled_parquet_are_shown_next_to_their_images(image_tree: P
 
 
 def test_refused_rows_of_labeled_parquet_are_drawn(tmp_path: Path, picture: bytes) -> None:
-    src = put(tmp_path / "a.parquet", table([picture, picture[:-40]], [0, 1]))
+    src = put_parquet(tmp_path / "a.parquet", hub_table([picture, picture[:-40]], [0, 1]))
     convert(src, tmp_path / "out", **{**OPTIONS, "max_bad": 1})
     (drawn,) = refused_pictures(src, read_rejects(tmp_path / "out" / "rejects.jsonl"), 8)
     assert drawn is not None

@@ -23,6 +23,7 @@ from conversions import TWO_PROCESSES, rejects, run_on, undisturbed
 from deadlines import must_not_block
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
+from storages import scan_tree
 
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
@@ -33,7 +34,6 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, load_record, refused_so_far
 from shardio.conversion.report import Progress
-from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.task import Control, do_task
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.system.files import sweep_temporaries

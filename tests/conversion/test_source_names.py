@@ -10,14 +10,12 @@ from shardio.conversion.sources.names import (
     NO_VECTORS,
     Numbering,
     check_label,
-    check_split_words,
     clutter,
     in_split_order,
     known_split,
     number_labels,
     split_name,
 )
-from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES
 
 
@@ -43,16 +41,6 @@ def test_known_words_mean_a_split_in_any_case_and_others_are_splits_of_their_own
         assert split_name(word) == word
         assert known_split(word) == ""
     assert in_split_order(["fold", "test", "a", "val", "train", "val"]) == ["train", "val", "test", "a", "fold"]
-
-
-def test_two_words_for_one_split_are_refused_and_repeated_words_are_one() -> None:
-    check_split_words("SRC", ["train", "val", "train", "fold", "Fold"], "Rename one")
-    for words, named in (
-        (["train", "val", "dev", "valid"], "'val' and 'dev'"),
-        (["Train", "train"], "'Train' and 'tr"),
-    ):
-        with pytest.raises(SourceError, match=f"SRC: .*{named}"):
-            check_split_words("SRC", words, "Rename one")
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------

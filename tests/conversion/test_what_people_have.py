@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import csv
 import io
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from folders import hashes, put
-from loaders import check_every_way
+from folders import put
 from numpy.typing import NDArray
 from pictures import encode, random_jpeg
 from PIL import Image
 from places import SHARED
-from storages import tar_of
 
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
@@ -63,20 +58,6 @@ def flat(src: Path, pictures: list[bytes]) -> None:
         put(src, f"{i}.jpg", content=data)
 
 
-def flat_folder(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    flat(folder / "photos", pictures)
-    return [folder / "photos"], {"train": {f"{i}.jpg": (i, None) for i in range(COUNT)}}
-
-
-def flat_splits(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    flat(folder / "src" / "train", pictures[:5])
-    put(folder / "src" / "Val", *(f"{i}.jpg" for i in (0, 1, 2)), content=pictures[5])
-    return [folder / "src"], {
-        "train": {f"train/{i}.jpg": (i, None) for i in range(5)},
-        "val": {f"val/{i}.jpg": (5, None) for i in range(3)},
-    }
-
-
 def deep(labels: str) -> Callable[[Path, list[bytes]], tuple[Words, dict[str, Expected]]]:
     def build(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
         for i, data in enumerate(pictures):
@@ -87,23 +68,12 @@ def deep(labels: str) -> Callable[[Path, list[bytes]], tuple[Words, dict[str, Ex
     return build
 
 
-def list_of_paths(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    flat(folder / "photos", pictures)
-    (folder / "list.txt").write_text("".join(f"{i}.jpg\n" for i in range(4)))
-    return [folder / "list.txt", "--root", folder / "photos"], {"train": {f"{i}.jpg": (i, None) for i in range(4)}}
-
-
 def kaggle_table(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
     flat(folder / "photos", pictures)
     table = write_csv(folder / "labels.csv", ["image_id", "breed"], *([i, breed] for i, breed in enumerate(BREEDS)))
     classes = sorted(set(BREEDS))
     named = {f"{i}.jpg": (i, classes.index(breed)) for i, breed in enumerate(BREEDS)}
     return [folder / "photos", "--table", table], {"train": named}
-
-
-def table_as_src(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    words, splits = kaggle_table(folder, pictures)
-    return [words[2], "--root", words[0]], splits
 
 
 def tags(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
@@ -136,29 +106,6 @@ def parquet(folder: Path, pictures: list[bytes], **columns: list[Any]) -> tuple[
     return [folder / "x.parquet"], {"train": {f"{i:08d}": (i, None) for i in range(COUNT)}}
 
 
-def parquet_with_text(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    return parquet(folder, pictures, text=[f"a picture of {i}" for i in range(COUNT)])
-
-
-def webdataset(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    files = [(f"{i}.{end}", data) for i, one in enumerate(pictures) for end, data in (("jpg", one), ("cls", b"%d" % i))]
-    put(folder, "x.tar", content=tar_of(files))
-    return [folder / "x.tar"], {"train": {f"{i}/{i}.jpg": (i, i) for i in range(COUNT)}}
-
-
-def tiny_imagenet(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
-    src = folder / "tiny-imagenet-200"
-    train = {f"train/n0{1 + i % 2}/images/n0{1 + i % 2}_{i}.JPEG": (i, i % 2) for i in range(4)}
-    val = {f"val/images/val_{i}.JPEG": (i, i // 6) for i in range(4, COUNT)}
-    for key, (i, _) in {**train, **val}.items():
-        put(src, key, content=pictures[i])
-    lines = [f"val_{i}.JPEG\tn0{1 + label}\t0\t0\t9\t9\n" for i, label in val.values()]
-    put(src, "val/val_annotations.txt", content="".join(lines).encode())
-    put(src, "train/n01/n01_boxes.txt", content=b"n01_0.JPEG\t0\t0\t9\t9\n")
-    put(src, "wnids.txt", content=b"n01\nn02\n")
-    return [src], {"train": train, "val": val}
-
-
 def voc(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]]:
     for i, data in enumerate(pictures):
         width, height = Image.open(io.BytesIO(data)).size
@@ -174,13 +121,11 @@ def voc(folder: Path, pictures: list[bytes]) -> tuple[Words, dict[str, Expected]
     }
 
 
-SOURCES = (
-    *(flat_folder, flat_splits, list_of_paths, kaggle_table, table_as_src, tags, ages, table_of_each_split),
-    *(parquet, parquet_with_text, webdataset, tiny_imagenet, voc),
+@pytest.mark.parametrize(
+    "build",
+    [kaggle_table, tags, ages, table_of_each_split, voc, deep("none"), deep("folders")],
+    ids=lambda build: build.__qualname__,
 )
-
-
-@pytest.mark.parametrize("build", [*SOURCES, deep("none"), deep("folders")], ids=lambda build: build.__qualname__)
 def test_one_command_gives_the_same_pixels_and_their_own_labels(
     build: Any, pictures: list[bytes], pixels: NDArray[np.uint8], tmp_path: Path
 ) -> None:
@@ -198,51 +143,3 @@ def test_one_command_gives_the_same_pixels_and_their_own_labels(
             assert (sample.label if label is None else np.asarray(sample.label).tolist()) == label
             if "mask" in sample.arrays:
                 assert (sample.arrays["mask"] == number).all()
-
-
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_pictures_without_labels_are_the_same_read_in_every_way(
-    io: str, pictures: list[bytes], pixels: NDArray[np.uint8], tmp_path: Path
-) -> None:
-    flat(tmp_path / "src", pictures * 5)
-    convert(tmp_path / "src", tmp_path / "out", size=SIDE, shard_size=4096 + 9 * pixels[0].nbytes)
-    keys = open_shards(tmp_path / "out").index["key"].tolist()
-
-    def checked(batch: tuple[Any, ...]) -> list[int]:
-        images, indices = batch
-        numbers: list[int] = indices.tolist()
-        expected = pixels[[int(keys[number].removesuffix(b".jpg")) % COUNT for number in numbers]]
-        np.testing.assert_array_equal(images.permute(0, 2, 3, 1).numpy(), expected)
-        return numbers
-
-    check_every_way(tmp_path / "out", checked, io, tmp_path, "images")
-
-
-_KILLED = """
-import os, signal, sys
-import shardio.conversion.convert as converter
-from shardio.cli.main import cli
-plain = converter.convert
-def killed(*words, on_progress=None, **options):
-    def kill(progress):
-        if progress.done >= 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return plain(*words, on_progress=kill, **options)
-converter.convert = killed
-cli(sys.argv[1:])
-"""
-
-
-@pytest.mark.parametrize("build", [tags, voc], ids=lambda build: build.__qualname__)
-def test_a_killed_conversion_resumes_to_the_same_bytes(build: Any, pictures: list[bytes], tmp_path: Path) -> None:
-    (src, *options), _ = build(tmp_path, pictures)
-    options += ["--size", SIDE, "--shard-size", 4096 + 2 * SIDE * SIDE * 3, "--workers", 1]
-    killed = [sys.executable, "-c", _KILLED, *map(str, ("convert", src, tmp_path / "out", *options))]
-    assert subprocess.run(killed, capture_output=True).returncode == -signal.SIGKILL
-    assert list((tmp_path / "out").glob("*-[0-9]*.npy"))
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    for out in ("out", "whole"):
-        done = CliRunner().invoke(cli, ["convert", *map(str, (src, tmp_path / out, *options))])
-        assert done.exit_code == 0, done.output
-        assert ("were kept" in done.output) == (out == "out")
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")

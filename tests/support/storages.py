@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import pytest
 from pictures import random_picture, write_jpeg
 
 from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.listing import Labels
 from shardio.conversion.sources.tar import BLOCK_NBYTES
+from shardio.conversion.sources.tree import list_tree
 
 SYNSETS = {  # WordNet id -> (number, words); the numbers are in another order than the names, as in the real devkit
     "n01440764": (3, "tench, Tinca tinca"),
@@ -139,6 +141,48 @@ def write_webdataset(tree: Path, out: Path, *, samples_per_tar: int = 6, as_json
     return out
 
 
+def write_parquet(tree: Path, out: Path, files: Mapping[str, int] | None = None) -> Path:
+    """The images of a tree as data/train-00000-of-00003.parquet and the like, as Hugging Face stores them."""
+    for split, count in (files or {"train": 3, "val": 1}).items():
+        paths = sorted((tree / split).rglob("*.JPEG"))
+        classes = sorted(path.name for path in (tree / "train").iterdir())
+        for number in range(count):
+            some = paths[len(paths) * number // count : len(paths) * (number + 1) // count]
+            name = f"{'validation' if split == 'val' else split}-{number:05d}-of-{count:05d}.parquet"
+            labels = [classes.index(path.parent.name) for path in some]
+            built = hub_table([path.read_bytes() for path in some], labels, [path.name for path in some], classes)
+            put_parquet(out / "data" / name, built)
+    return out
+
+
+def hub_metadata(classes: Sequence[str]) -> dict[bytes, bytes]:
+    features = {"image": {"_type": "Image"}, "label": {"names": list(classes), "_type": "ClassLabel"}}
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
+def hub_table(
+    images: Sequence[bytes | None],
+    labels: Sequence[int | None],
+    paths: Sequence[str | None] | None = None,
+    classes: Sequence[str] = ("n01", "n02", "n03"),
+) -> Any:
+    import pyarrow as pa
+
+    names = paths or [f"{i}.JPEG" for i in range(len(images))]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    column = pa.array([{"bytes": i, "path": p} for i, p in zip(images, names, strict=True)], kind)
+    built = pa.table({"image": column, "label": pa.array(labels, pa.int64())})
+    return built.replace_schema_metadata(hub_metadata(classes) if classes else None)
+
+
+def put_parquet(path: Path, built: Any, **options: Any) -> Path:
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(built, path, **{"row_group_size": 4, **options})
+    return path
+
+
 Files = Iterable[tuple[str, bytes]]
 
 
@@ -171,6 +215,11 @@ def header(name: bytes = b"a", nbytes: int = 0, kind: bytes = b"0", **changes: b
 
 
 END = bytes(2 * BLOCK_NBYTES)
+
+
+def scan_tree(root: Path, labels: Labels | None = None) -> Collection:
+    """Returns the images of a tree in spite of doubts."""
+    return list_tree(root, labels).collect(labels or "folders")
 
 
 def rows(found: Collection, split: str = "train") -> list[tuple[bytes, Any]]:

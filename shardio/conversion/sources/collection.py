@@ -72,6 +72,11 @@ class DatasetItem(NamedTuple):
     """The item's values for the arrays of the set, by name."""
 
 
+Place = bytes | Extent | Item | Fault | None
+"""Where a source is: a file relative to the origin's folder, or an extent or an item of a file. None: the file with the
+name of the key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One image to convert."""
@@ -79,8 +84,7 @@ class Source:
     key: bytes
     label: Label
     """All labels of a split are of one kind."""
-    place: bytes | Extent | Item | Fault | None = None
-    """A file relative to the origin's folder, or an extent or item of a file. None: the file with the name `key`."""
+    place: Place = None
 
     @property
     def indexed(self) -> int | None:
@@ -189,8 +193,6 @@ class Collection:
     """Numbers for each source, which go into the index."""
     notes: tuple[str, ...] = ()
     """How SRC was understood, where that was guessed."""
-    doubts: tuple[str, ...] = ()
-    """What in the layout of SRC could be understood in two ways."""
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays that the sources have, other than labels that the scan has read."""
     has_pixels: bool = True
@@ -249,16 +251,6 @@ class FileOrigin(Origin):
 def digest(fingerprints: Iterable[str]) -> str:
     """Returns a hash of the fingerprints, which changes when a fingerprint changes."""
     return hashlib.sha256("".join(f"{one}\0" for one in fingerprints).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
-    """Returns the sources in the order of a folder tree with their keys: sorted by class, then folder, then name."""
-
-    def listed(source: Source) -> tuple[int, str, str]:
-        folder, _, name = os.fsdecode(source.key).rpartition("/")
-        return source.label if isinstance(source.label, int) else 0, folder, name
-
-    return tuple(sorted(sources, key=listed))
 
 
 def identify(path: str | os.PathLike[str]) -> str:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ARRAY, ArraySpec, Label, as_float32, declare, label_array, label_name
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want
-from shardio.conversion.sources.names import DEFAULT_SPLIT, check_label, check_split_words, split_name
+from shardio.conversion.sources.collection import DatasetItem, Item, Origin, Source, is_want
+from shardio.conversion.sources.listing import Found, Listing
+from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, check_label
 from shardio.errors import DecodeError, SourceError, counted
 from shardio.format.layout import LABELS_NAME, MAX_CLASSES, check_split_name
 from shardio.format.parse import check_text, first_repeated
@@ -93,13 +94,12 @@ class DatasetOrigin(Origin):
             )
 
 
-def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Collection:
-    """Returns the collection of a dataset, or of a dataset for each split. Reads a few items of each dataset, twice.
+def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Listing:
+    """Returns the items of a dataset, or of a dataset for each split. Reads a few items of each dataset, twice.
 
     With `arrays`, items are dicts with a value for each array. Labels that are no integers become one more array. Keys
-    are the numbers of the items: b"17", or b"train/17" if there are several splits. Raises TypeError or ValueError if
-    `src` is not a dataset or its items are not images with labels, and SourceError if a dataset is empty or none of its
-    items can be read.
+    are the numbers of the items: b"17", or b"train/17" if there are several splits. Raises TypeError or ValueError for
+    what is no dataset of images with labels, and SourceError for a dataset without readable items.
     """
     given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
     if not given:
@@ -107,24 +107,19 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
     for split, dataset in given.items():
         check_split_name(split)
         if not _is_sequence(dataset):
-            raise TypeError(
-                f"dataset {split!r}: expected an object with len(dataset) and dataset[i], found "
-                f"{type(dataset).__name__}. Samples from an iterator can be written by shardio.ShardWriter"
-            )
+            instead = f"{type(dataset).__name__}. shardio.ShardWriter writes samples from an iterator"
+            raise TypeError(f"dataset {split!r}: expected an object with len(dataset) and dataset[i], found {instead}")
         if not len(dataset):
             raise SourceError(f"dataset {split!r}: expected items, found none")
-    check_split_words("datasets", given, "Give one of them another name")
-    datasets = {split_name(split): dataset for split, dataset in given.items()}
+    datasets = by_split("datasets", given)
     found, like = _look_at_one(*next(iter(datasets.items())), arrays)
     arrays, has_pixels = found or arrays, not found
     classes, class_names = _common_classes(datasets) if like is not None else ((), ())
     if classes and isinstance(like, tuple) and len(like) != len(classes):
-        raise ValueError(
-            f"datasets: expected a class for each of the {len(like)} numbers of a label, found {len(classes)}"
-        )
+        raise ValueError(f"datasets: expected {len(like)} classes, as labels have numbers, found {len(classes)}")
     origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels)
     sha256 = hashlib.sha256()
-    splits = {}
+    items: dict[str, list[Found]] = {}
     unknown = -1 if isinstance(like, int) else None  # until the item is read
     for split, dataset in datasets.items():
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
@@ -132,18 +127,19 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySp
         sha256.update(_targets(dataset))
         sha256.update(_try_items(split, origin))
         where, above = split.encode(), f"{split}/" if isinstance(src, Mapping) else ""
-        splits[split] = tuple(
-            Source(f"{above}{number}".encode(), unknown, Item(where, number)) for number in range(len(dataset))
-        )
-    return Collection(
+        items[split] = [
+            Found(f"{above}{number}".encode(), unknown, Item(where, number)) for number in range(len(dataset))
+        ]
+    return Listing(
+        "datasets",
+        "dataset",
         replace(origin, identity=sha256.hexdigest()),
+        items,
         classes,
-        splits,
-        {},
-        class_names,
-        kind="dataset",
-        identity=sha256.hexdigest(),
+        dict(zip(classes, class_names, strict=False)),
         notes=(f"labels are float32, {counted(len(like), 'number')} each",) if isinstance(like, tuple) else (),
+        keeps_order=True,
+        identity=sha256.hexdigest(),
         arrays=(*arrays, *(replace(spec, source="item") for spec in label_array(like))),
         has_pixels=has_pixels,
     )
@@ -196,8 +192,7 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
                     return ()
                 declaration = f'arrays={{{name!r}: ("array", "uint8", {value.shape})}}'
                 raise ValueError(
-                    f"expected an item with `image`, or arrays, found uint8 of {value.shape}, which may be a picture: "
-                    f"pass {declaration} to store it as it is"
+                    f"expected `image` or arrays, found a possible picture: to store it, pass {declaration}"
                 )
         return declared or declare({name: ("array", value.dtype, value.shape) for name, value in found.items()}, None)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
@@ -232,9 +227,9 @@ def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
         numbers = as_float32(label)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from None
-    if numbers.ndim > 1 or (numbers.ndim == 1 and numbers.size < 2):
+    if numbers.ndim > 1 or numbers.shape in ((0,), (1,)):
         raise TypeError(
-            f"{where}: expected a label that is an integer, a number or a vector of at least two, found {label!r:.80}"
+            f"{where}: expected an integer, a number or a vector of at least two as label, found {label!r:.80}"
         )
     return tuple(map(float, numbers.reshape(-1)))
 
@@ -278,10 +273,8 @@ def _kind(label: Label) -> object:
 def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
     """Returns the tensor as an array with channels last, without a copy. Raises TypeError if it is not an image."""
     if str(image.dtype) != "torch.uint8" or not (image.ndim == 2 or (image.ndim == 3 and image.shape[0] in (1, 3, 4))):
-        raise TypeError(
-            "expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found one of "
-            f"{str(image.dtype).removeprefix('torch.')}, shape {tuple(image.shape)}"
-        )
+        found = f"{str(image.dtype).removeprefix('torch.')}, shape {tuple(image.shape)}"
+        raise TypeError(f"expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found one of {found}")
     array: NDArray[np.uint8] = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy(force=True)
     return array
 
@@ -309,8 +302,8 @@ def _try_items(split: str, origin: DatasetOrigin) -> bytes:
         if first != again:
             what = f"{'image, ' * origin.has_pixels}label and arrays" if origin.arrays else "image and label"
             raise ValueError(
-                f"dataset {split!r}, item {number}: expected the same {what} at every call, found a difference. "
-                "Leave out random transforms: they belong in training, where every epoch draws them anew"
+                f"dataset {split!r}, item {number}: expected the same {what} at every call, found a difference: leave "
+                "out random transforms, which training draws in every epoch"
             )
         hashes += first
     if len(errors) == len(numbers):
@@ -341,16 +334,14 @@ def _targets(dataset: Dataset) -> bytes:
 
 def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns (classes, class names) of the datasets that have classes; two empty tuples if no dataset has."""
-    found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-    for split, dataset in datasets.items():
-        given = getattr(dataset, "classes", ())
-        if not _is_sequence(given) or len(given):
-            found[split] = _classes(split, dataset)
-    if len(set(found.values())) > 1:
-        first = next(iter(found))
-        other = next(split for split in found if found[split] != found[first])
-        raise ValueError(f"dataset {other!r}: expected the same classes as {first!r}, found other classes")
-    return next(iter(found.values()), ((), ()))
+    given = {split: getattr(dataset, "classes", ()) for split, dataset in datasets.items()}
+    found = {
+        split: _classes(split, datasets[split]) for split, one in given.items() if not _is_sequence(one) or len(one)
+    }
+    first = next(iter(found), "")
+    if others := [split for split in found if found[split] != found[first]]:
+        raise ValueError(f"dataset {others[0]!r}: expected the same classes as {first!r}, found other classes")
+    return found.get(first, ((), ()))
 
 
 def _classes(split: str, dataset: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -358,9 +349,8 @@ def _classes(split: str, dataset: Any) -> tuple[tuple[str, ...], tuple[str, ...]
     given, ids = (list(v) if _is_sequence(v) else [] for v in (dataset.classes, getattr(dataset, "wnids", ())))
     names = tuple(", ".join(name) if isinstance(name, tuple) else name for name in given)
     if not names or not all(isinstance(name, str) for name in (*names, *ids)):
-        raise TypeError(
-            f"dataset {split!r}: expected classes as a sequence of names, found {str(dataset.classes)[:80]!r}"
-        )
+        found = str(dataset.classes)[:80]
+        raise TypeError(f"dataset {split!r}: expected classes as a sequence of names, found {found!r}")
     classes, class_names = (tuple(ids), names) if len(ids) == len(names) else (names, ())
     if (repeated := first_repeated(classes)) is not None:
         raise ValueError(f"dataset {split!r}: expected distinct classes, found {repeated!r} twice")

@@ -13,19 +13,19 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.sources.collection import Collection, Extent, FileOrigin, Source, in_tree_order, read_file
+from shardio.conversion.sources.collection import Extent, FileOrigin, read_file
+from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import clutter
 from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive, visible_members
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import is_safe_name
-from shardio.format.parse import first_repeated
 
 TRAIN_NAME = "ILSVRC2012_img_train.tar"
 VAL_NAME = "ILSVRC2012_img_val.tar"
@@ -39,7 +39,7 @@ _MAX_DEVKIT_NBYTES = 64 << 20  # unpacked; the real one has a few MB
 _VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
-def scan_ilsvrc(src: Path) -> Collection:
+def list_ilsvrc(src: Path) -> Listing:
     """Returns the images of the original archives in the folder `src`, or of the archive `src`.
 
     The devkit must be in the same folder. It is required for validation images. For training images it is optional, and
@@ -59,19 +59,24 @@ def scan_ilsvrc(src: Path) -> Collection:
             train, val = (src, None) if holds_tars(archive) else (None, src)
     devkit = _read_devkit(folder)
     if val is not None and devkit is None:
-        raise SourceError(
-            f"{folder}: expected {DEVKIT_NAMES[0]} next to {val.name}, because it has the labels of these images; "
-            "found none. Put it there, or convert only the training images, with their archive as SRC"
-        )
+        way = "put it there, or give the archive of the training images alone as SRC"
+        raise SourceError(f"{folder}: expected {DEVKIT_NAMES[0]}, which has the labels, next to {val.name}: {way}")
     tars = {} if train is None else _class_tars(train, ignored)
-    classes = tuple(sorted(set(devkit.truth) if train is None and devkit is not None else tars))
-    class_names = () if devkit is None else devkit.names_of(classes)
-    splits = {}
+    classes = sorted(tars if train is not None or devkit is None else set(devkit.truth))
+    if devkit is not None and (unknown := [name for name in classes if name not in devkit.words]):
+        raise SourceError(f"{devkit.path}: expected the class {unknown[0]!r} in {_SYNSETS_NAME}, found others")
+    found: dict[str, list[Found]] = {}
     if train is not None:
-        splits["train"] = _train_sources(train, tars, classes, ignored)
+        # One by one, as sorting takes as much memory as what is sorted.
+        by_class = map(_in_tree_order, drain(_walk_class(train, name, tars[name], ignored) for name in classes))
+        found["train"] = list(chain.from_iterable(by_class))
     if val is not None and devkit is not None:
-        splits["val"] = _val_sources(val, devkit, classes, ignored)
-    return Collection(FileOrigin(folder), classes, splits, Counter(ignored), class_names, "ilsvrc")
+        found["val"] = _in_tree_order(*drain([_walk_val(val, devkit, ignored)]))
+        if missing := set(range(1, len(devkit.truth) + 1)) - {_number(one.key) for one in found["val"]}:
+            found_none = f"found none with number {min(missing)} ({len(missing):,} missing)"
+            raise SourceError(f"{val}: expected {len(devkit.truth):,} images, one for each label, {found_none}")
+    words, origin = {} if devkit is None else devkit.words, FileOrigin(folder)
+    return Listing(src, "ilsvrc", origin, found, classes, words, Counter(ignored), has_class_folders=True)
 
 
 def holds_tars(archive: Archive) -> bool:
@@ -98,62 +103,35 @@ def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
     return tars
 
 
-def _train_sources(
-    train: Path, tars: dict[str, TarMember], classes: Sequence[str], ignored: list[str]
-) -> tuple[Source, ...]:
-    file = os.fsencode(train.name)
-
-    def walk(label: int, name: str) -> Generator[Source, None, None]:
-        tar, folder = tars[name], b"train/" + os.fsencode(name)
-        what = f"{train}: {os.fsdecode(tar.name)!r} in it"
-        with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
-            for image in visible_members(archive, ignored):
-                place = Extent(file, image.offset, image.nbytes)
-                yield Source(folder + b"/" + image.name, label, place)
-
-    return _checked(train, drain(walk(label, name) for label, name in enumerate(classes)))
+def _walk_class(train: Path, name: str, tar: TarMember, ignored: list[str]) -> Generator[Found, None, None]:
+    file, folder = os.fsencode(train.name), b"train/" + os.fsencode(name)
+    what = f"{train}: {os.fsdecode(tar.name)!r} in it"
+    with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
+        for image in visible_members(archive, ignored):
+            yield Found(folder + b"/" + image.name, name, Extent(file, image.offset, image.nbytes))
 
 
-def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: list[str]) -> tuple[Source, ...]:
+def _walk_val(val: Path, devkit: _Devkit, ignored: list[str]) -> Generator[Found, None, None]:
     file = os.fsencode(val.name)
-    labels = {name: label for label, name in enumerate(classes)}
-    seen: set[int] = set()
-
-    def walk() -> Generator[Source, None, None]:
-        with open_archive(val) as archive:
-            for image in visible_members(archive, ignored):
-                name = os.path.basename(image.name)
-                match = _VAL_IMAGE.fullmatch(name)
-                number = int(match[1]) if match else 0
-                if not 0 < number <= len(devkit.truth):
-                    expected = f"only images ILSVRC2012_val_NUMBER.JPEG, numbered from 1 to {len(devkit.truth):,},"
-                    raise archive.error(image.offset, expected, repr(os.fsdecode(image.name)))
-                wnid = devkit.truth[number - 1]
-                if wnid not in labels:
-                    expected = f"images of the {len(classes):,} classes of the training images only,"
-                    raise archive.error(image.offset, expected, f"number {number}, which the devkit says is {wnid!r}")
-                seen.add(number)
-                place = Extent(file, image.offset, image.nbytes)
-                yield Source(b"val/%s/%s" % (os.fsencode(wnid), name), labels[wnid], place)
-
-    sources = _checked(val, drain([walk()]))
-    if missing := set(range(1, len(devkit.truth) + 1)) - seen:
-        raise SourceError(
-            f"{val}: expected {len(devkit.truth):,} images, one for each label in the devkit, found {len(seen):,}: "
-            f"number {min(missing)} is missing"
-        )
-    return sources
+    with open_archive(val) as archive:
+        for image in visible_members(archive, ignored):
+            number = _number(image.name)
+            if not 0 < number <= len(devkit.truth):
+                expected = f"only images ILSVRC2012_val_NUMBER.JPEG, numbered from 1 to {len(devkit.truth):,},"
+                raise archive.error(image.offset, expected, repr(os.fsdecode(image.name)))
+            wnid = devkit.truth[number - 1]
+            key = b"val/%s/%s" % (os.fsencode(wnid), os.path.basename(image.name))
+            yield Found(key, wnid, Extent(file, image.offset, image.nbytes))
 
 
-def _checked(path: Path, found: list[list[Source]]) -> tuple[Source, ...]:
-    """Returns the sources in the order of a folder tree. Raises SourceError if there is none, or a repeated key."""
-    # One by one, as sorting takes as much memory as what is sorted.
-    sources = tuple(chain.from_iterable(map(in_tree_order, found)))
-    if not sources:
-        raise SourceError(f"{path}: expected images, found none")
-    if (key := first_repeated(source.key for source in sources)) is not None:
-        raise SourceError(f"{path}: expected each image once, found {os.fsdecode(key)!r} twice")
-    return sources
+def _number(path: bytes) -> int:
+    match = _VAL_IMAGE.fullmatch(os.path.basename(path))
+    return int(match[1]) if match else 0
+
+
+def _in_tree_order(found: list[Found]) -> list[Found]:
+    """Returns the images of a class, or of val, in the order of a folder tree: by folder, then name."""
+    return sorted(found, key=lambda one: os.fsdecode(one.key).rpartition("/")[::2])
 
 
 # --- the devkit -------------------------------------------------------------------------------------------------------
@@ -166,12 +144,6 @@ class _Devkit:
     """The words of each class, such as "tench, Tinca tinca", by WordNet id. Classes are synsets without children."""
     truth: tuple[str, ...]
     """The WordNet id of each validation image, in the order of the numbers of the images."""
-
-    def names_of(self, classes: Sequence[str]) -> tuple[str, ...]:
-        for name in classes:
-            if name not in self.words:
-                raise SourceError(f"{self.path}: expected the class {name!r} in {_SYNSETS_NAME}, found others")
-        return tuple(self.words[name] for name in classes)
 
 
 def _read_devkit(folder: Path) -> _Devkit | None:
@@ -214,10 +186,8 @@ def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, st
     try:
         from scipy.io import loadmat
     except ImportError:
-        raise SourceError(
-            f"{path}: reading {_SYNSETS_NAME} needs scipy: `pip install 'shardio[ilsvrc]'`. (Training images can be "
-            "converted without the devkit: move it elsewhere)"
-        ) from None
+        way = "`pip install 'shardio[ilsvrc]'`, or move the devkit elsewhere if only training images are converted"
+        raise SourceError(f"{path}: reading {_SYNSETS_NAME} needs scipy: {way}") from None
     try:
         synsets = np.atleast_1d(loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"])
         classes = synsets[synsets["num_children"] == 0]
@@ -225,7 +195,7 @@ def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, st
         rows = [(int(number), str(wnid), str(words)) for number, wnid, words in zip(*columns, strict=True)]
     except Exception as error:  # a dozen kinds on damaged files
         raise SourceError(
-            f"{path}: expected synsets in {_SYNSETS_NAME}, found: {type(error).__name__}: {error}"
+            f"{path}: expected synsets in {_SYNSETS_NAME}, found {type(error).__name__}: {error}"
         ) from None
     leaves = {number: wnid for number, wnid, _ in rows}
     words = {wnid: name for _, wnid, name in rows}
@@ -238,8 +208,6 @@ def _read_truth(path: Path, data: bytes, leaves: dict[int, str]) -> Iterator[str
     for line, text in enumerate(data.split(), start=1):
         number = int(text) if re.fullmatch(rb"\d{1,9}", text) else None
         if number not in leaves:
-            raise SourceError(
-                f"{path}: {_TRUTH_NAME}: line {line}: expected the number of a synset without children, found "
-                f"{os.fsdecode(text)!r:.80}"
-            )
+            found = f"found {os.fsdecode(text)!r:.80}"
+            raise SourceError(f"{path}: {_TRUTH_NAME}: line {line}: expected a synset without children, {found}")
         yield leaves[number]

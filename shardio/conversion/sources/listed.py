@@ -9,9 +9,10 @@ import contextlib
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,8 @@ from shardio.conversion.arrays import Label, as_float32
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.sources.collection import Collection, Fault, FileOrigin, Source
 from shardio.conversion.sources.columns import make_columns, merge_columns
-from shardio.conversion.sources.names import (
-    DEFAULT_SPLIT,
-    are_measures,
-    in_split_order,
-    known_split,
-    number_labels,
-    parse_number,
-)
+from shardio.conversion.sources.listing import EmptyClasses, Found, Labels, Listing
+from shardio.conversion.sources.names import DEFAULT_SPLIT, are_measures, in_split_order, known_split, parse_number
 from shardio.conversion.sources.table import Contents, Table, read_table
 from shardio.errors import SourceError, counted
 
@@ -36,11 +31,49 @@ from shardio.errors import SourceError, counted
 _PROBED = 20
 
 
-_Row = tuple[Contents, int, str, Source]
-"""A table, the number of a row among those of the table, and the split and the source of the row."""
+@dataclass
+class _Rows(Listing):
+    """Images whose `where` is (their table, their row); and images of splits without a table, which have no `where`."""
+
+    tables: Sequence[Contents] = ()
+
+    def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
+        content, row = one.where
+        content.faults.add(content.lines[row], expected, found)
+        return None
+
+    def refuse_repeat(self, one: Found, first: Found) -> None:
+        (content, row), (other, line) = one.where, first.where
+        file = "" if other is content else f" of {other.path.name}"
+        expected = f"a path that is not in {content.faults.word} {other.lines[line]}{file} already"
+        self.refuse(one, expected, content.paths[row])
+
+    def check(self) -> None:
+        for content in self.tables:
+            content.faults.check()
+
+    def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
+        collection = super().collect(labels, empty_classes)
+        kind = ""
+        if any(content.labels for content in self.tables):
+            given = (source.label for sources in collection.splits.values() for source in sources)
+            first = next((label for label in given if label is not None), None)
+            kind = f" ({counted(len(collection.classes), 'class')})"
+            if isinstance(first, tuple):
+                kind = f" (float32, {counted(len(first), 'number')})"
+        notes = tuple(f"{content.path.name}: {content.note}{kind}" for content in self.tables)
+        columns = []
+        for content in (content for content in self.tables if content.numbers):
+            everything = chain.from_iterable(self.found.values())
+            mine = sorted((one.where[1], one.key) for one in everything if one.where[0] is content)
+            lines, keys = [content.lines[row] for row, _ in mine], [key for _, key in mine]
+            numbers = {name: [cells[row] for row, _ in mine] for name, cells in content.numbers.items()}
+            columns.append(make_columns(content.path, content.faults.word, lines, keys, numbers))
+        merged = merge_columns(columns) if columns else None
+        return replace(collection, notes=(*collection.notes, *notes), columns=merged)
 
 
-def scan_table(table: Table, *, unlabeled: bool = False) -> Collection:
+def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
     """Returns the images that a table lists, in its order; without its labels if `unlabeled`.
 
     Paths are absolute, or relative to the table's root. A key is the path, relative if the file is below the root. A
@@ -68,7 +101,7 @@ def scan_table(table: Table, *, unlabeled: bool = False) -> Collection:
         content.faults.check()
         raise _nowhere(table, folder, probed)
     below = os.path.join(folder, "")
-    rows: list[_Row] = []
+    rows: list[tuple[str, Found]] = []
     for row, path in enumerate(content.paths):
         names = add_suffix(path) if lacks_suffixes else []
         if len(names) > 1:
@@ -77,10 +110,9 @@ def scan_table(table: Table, *, unlabeled: bool = False) -> Collection:
         place = next(iter(names), path)
         key = os.path.normpath(os.path.join(below, place))
         key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
-        same = os.fsencode(key) == os.fsencode(place)
-        source = Source(os.fsencode(key), None, None if same else os.fsencode(place))
-        rows.append((content, row, content.splits[row] or DEFAULT_SPLIT, source))
-    return _collect(Collection(FileOrigin(folder), (), {}, {}, kind="list"), [content], rows)
+        found = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, (content, row))
+        rows.append((content.splits[row] or DEFAULT_SPLIT, found))
+    return _listing(Collection(FileOrigin(folder), (), {}, {}, kind="list"), [content], rows)
 
 
 def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collection:
@@ -98,11 +130,12 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     images = _Images(collection)
     ignored = Counter(collection.ignored)
     used: set[bytes] = set()
-    rows: list[_Row] = []
+    rows: list[tuple[str, Found]] = []
     for given, content in tables.items():
         for row, path in enumerate(content.paths):
             names = [posixpath.normpath(path), *([f"{given}/{path}"] if given else [])]
             fitting = images.find(names)
+            where = content, row
             if len(fitting) > 1:
                 keys = " and ".join(repr(os.fsdecode(source.key)) for _, source in fitting[:2])
                 content.faults.add(content.lines[row], f"the path of one image, and not of {keys}", path)
@@ -110,33 +143,34 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
             if fitting:
                 ((split, source),) = fitting
                 used.add(source.key)
+                found = Found(source.key, source.label, source.place, where)
             elif tables_list:
-                missing = Fault(f"expected an image at this path in SRC, as in {content.faults.path.name}, found none")
+                missing = Fault(f"expected an image at this path in SRC, as in {content.path.name}, found none")
                 split = known_split(names[0].split("/")[0]) or DEFAULT_SPLIT
-                source = Source(os.fsencode(names[0]), None, missing)
+                found = Found(os.fsencode(names[0]), None, missing, where)
             else:
                 ignored["row without an image"] += 1
                 continue
-            rows.append((content, row, content.splits[row] or given or split, source))
+            rows.append((content.splits[row] or given or split, found))
         content.faults.check()
         if content.paths and not used:
-            raise SourceError(
-                f"{content.faults.path}: expected paths of images in SRC such as {images.first!r}, found "
-                f"{content.paths[0]!r}, and no image at any path. Paths are relative to SRC"
-            )
+            found_none = f"found {content.paths[0]!r}, and no image at any path"
+            raise SourceError(f"{content.path}: expected paths of images in SRC such as {images.first!r}, {found_none}")
     covers_all = "" in tables or len(collection.splits) == 1
     described = [split for split in collection.splits if covers_all or split in tables]
     left = [source.key for split in described for source in collection.splits[split] if source.key not in used]
     if left and not tables_list:
         raise SourceError(
-            f"{contents[0].faults.path}: expected a row for every image, found none for {len(left):,} of "
-            f"{collection.num_sources:,}, such as {os.fsdecode(left[0])!r}. The first path in it is "
-            f"{next(iter(contents[0].paths), '')!r}; paths are relative to SRC"
+            f"{contents[0].path}: expected a row for every image, found none for {len(left):,} of "
+            f"{collection.num_sources:,}, such as {os.fsdecode(left[0])!r}"
         )
     if left:
         ignored["image in no table"] += len(left)
-    splits = {split: sources for split, sources in collection.splits.items() if split not in described}
-    return _collect(replace(collection, splits=splits, ignored=ignored), contents, rows)
+    rest = {split: sources for split, sources in collection.splits.items() if split not in described}
+    if rest and any(content.numbers for content in contents):
+        found_none = f"found none for {next(iter(rest))!r}"
+        raise SourceError(f"{contents[0].path}: expected a table with its numbers for every split, {found_none}")
+    return _listing(replace(collection, splits=rest, ignored=ignored), contents, rows).collect("folders")
 
 
 class _Images:
@@ -171,98 +205,67 @@ def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
     """Returns the error for a table whose first paths, `paths`, are all missing."""
     absolute = next(filter(os.path.isabs, paths), None)
     relative = next((path for path in paths if not os.path.isabs(path)), None)
-    found, ways = [], []
+    found = []
     if relative is not None:
-        found.append(f"{relative!r} is not in {folder}")
-        is_url = "://" in relative
-        ways.append("copy the images to files here" if is_url else "give the folder of its relative paths by `--root`")
+        way = "copy the images to files here" if "://" in relative else "give the folder of the paths by `--root`"
+        found.append(f"{relative!r} is not in {folder}: {way}")
     if absolute is not None:
         there = next(folder for folder in Path(absolute).parents if os.path.lexists(folder))
-        found.append(f"of {absolute!r} only {str(there)!r} exists")
-        ways.append("correct the absolute paths, or mount the folder that they name")
-    return SourceError(
-        f"{table.path}: expected images at the paths in the list, found none at the first {len(paths):,}: "
-        f"{'; '.join(found)}. The way out: {'; '.join(ways)}"
-    )
+        found.append(f"of {absolute!r} only {str(there)!r} exists: correct the paths, or mount their folder")
+    return SourceError(f"{table.path}: expected images at {len(paths):,} paths, found none: {'; '.join(found)}")
 
 
-def _collect(collection: Collection, contents: Sequence[Contents], rows: Sequence[_Row]) -> Collection:
-    """Returns the collection with the sources of tables."""
-    classes, labels = _read_labels(contents, rows)
-    listed: dict[str, list[Source]] = {split: [] for split in in_split_order(split for _, _, split, _ in rows)}
-    first: dict[bytes, tuple[Contents, int]] = {}  # of each image the table and the row
-    for (content, row, split, source), label in zip(rows, labels, strict=True):
-        other, there = first.setdefault(source.key, (content, row))
-        if (other, there) != (content, row):
-            where = "" if other is content else f" of {other.faults.path.name}"
-            expected = f"a path that is not in {content.faults.word} {other.lines[there]}{where} already"
-            content.faults.add(content.lines[row], expected, content.paths[row])
-        if content.labels:
-            source = replace(source, label=label)
-        listed[split].append(source)
-    for content in contents:
-        content.faults.check()
-    if not rows:
-        raise SourceError(f"{contents[0].faults.path}: expected rows with paths of images, found none")
-    if collection.splits and any(content.numbers for content in contents):
-        raise SourceError(
-            f"{contents[0].faults.path}: expected a table for every split, as it has numbers for the index, found none "
-            f"for {next(iter(collection.splits))!r}"
-        )
+def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]) -> Listing:
+    """Returns the rows of tables, with the labels of the tables if they have some, and the rest of the collection."""
+    found: dict[str, list[Found]] = {split: [] for split in in_split_order(split for split, _ in rows)}
     has_labels = any(content.labels for content in contents)
-    kind = ""
+    classes: tuple[str, ...] | None = collection.classes
+    labels: Sequence[str | Label] = [one.label for _, one in rows]
     if has_labels:
-        given = next((label for label in labels if label is not None), None)
-        kind = f" ({counted(len(classes), 'class')})"
-        if isinstance(given, tuple):
-            kind = f" (float32, {counted(len(given), 'number')})"
-    columns = []
-    for content in (content for content in contents if content.numbers):
-        mine = [(row, source.key) for other, row, _, source in rows if other is content]
-        lines, keys = [content.lines[row] for row, _ in mine], [key for _, key in mine]
-        numbers = {name: [cells[row] for row, _ in mine] for name, cells in content.numbers.items()}
-        columns.append(make_columns(content.faults.path, content.faults.word, lines, keys, numbers))
-    return replace(
-        collection,
-        classes=classes if has_labels else collection.classes,
-        class_names=() if has_labels else collection.class_names,
-        splits={**{split: tuple(sources) for split, sources in listed.items()}, **collection.splits},
-        columns=merge_columns(columns) if columns else collection.columns,
-        notes=(*collection.notes, *(f"{c.faults.path.name}: {c.note}{kind}" for c in contents)),
+        classes, labels = _read_labels(contents, rows)
+    for (split, one), label in zip(rows, labels, strict=True):
+        found[split].append(one._replace(label=label))
+    for split, sources in collection.splits.items():
+        found.setdefault(split, []).extend(Found(source.key, source.label, source.place) for source in sources)
+    names = {} if has_labels else dict(zip(collection.classes, collection.class_names, strict=False))
+    return _Rows(
+        contents[0].path,
+        collection.kind,
+        collection.origin,
+        found,
+        classes,
+        names,
+        Counter(collection.ignored),
+        collection.notes,
+        keeps_order=True,
+        identity=collection.identity,
+        arrays=collection.arrays,
+        has_pixels=collection.has_pixels,
+        tables=contents,
     )
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def _read_labels(contents: Sequence[Contents], rows: Sequence[_Row]) -> tuple[tuple[str, ...], Sequence[Label]]:
-    """Returns (classes, label of each row). Adds mistakes to the faults.
-
-    A split without any label has none, and so has a table without a column of labels.
-    """
+def _read_labels(
+    contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]
+) -> tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]:
+    """Returns (classes, label of each row): texts to number, or float32 numbers. Adds mistakes to the faults."""
     labeled = [content for content in contents if content.labels]
     if len({tuple(content.labels) if len(content.labels) > 1 else () for content in labeled}) > 1:
-        raise SourceError(
-            f"{labeled[-1].faults.path}: expected the columns of labels of {labeled[0].faults.path}, in its order, "
-            f"found {', '.join(labeled[-1].labels)} and not {', '.join(labeled[0].labels)}"
-        )
-    cells = [_cell(content, row) for content, row, _, _ in rows]
-    for (content, row, _, _), cell in zip(rows, cells, strict=True):
+        expected, found = (", ".join(one.labels) for one in (labeled[0], labeled[-1]))
+        raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in others, found {found}")
+    cells = [_cell(*one.where) for _, one in rows]
+    for (_, one), cell in zip(rows, cells, strict=True):
         if isinstance(cell, dict):  # of JSON lines; its text would be a class name
+            content, row = one.where
             content.faults.add(content.lines[row], "a name, a number or a list of numbers as label", cell)
-    full = {split for (_, _, split, _), cell in zip(rows, cells, strict=True) if cell is not None}
+    texts = [None if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
     single = all(len(content.labels) <= 1 for content in contents)
-    texts = ["" if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
-    if not single or any(isinstance(cell, (list, tuple)) for cell in cells) or are_measures(texts):
-        return tuple(labeled[0].labels) if not single else (), list(_numbers(rows, cells, full))
-    splits = [split for _, _, split, _ in rows]
-    numbering = number_labels({(split, text) for split, text in zip(splits, texts, strict=True) if split in full})
-    for (content, row, split, _), text in zip(rows, texts, strict=True):
-        if split in full and (expected := numbering.expected.get((split, text))) is not None:
-            content.faults.add(content.lines[row], expected, text)
-    return numbering.classes, [
-        numbering.labels.get(text) if split in full else None for split, text in zip(splits, texts, strict=True)
-    ]
+    if single and not any(isinstance(cell, (list, tuple)) for cell in cells) and not are_measures(filter(None, texts)):
+        return None, texts
+    return () if single else tuple(labeled[0].labels), _numbers(rows, cells)
 
 
 def _cell(content: Contents, row: int) -> Any:
@@ -271,21 +274,24 @@ def _cell(content: Contents, row: int) -> Any:
     return None if all(cell is None for cell in cells) else cells[0] if len(cells) == 1 else cells
 
 
-def _numbers(rows: Iterable[_Row], written: Iterable[Any], full: Set[str]) -> Iterator[Label]:
+def _numbers(rows: Iterable[tuple[str, Found]], cells: Iterable[Any]) -> list[tuple[float, ...] | None]:
+    labels: list[tuple[float, ...] | None] = []
     width = 0
-    for (content, row, split, _), cell in zip(rows, written, strict=True):
-        numbers: tuple[float, ...] = ()
-        if split in full:
-            cells = cell if isinstance(cell, (list, tuple)) else (cell,)
-            try:
-                found = as_float32([parse_number(one) if isinstance(one, str) else float(one) for one in cells])
-                if not (len(found) and np.isfinite(found).all()):
-                    raise ValueError
-            except (TypeError, ValueError, OverflowError):
-                content.faults.add(content.lines[row], "numbers as labels", cell)
-            else:
-                numbers = tuple(map(float, found))
-                width = width or len(numbers)
-                if len(numbers) != width:
-                    content.faults.add(content.lines[row], f"{width} numbers, as in other rows", cell)
-        yield numbers or None
+    for (_, one), cell in zip(rows, cells, strict=True):
+        content, row = one.where
+        labels.append(None)
+        if cell is None:
+            continue
+        values = cell if isinstance(cell, (list, tuple)) else (cell,)
+        try:
+            found = as_float32([parse_number(value) if isinstance(value, str) else float(value) for value in values])
+            if not (len(found) and np.isfinite(found).all()):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            content.faults.add(content.lines[row], "numbers as labels", cell)
+            continue
+        labels[-1] = tuple(map(float, found))
+        width = width or len(found)
+        if len(found) != width:
+            content.faults.add(content.lines[row], f"{width} numbers, as in other rows", cell)
+    return labels

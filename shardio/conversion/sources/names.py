@@ -15,12 +15,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES
+
+T = TypeVar("T")
 
 # --- clutter, which systems and programs leave in folders -------------------------------------------------------------
 
@@ -90,18 +92,19 @@ def split_name(word: str) -> str:
     return known_split(word) or word
 
 
-def check_split_words(where: object, words: Iterable[str], way_out: str) -> None:
-    """Raises SourceError if two different words name the same split, such as val and dev.
+def by_split(where: object, given: Mapping[str, T]) -> dict[str, T]:
+    """Returns the values by the split that each word names, in the given order. "" stays.
 
-    `where` begins the message, and `way_out` ends it.
+    Raises SourceError if two words name the same split, such as val and dev. The message begins with `where`.
     """
     first: dict[str, str] = {}
-    for word in words:
+    for word in given:
         if (other := first.setdefault(split_name(word), word)) != word:
             raise SourceError(
-                f"{where}: expected one name for the split {split_name(word)!r}, found {other!r} and {word!r}. "
-                f"{way_out}"
+                f"{where}: expected one name for the split {split_name(word)!r}, found {other!r} and {word!r}: rename "
+                "one, or convert them separately"
             )
+    return {split_name(word): value for word, value in given.items()}
 
 
 def in_split_order(names: Iterable[str]) -> list[str]:
@@ -127,10 +130,17 @@ class Numbering:
     """The classes of a collection, and the class number of each label."""
 
     classes: tuple[str, ...]
-    labels: Mapping[str, int]
+    labels: Mapping[str, int] = field(default_factory=dict)
     """The number of each valid label, by the label's text in the collection."""
-    expected: Mapping[tuple[str, str], str]
+    expected: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """A description of the labels that would be valid, for each invalid label, by (split, the label's text)."""
+    unknown: str = ""
+    """The description for all other invalid labels."""
+
+
+def numbers_up_to(least: int, most: int) -> tuple[str, ...]:
+    """Returns the classes of integer labels from `least` to `most`: 0 to `most`; () if labels are no such numbers."""
+    return tuple(map(str, range(most + 1))) if least >= 0 and most < MAX_CLASSES else ()
 
 
 def number_labels(written: Set[tuple[str, str]]) -> Numbering:
@@ -146,7 +156,7 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
     are_integers = len(integers) >= len(names)
     if are_integers:
         labels = {text: int(text) for text in integers}
-        classes = tuple(map(str, range(max(labels.values(), default=-1) + 1)))
+        classes = numbers_up_to(0, max(labels.values(), default=-1))
     else:
         classes = tuple(sorted(name for name in names if (first, name) in written))
         labels = {name: label for label, name in enumerate(classes)}

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ARRAY, ArraySpec, as_float32, declare, label_name
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import (
-    Collection,
     DatasetItem,
     Extent,
     FileOrigin,
@@ -34,10 +33,11 @@ from shardio.conversion.sources.collection import (
     identify,
     read_file,
 )
-from shardio.conversion.sources.names import DEFAULT_SPLIT, known_split
-from shardio.conversion.sources.tree import ARRAYS, Labels, scan_tree
+from shardio.conversion.sources.listing import Found, Labels, Listing
+from shardio.conversion.sources.names import known_split
+from shardio.conversion.sources.tree import ARRAYS, list_tree
 from shardio.errors import DecodeError, SourceError, SpaceError, counted
-from shardio.format.layout import LABELS_NAME, MAX_ARRAYS, MAX_CLASSES, RowType, find_wrong_bool
+from shardio.format.layout import LABELS_NAME, MAX_ARRAYS, RowType, find_wrong_bool
 from shardio.sets.given import HEADER_MOST, ArrayHeader, parse_header, refusing
 from shardio.sets.names import looks_like_a_set
 from shardio.system.files import AtomicFile, write_all
@@ -54,23 +54,23 @@ _SOURCE_NBYTES = 300
 _LENGTHS = struct.Struct("<26xHH")
 
 
-def scan_arrays(src: Path, labels: Labels | None = None) -> Collection:
+def list_arrays(src: Path, labels: Labels | None = None) -> Listing:
     """Returns the arrays in a tree of NPY files, whose rules are those of images; in an NPY file, or in an archive.
 
     The array of NPY files is called `array`. Arrays of an archive have the names of its members; the member `label`, or
     `labels`, is the labels. Raises SourceError if the arrays cannot be samples.
     """
     if not src.is_file():
-        return _scan_tree(src, labels)
+        return _list_tree(src, labels)
     if labels == "folders":
-        raise SourceError(f"{src}: expected a tree of folders, as labels are to be the names of folders; found a file")
+        raise SourceError(f"{src}: expected a tree, for labels from folders; found a file")
     with open(src, "rb") as file:
         first, nbytes = file.read(HEADER_MOST), os.fstat(file.fileno()).st_size
     if first.startswith(b"PK"):
-        return _collect(src, _read_archive(src), "npz")
+        return _list_rows(src, _read_archive(src), "npz")
     with refusing(src):
         header = parse_header(first)
-    return _collect(src, {ARRAY: _Member(header, _check_rows(src, header, nbytes), 0, None)}, "npy")
+    return _list_rows(src, {ARRAY: _Member(header, _check_rows(src, header, nbytes), 0, None)}, "npy")
 
 
 def _check_values(values: NDArray[Any]) -> NDArray[Any]:
@@ -106,10 +106,8 @@ class TreeOrigin(FileOrigin):
         except ValueError as error:
             raise DecodeError("unsupported", str(error)) from None
         if self.row is not None and self.row != row:
-            raise DecodeError(
-                "unsupported",
-                f"expected {self.row.dtype} {self.row.shape}, as {self.first} has, found {row.dtype} {row.shape}",
-            )
+            expected = f"{self.row.dtype} {self.row.shape}, as {self.first} has"
+            raise DecodeError("unsupported", f"expected {expected}, found {row.dtype} {row.shape}")
         if len(data) != header.nbytes:
             raise DecodeError("damaged", f"expected {header.nbytes:,} bytes, found {len(data):,}")
         values = np.frombuffer(data, header.dtype, offset=header.start)
@@ -117,27 +115,25 @@ class TreeOrigin(FileOrigin):
         return DatasetItem(None, source.indexed, {ARRAY: _check_values(values)})
 
 
-def _scan_tree(src: Path, labels: Labels | None) -> Collection:
+def _list_tree(src: Path, labels: Labels | None) -> Listing:
     if looks_like_a_set(src):
         raise SourceError(f"{src}: expected arrays, found a set")
-    collection = scan_tree(src, labels, ARRAYS)
-    sources = list(chain.from_iterable(collection.splits.values()))
-    if len(sources) > 1 and all(known_split(os.fsdecode(source.key).removesuffix(".npy")) for source in sources):
-        raise SourceError(
-            f"{src}: expected a file for each sample, found a file for each split. Convert the splits from Python: "
-            '`shardio.convert({"train": np.load("train.npy", mmap_mode="r"), ...}, OUT)`'
-        )
+    tree = list_tree(src, labels, ARRAYS)
+    found = list(chain.from_iterable(tree.found.values()))
+    if len(found) > 1 and all(known_split(os.fsdecode(one.key).removesuffix(".npy")) for one in found):
+        way = 'shardio.convert({"train": np.load("train.npy", mmap_mode="r"), ...}, OUT)'
+        raise SourceError(f"{src}: expected a file for each sample, found a file for each split: from Python, `{way}`")
     origin, failed = TreeOrigin(src), ""
-    for source in islice(sources, _MOST_TRIED):
+    for one in islice(found, _MOST_TRIED):
         try:
-            values = origin.read(source).arrays[ARRAY]
+            values = origin.read(Source(one.key, None, one.place)).arrays[ARRAY]
         except DecodeError as error:
-            failed = failed or f"{os.fsdecode(source.key)}: {error}"
+            failed = failed or f"{os.fsdecode(one.key)}: {error}"
             continue
         row = RowType(values.dtype.str, values.shape)
-        origin = TreeOrigin(src, row, os.fsdecode(source.key))
+        origin = TreeOrigin(src, row, os.fsdecode(one.key))
         specs = (ArraySpec(ARRAY, "array", row),)
-        return replace(collection, origin=origin, kind="arrays", arrays=specs, has_pixels=False)
+        return replace(tree, origin=origin, kind="arrays", arrays=specs, has_pixels=False)
     raise SourceError(f"{src}: expected arrays, found none that can be stored; {failed}")
 
 
@@ -264,17 +260,11 @@ def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:
     except ValueError as error:
         raise SourceError(f"{where}: {error}") from None
     if header.nbytes != nbytes:
-        raise SourceError(
-            f"{where}: expected {header.nbytes:,} bytes, as its header says, found {nbytes:,}: the file was truncated "
-            "or changed"
-        )
+        raise SourceError(f"{where}: expected {header.nbytes:,} bytes, as its header says, found {nbytes:,}")
     if not header.shape[0]:
         raise SourceError(f"{where}: expected samples, found an array of shape {header.shape}")
     if header.by_columns and len(header.shape) > 1:
-        raise SourceError(
-            f"{where}: expected sample after sample, found an array stored by columns (Fortran order): save it again, "
-            "by `np.save(FILE, np.ascontiguousarray(array))`"
-        )
+        raise SourceError(f"{where}: expected C order, found Fortran order: save np.ascontiguousarray(array)")
     if row.nbytes > MAX_SOURCE_NBYTES:
         raise SourceError(f"{where}: expected samples up to {MAX_SOURCE_NBYTES:,} bytes, found {row.nbytes:,}")
     return row
@@ -305,7 +295,7 @@ def _read_archive(path: Path) -> dict[str, _Member]:
     return members
 
 
-def _collect(src: Path, members: dict[str, _Member], kind: str) -> Collection:
+def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
     counts = {name: member.header.shape[0] for name, member in members.items()}
     if len(set(counts.values())) != 1:
         sizes = ", ".join(f"{count:,} of {name}" for name, count in counts.items()) or "no array"
@@ -322,44 +312,36 @@ def _collect(src: Path, members: dict[str, _Member], kind: str) -> Collection:
     count, left = next(iter(counts.values())), memory_left()
     if left is not None and count * _SOURCE_NBYTES > left:
         raise SpaceError(
-            f"{src}: expected memory for {count:,} samples, about {count * _SOURCE_NBYTES:,} bytes, found {left:,}. "
-            "Convert it in pieces, and join them by `shardio merge`"
+            f"{src}: expected memory for {count:,} samples, {count * _SOURCE_NBYTES:,} bytes, found {left:,}. Convert "
+            "it in pieces, and join them by `shardio merge`"
         )
     labels: list[int | None] = [None] * count
-    classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     if label and (members[label].header.dtype.kind not in "iu" or members[label].row.shape):
         row = members[label].row
         if len(row.shape) > 1 or row.shape == (1,):
-            raise SourceError(
-                f"{src}: {label}: expected a number, or a vector of at least two, for each sample, found rows of "
-                f"{row.shape}"
-            )
+            raise SourceError(f"{src}: {label}: expected numbers or vectors of at least two, found rows of {row.shape}")
         specs += (ArraySpec(LABELS_NAME, "array", RowType("<f4", row.shape)),)
         notes = (f"{src.name}: labels are float32, {counted(math.prod(row.shape), 'number')} each",)
     elif label:
-        found = origin.read_all(label)
-        labels, least, most = found.tolist(), int(found.min()), int(found.max())
-        if most >= 1 << 63:
+        labels = origin.read_all(label).tolist()
+        if (most := max(filter(None, labels), default=0)) >= 1 << 63:
             raise SourceError(f"{src}: {label}: expected integers that fit in int64, found {most}")
-        if least >= 0 and most < MAX_CLASSES:
-            classes = tuple(map(str, range(most + 1)))
         origin = replace(origin, members={name: members[name] for name in rows}, label="")
     file = os.fsencode(src.name)
-    sources = tuple(Source(b"%d" % number, one, Item(file, number)) for number, one in enumerate(labels))
-    splits, identity = {DEFAULT_SPLIT: sources}, _hash(sources, origin)
-    return Collection(
-        origin, classes, splits, {}, kind=kind, identity=identity, notes=notes, arrays=specs, has_pixels=False
-    )
+    found = [Found(b"%d" % number, one, Item(file, number)) for number, one in enumerate(labels)]
+    hashed = _hash(origin, count)
+    return Listing(src, kind, origin, {"": found}, notes=notes, identity=hashed, arrays=specs, has_pixels=False)
 
 
-def _hash(sources: Sequence[Source], origin: RowsOrigin) -> str:
+def _hash(origin: RowsOrigin, count: int) -> str:
     """Returns a hash of the checksums in an archive, or of some rows of an NPY file: keys are only numbers."""
     sha256 = hashlib.sha256()
     for name, member in origin.members.items():
         sha256.update(f"{name}\0{member.row}\0{member.header.shape[0]}\0{member.crc32}\0".encode())
     if ARRAY in origin.members and origin.members[ARRAY].crc32 is None:
-        for number in np.unique(np.linspace(0, len(sources) - 1, _MOST_HASHED).astype(np.int64)).tolist():
+        for number in np.unique(np.linspace(0, count - 1, _MOST_HASHED).astype(np.int64)).tolist():
             with contextlib.suppress(DecodeError):
-                sha256.update(origin.read(sources[number]).arrays[ARRAY].tobytes())
+                row = origin.read(Source(b"", None, Item(b"", number)))
+                sha256.update(row.arrays[ARRAY].tobytes())
     return sha256.hexdigest()

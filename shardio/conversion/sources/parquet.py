@@ -18,15 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.sources.collection import Collection, Item, Source, identify
-from shardio.conversion.sources.names import (
-    DEFAULT_SPLIT,
-    entries,
-    in_split_order,
-    known_split,
-    sorted_entries,
-    split_name,
-)
+from shardio.conversion.sources.collection import Item, identify
+from shardio.conversion.sources.listing import Found, Listing
+from shardio.conversion.sources.names import entries, known_split, sorted_entries, split_name
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
@@ -69,7 +63,7 @@ def _holds_files(folder: Path) -> bool:
     return found
 
 
-def scan_parquet(src: Path, *, unlabeled: bool = False) -> Collection:
+def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
     - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. If
@@ -85,8 +79,7 @@ def scan_parquet(src: Path, *, unlabeled: bool = False) -> Collection:
     """
     ignored: Counter[str] = Counter()
     if not (src.is_dir() or src.is_file()):
-        found = "something else" if src.exists() else "nothing"
-        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found {found}")
+        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found no file and no folder")
     folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name])
     if not names:
         raise SourceError(f"{src}: expected a parquet file, or a folder of them, found none in it")
@@ -94,30 +87,23 @@ def scan_parquet(src: Path, *, unlabeled: bool = False) -> Collection:
     for group in splits.values() if src.is_dir() else ():
         _check_complete(src, group)
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
-    tables = {name: _read_table(folder / name, shared, unlabeled) for group in splits.values() for name in group}
+    tables = {name: _read_table(folder / name, shared, unlabeled) for name in names}
     classes = _common_classes(folder, tables)
-    for name, table in tables.items():
-        wrong = np.flatnonzero((table.labels < _NO_LABEL) | (table.labels >= len(classes)))
-        if table.label and len(wrong):
-            raise SourceError(
-                f"{folder / name}: row {wrong[0]}: label: expected 0 to {len(classes) - 1}, or {_NO_LABEL} for none, "
-                f"found {table.labels[wrong[0]]} ({len(wrong):,} such rows)"
-            )
-    sources: dict[str, tuple[Source, ...]] = {}
+    rows: dict[str, list[Found]] = {}
     files: dict[bytes, TableFile] = {}
     for split, group in splits.items():
         mine = {name: tables[name] for name in group}
-        labeled = tuple(_sources(split, mine, classes))
-        ignored["row without a label"] += sum(len(table.labels) for table in mine.values()) - len(labeled)
-        if labeled:
-            sources[split or DEFAULT_SPLIT] = labeled
+        found = list(_find(folder, split, mine, classes))
+        ignored["row without a label"] += sum(len(table.labels) for table in mine.values()) - len(found)
+        if found:
+            rows[split] = found
             files |= {os.fsencode(name): table.file for name, table in mine.items()}
-    if not sources:
+    if not rows:
         raise SourceError(f"{src}: expected rows with a label, found none")
     origin = ParquetOrigin(folder, tables[names[0]].image, files)
     guessed = {table.label for table in tables.values()} - {"", "label"}
     notes = tuple(f"{src.name}: labels from {label!r}" for label in sorted(guessed))
-    return Collection(origin, classes, sources, +ignored, kind="parquet", notes=notes)
+    return Listing(src, "parquet", origin, rows, classes or None, ignored=ignored, notes=notes)
 
 
 def _list(root: Path, ignored: Counter[str]) -> list[str]:
@@ -151,23 +137,19 @@ def _split_of(name: str) -> tuple[str, str]:
 
 
 def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the files of each split, with train, val and test first."""
+    """Returns the files of each split."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:
         split, pattern = _split_of(name)
         if patterns.setdefault(split, pattern) != pattern:
-            raise SourceError(
-                f"{root}: expected one series of files for the split {split!r}, found {patterns[split]!r} and "
-                f"{pattern!r}. Convert a folder that holds only one of them"
-            )
+            series = f"{patterns[split]!r} and {pattern!r}: convert a folder with only one of them"
+            raise SourceError(f"{root}: expected one series of files for the split {split!r}, found {series}")
         groups.setdefault(split, []).append(name)
     if "" in groups and len(groups) > 1:
-        raise SourceError(
-            f"{root / groups[''][0]}: expected a split in its name or folder, as in "
-            f"{next(name for name in names if _split_of(name)[0])}; found none"
-        )
-    return {split: groups[split] for split in in_split_order(groups)}
+        other = next(name for name in names if _split_of(name)[0])
+        raise SourceError(f"{root / groups[''][0]}: expected a split in its name or folder, as in {other}; found none")
+    return groups
 
 
 def _check_complete(root: Path, group: Sequence[str]) -> None:
@@ -175,10 +157,8 @@ def _check_complete(root: Path, group: Sequence[str]) -> None:
     there = {int(match[2]) for match in matches if match}
     total = int(matches[0][3]) if matches[0] else 0  # all have the same form, and the same total
     if missing := sorted(set(range(total)) - there):
-        raise SourceError(
-            f"{root}: expected {total} files like {group[0]}, found {len(there)}: number {missing[0]:05d} is the first "
-            "that is missing. Download the rest, or rename the existing files"
-        )
+        found = f"found {len(there)}, and number {missing[0]:05d} is missing"
+        raise SourceError(f"{root}: expected {total} files like {group[0]}, {found}: complete the download")
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,13 +253,12 @@ def _choose(
     path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
 ) -> str:
     """Returns the only fitting column, the column with the expected name, or the column that the metadata names."""
+    described, what = {"image": ("Image", "binary, or struct with bytes"), "label": ("ClassLabel", "integers")}[name]
     columns = [column for column, kind in types.items() if fits(kind)]
-    described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
     for candidates in ([c for c in columns if c == name], of_type, columns):
         if len(candidates) == 1:
             return candidates[0]
-    what = {"image": "binary, or struct with bytes", "label": "integers"}[name]
     found, hint = ", ".join(columns)[:200] or "none", f". Rename the column to use to {name!r}"
     if name in types and name not in columns:
         found, hint = f"{name!r} of type {types[name]}", f". Rewrite it as {what}"
@@ -291,48 +270,43 @@ def _choose(
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Returns the classes that the files name. Without names, returns the numbers up to the largest label."""
+    """Returns the classes that the files name; () if they name none. Checks the labels, and that the files agree."""
     (first, table), *others = tables.items()
     for name, other in others:
         if bool(other.label) != bool(table.label):
-            raise SourceError(
-                f"{root / name}: expected labels in all files or in none, and {first} is "
-                f"{'with' if table.label else 'without'} labels. Leave them out by `--labels none`"
-            )
+            raise SourceError(f"{root / name}: expected labels as in {first}: in all files or none (`--labels none`)")
         if other.image != table.image:
-            raise SourceError(
-                f"{root / name}: expected images in the column {table.image!r}, as in {first}, found {other.image!r}"
-            )
+            expected = f"images in the column {table.image!r}, as in {first}"
+            raise SourceError(f"{root / name}: expected {expected}, found {other.image!r}")
     named = {name: table.classes for name, table in tables.items() if table.classes}
-    if len(set(named.values())) > 1:
-        first = next(iter(named))
-        second = next(name for name in named if named[name] != named[first])
-        raise SourceError(f"{root / second}: expected the same classes as {first}, found other classes")
-    if not table.label:
-        return ()
-    if named:
-        return next(iter(named.values()))
-    largest = max((int(table.labels.max()) for table in tables.values() if len(table.labels)), default=_NO_LABEL)
-    return tuple(map(str, range(min(largest + 1, MAX_CLASSES))))
+    classes = next(iter(named.values()), ())
+    if wrong := [name for name in named if named[name] != classes]:
+        raise SourceError(f"{root / wrong[0]}: expected the same classes as {next(iter(named))}, found other classes")
+    most = (len(classes) or MAX_CLASSES) - 1
+    for name, table in tables.items():
+        bad = np.flatnonzero((table.labels < _NO_LABEL) | (table.labels > most))
+        if table.label and len(bad):
+            found = f"found {table.labels[bad[0]]} ({len(bad):,} such rows)"
+            raise SourceError(f"{root / name}: row {bad[0]}: expected a label from 0 to {most} or {_NO_LABEL}, {found}")
+    return classes if table.label else ()
 
 
-def _sources(split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[Source]:
+def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequence[str]) -> Iterator[Found]:
     above = f"{split}/".encode() if split else b""
-    folders = [b"%s%s/" % (above, name.encode()) for name in classes] or [above]
     taken: set[bytes] = set()
     number = 0
     for name, table in tables.items():
         where = os.fsencode(name)
         for row, (label, path) in enumerate(zip(table.labels.tolist(), table.paths, strict=True)):
             if label != _NO_LABEL:
+                folder = above + (f"{classes[label] if classes else label}/".encode() if table.label else b"")
                 file = (path or b"").rpartition(b"/")[2]
-                key = folders[label] + file
+                key = folder + file
                 if not file or b"\0" in file or key in taken:
-                    key = b"%s%08d" % (folders[label], number)
+                    key = b"%s%08d" % (folder, number)
                 if len(key) > MAX_KEY_NBYTES:
-                    raise SourceError(
-                        f"{name}: row {row}: expected a key up to {MAX_KEY_NBYTES} bytes, found {key[:80]!r}..."
-                    )
+                    found = f"found {key[:80]!r}..."
+                    raise SourceError(f"{root / name}: row {row}: expected a key up to {MAX_KEY_NBYTES} bytes, {found}")
                 taken.add(key)
-                yield Source(key, label if table.label else None, Item(where, row))
+                yield Found(key, label if table.label else None, Item(where, row))
             number += 1

@@ -19,25 +19,27 @@ _MOST_KEPT, _MOST_SHOWN = 1000, 10
 
 
 class Faults:
-    """Collects the mistakes in a table, by line, and raises them all in one error."""
+    """Collects the mistakes in a file or a folder, and raises them all in one error. `word` is what it has many of."""
 
-    def __init__(self, path: Path, word: str) -> None:
+    def __init__(self, path: str | Path, word: str) -> None:
         self.path = path
         self.word = word
         self._count = 0
         self._kept: list[tuple[int, str]] = []
 
-    def add(self, line: int, expected: str, found: object) -> None:
+    def add(self, where: int | str, expected: str, found: object) -> None:
+        """Adds a mistake in a line, by its number, or in a named part."""
         self._count += 1
         if self._count <= _MOST_KEPT:
-            self._kept.append((line, f"{self.word} {line}: expected {expected}, found {found!r:.200}"))
+            line = where if isinstance(where, int) else 0
+            self._kept.append((line, f"{self.word} {where}: expected {expected}, found {found!r:.200}"))
 
     def check(self) -> None:
         if self._count:
             shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
             more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
             wrong = f"{counted(self._count, self.word)} {'is' if self._count == 1 else 'are'} wrong"
-            raise SourceError(f"{self.path}: correct the list: {wrong}:", *shown, *more)
+            raise SourceError(f"{self.path}: {wrong}:", *shown, *more)
 
 
 Rows = Iterator[tuple[int, list[Any]]]

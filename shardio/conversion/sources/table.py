@@ -70,6 +70,7 @@ Tables = str | os.PathLike[str] | Table | Mapping[str, str | os.PathLike[str] | 
 class Contents:
     """The rows of a table with a valid path and split."""
 
+    path: Path
     faults: Faults
     lines: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -90,17 +91,17 @@ def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
     names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
     path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
-        raise SourceError(
-            f"{table.path}: expected a column of paths, found {_listed(names)}. Name it by `--path-column`, from "
-            "Python `Table(path_column=...)`, or put the names of columns into the first line"
-        )
+        way = "Name it by `--path-column`, or put the names of columns into the first line"
+        raise SourceError(f"{table.path}: expected a column of paths, found {_listed(names)}. {way}")
     split = _column(table, names, "split", table.split_column, SPLIT_COLUMNS)
     labels = {} if unlabeled else _label_columns(table, names, path, split)
     stored = {name: _existing(table, names, name) for name in table.columns}
     note = f"paths from {names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
     if split is not None:
         note += f", splits from {names[split]!r}"
-    content = Contents(faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note)
+    content = Contents(
+        table.path, faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note
+    )
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
         given = "" if split is None else _present(cells[split])
@@ -154,10 +155,8 @@ def _column(table: Table, names: Sequence[str], what: str, given: str, known: tu
     if len(found) > 1 and known is PATH_COLUMNS:  # an id beside a path
         found = [name for name in found if name in PATH_COLUMNS[:10]] or found
     if len(found) > 1:
-        raise SourceError(
-            f"{table.path}: expected one column of {what}s, found {', '.join(found)}. Name the right one by "
-            f"`--{what}-column`, from Python `Table({what}_column{'s=[...]' if what == 'label' else '=...'})`"
-        )
+        way = f"Name the right one by `--{what}-column`"
+        raise SourceError(f"{table.path}: expected one column of {what}s, found {', '.join(found)}. {way}")
     return lower.index(found[0]) if found else None
 
 
@@ -171,8 +170,6 @@ def _label_columns(table: Table, names: Sequence[str], path: int, split: int | N
         return {}
     rest = [number for number in range(len(names)) if number not in (path, split)]
     if len(rest) > 1:
-        raise SourceError(
-            f"{table.path}: expected one column of labels, found {_listed(names[number] for number in rest)}. Name it "
-            "by `--label-column`, or each number of a vector; or leave the labels out by `--labels none`"
-        )
+        way = "name it, or each number of a vector, by `--label-column`; or leave labels out by `--labels none`"
+        raise SourceError(f"{table.path}: expected one column of labels, not {_listed(names[n] for n in rest)}: {way}")
     return {names[number]: number for number in rest}

@@ -9,24 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from shardio.conversion.images.headers import holds_image
-from shardio.conversion.sources.collection import Collection, FileOrigin, Source
-from shardio.conversion.sources.names import (
-    DEFAULT_SPLIT,
-    check_split_words,
-    in_split_order,
-    known_split,
-    sorted_entries,
-)
+from shardio.conversion.sources.collection import FileOrigin
+from shardio.conversion.sources.listing import Found, Labels, Listing
+from shardio.conversion.sources.names import by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
-
-Labels = Literal["folders", "none"]
-"""What the folders in SRC, or in the folder of a split, are: classes, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,76 +42,85 @@ def holds_only_arrays(root: Path) -> bool:
     return False
 
 
-def scan_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) -> Collection:
+def list_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) -> Listing:
     """Returns the `files` in the class folders of `root`, or in `root` itself; or in such folders of splits.
 
-    Classes are numbered in the order of their sorted names, with or without images. All splits use the numbers of the
-    first split that has classes. A folder without class folders has no labels. With "none", no image has a label, and
-    all images below the folder are taken. Keys begin with the name of the split in the set, such as val for the folder
-    Validation. Without `labels`, the collection's `doubts` name what could be understood in two ways. Raises
-    SourceError for definite mistakes.
+    All splits have the classes of the first split that has some. A folder without class folders has no labels. With
+    "none", no image has a label, and all images below the folder are taken. Keys begin with the name of the split in
+    the set, such as val for the folder Validation. Raises SourceError for definite mistakes.
     """
     if not root.is_dir():
-        found = "a file" if root.exists() else "nothing"
-        raise SourceError(f"{root}: expected a folder of {files.noun}, found {found}")
+        instead = "a file" if root.exists() else "nothing"
+        raise SourceError(f"{root}: expected a folder of {files.noun}, found {instead}")
     scan = _Scan(root, files)
     folders, images = scan.list(root)
-    named = {name: split for name in folders if (split := known_split(name))}
+    named = [name for name in folders if known_split(name)]
     all_named = len(named) == len(folders) and labels != "folders"
     if not named or not (all_named or any(scan.has_folders(root / name) for name in named)):
         parts = [scan.part(root, "", folders, images)]
     else:
-        check_split_words(root, named, "Rename one of the folders, or move it elsewhere")
+        folder_of = by_split(root, {name: root / name for name in named})
         if strangers := [*(name for name in folders if name not in named), *images]:
             scan.ignored["beside the folders of splits"] += len(strangers)
-            scan.doubts.append(
-                f"expected only folders of splits next to {next(iter(named))!r}, found {strangers[0]!r} "
-                f"({len(strangers):,} in all), which would be left out"
-            )
-        folder_of = {split: root / name for name, split in named.items()}
-        folders_in_order = [(split, folder_of[split]) for split in in_split_order(folder_of)]
-        parts = [scan.part(folder, split, *scan.list(folder)) for split, folder in folders_in_order]
-    where = parts[0].path if len(parts) == 1 else root
+            instead = f"found {strangers[0]!r} ({len(strangers):,} in all), which would be left out"
+            scan.doubts.append(f"expected only folders of splits next to {named[0]!r}, {instead}")
+        parts = [
+            scan.part(folder_of[split], split, *scan.list(folder_of[split])) for split in in_split_order(folder_of)
+        ]
+    where, labeled = parts[0].path if len(parts) == 1 else root, [part for part in parts if part.full]
     if not any(part.images or part.full for part in parts):
-        raise SourceError(
-            f"{where}: expected {files.noun}, or class folders with {files.noun} ({where.name}/CLASS/FILE), found none"
-        )
-    scan.doubt(parts)
-    if labels == "folders" and not any(part.full for part in parts):
+        raise SourceError(f"{where}: expected {files.noun}, or class folders with {files.noun}, found none")
+    if labels == "folders" and not labeled:
         raise SourceError(
             f"{where}: expected class folders with {files.noun}, found {files.noun} alone: pass `--labels none`"
         )
-    classes, splits = ((), {part.split: part.unlabeled() for part in parts}) if labels == "none" else scan.label(parts)
-    splits = {split or DEFAULT_SPLIT: sources for split, sources in splits.items() if sources}
-    return Collection(FileOrigin(root), classes, splits, +scan.ignored, doubts=tuple(scan.doubts))
+    scan.doubt(parts)
+    classes = tuple(labeled[0].classes) if labeled else ()
+    for part in labeled if labels != "none" else ():
+        scan.ignored["outside of class folders"] += len(part.images)
+        if unknown := [name for name in part.classes if name not in labeled[0].classes]:
+            raise SourceError(
+                f"{part.path / unknown[0]}: expected only classes of {labeled[0].path.name!r}, found the unknown "
+                f"class {unknown[0]!r} ({len(unknown)} in all): move it elsewhere, or convert the splits separately"
+            )
+    return Listing(
+        root,
+        "tree",
+        FileOrigin(root),
+        {part.split: found for part in parts if (found := list(part.found(is_labeled=labels != "none")))},
+        classes,
+        ignored=scan.ignored,
+        doubts=scan.doubts,
+        has_class_folders=True,
+    )
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The images of SRC, or of the folder of a split, by their keys."""
+    """The images of SRC, or of the folder of a split, by their paths in it."""
 
     path: Path
     split: str
-    """The name of the split; "" if SRC is not a folder of splits."""
+    """"" if SRC is not a folder of splits."""
     images: Sequence[bytes]
     """The images directly in the folder."""
-    classes: dict[str, list[bytes]]
+    classes: Mapping[str, Sequence[bytes]]
     """The images below each folder in it."""
     deep: str
     """A folder with images inside one of these folders; "" if there is none."""
 
     @property
-    def full(self) -> list[str]:
+    def full(self) -> Sequence[str]:
         """The folders with images."""
-        return [name for name, keys in self.classes.items() if keys]
+        return [name for name, paths in self.classes.items() if paths]
 
-    def source(self, key: bytes, label: int | None) -> Source:
-        prefix = len(self.split) + 1
-        renamed = self.split not in ("", self.path.name)
-        return Source(key, label, os.fsencode(f"{self.path.name}/") + key[prefix:] if renamed else None)
-
-    def unlabeled(self) -> tuple[Source, ...]:
-        return tuple(self.source(key, None) for keys in (self.images, *self.classes.values()) for key in keys)
+    def found(self, is_labeled: bool) -> Iterator[Found]:
+        """Yields the images of the class folders; without class folders or unlabeled, all images."""
+        is_labeled = is_labeled and bool(self.full)
+        prefix, above = (os.fsencode(f"{name}/") if self.split else b"" for name in (self.split, self.path.name))
+        for name, paths in ((None, [] if is_labeled else self.images), *self.classes.items()):
+            for path in paths:
+                yield Found(prefix + path, name if is_labeled else None, above + path if above != prefix else None)
 
 
 class _Scan:
@@ -135,66 +136,35 @@ class _Scan:
         """Reads a folder, whose content `folders` and `images` are, as `list` returns them."""
         above = tuple(_identity(place) for place in (self.root, folder))
         start = len(str(folder).rstrip("/")) + 1
-        prefix = os.fsencode(f"{split}/") if split else b""
         classes = {}
         deep = ""
         for name in folders:
             found = sorted(self.files(folder / name, above))
             deep = deep or next((path for path, _ in found if path != str(folder / name)), "")
-            classes[name] = [prefix + os.fsencode(f"{path}/{file}"[start:]) for path, file in found]
-        return _Part(folder, split, [prefix + os.fsencode(name) for name in images], classes, deep)
+            classes[name] = [os.fsencode(f"{path}/{file}"[start:]) for path, file in found]
+        return _Part(folder, split, list(map(os.fsencode, images)), classes, deep)
 
     def doubt(self, parts: list[_Part]) -> None:
         """Adds to `doubts` what the layout of the parts leaves open."""
         noun = self._sources.noun
+        flat, labeled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
         for part in parts:
             if part.images and part.full:
-                self.doubts.append(
-                    f"expected {noun} either in {str(part.path)!r} itself or in folders in it, found "
-                    f"{len(part.images):,} in it, and folders with {noun} such as {part.full[0]!r}"
-                )
+                found = f"{len(part.images):,} in it, and folders with {noun} such as {part.full[0]!r}"
+                self.doubts.append(f"expected {noun} in {str(part.path)!r} or in folders in it, found {found}")
             elif not part.images and not part.full:
                 self.doubts.append(f"expected {noun} in {str(part.path)!r}, found none: the split would be left out")
-        flat, labeled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
         if flat and labeled:
-            self.doubts.append(
-                f"expected class folders in {flat[0].path.name!r}, as in {labeled[0].path.name!r}, found "
-                f"{len(flat[0].images):,} {noun} without"
-            )
+            expected = f"class folders in {flat[0].path.name!r}, as in {labeled[0].path.name!r}"
+            self.doubts.append(f"expected {expected}, found {len(flat[0].images):,} {noun} without")
         full = sorted({name for part in labeled for name in part.full})
         deep = next((part.deep for part in labeled if part.deep), "")
         if len(full) == 1:
-            inside = (
-                f". Give {labeled[0].path / full[0]} as SRC if the folders in it are classes or splits" if deep else ""
-            )
+            place = labeled[0].path / full[0]
+            inside = f". Give {place} as SRC if the folders in it are classes or splits" if deep else ""
             self.doubts.append(f"expected at least two classes, found one, {full[0]!r}{inside}")
         elif deep:
             self.doubts.append(f"expected {noun} directly in the class folders, found some deeper, in {deep!r}")
-
-    def label(self, parts: list[_Part]) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
-        """Returns the classes and the sources of each part. A part without class folders has no labels.
-
-        Raises SourceError for a class that the first part with classes does not have.
-        """
-        labels: dict[str, int] = {}
-        first, splits = "", {}
-        for part in parts:
-            if not part.full:
-                splits[part.split] = part.unlabeled()
-                continue
-            if not labels:
-                first, labels = part.path.name, {name: label for label, name in enumerate(part.classes)}
-            if unknown := [name for name in part.classes if name not in labels]:
-                raise SourceError(
-                    f"{part.path / unknown[0]}: expected only classes of {first!r}, found the unknown class "
-                    f"{unknown[0]!r} ({len(unknown)} unknown in all). Move folders that are not classes elsewhere, or "
-                    "convert the splits separately"
-                )
-            self.ignored["outside of class folders"] += len(part.images)
-            splits[part.split] = tuple(
-                part.source(key, labels[name]) for name, keys in part.classes.items() for key in keys
-            )
-        return tuple(labels), splits
 
     def list(self, folder: Path) -> tuple[list[str], list[str]]:
         """Returns the names of the folders and of the images in a folder. Counts everything else in `ignored`."""

@@ -14,44 +14,24 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
-from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Source
-from shardio.conversion.sources.names import (
-    DEFAULT_SPLIT,
-    NO_VECTORS,
-    SPLIT_NAMES,
-    Numbering,
-    check_split_words,
-    in_split_order,
-    known_split,
-    number_labels,
-    sorted_entries,
-    split_name,
-)
+from shardio.conversion.sources.collection import Extent, Fault, FileOrigin
+from shardio.conversion.sources.listing import Found, Listing
+from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, open_archive, visible_members
 from shardio.errors import SourceError
-from shardio.format.parse import first_repeated
 
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 # Fields of a .json member: the first that is there counts.
 _LABEL_FIELDS = ("label", "class", "cls")
 _MAX_LABEL_NBYTES = 1 << 20
 
+_WAY_OUT = f"put the tars in folders {', '.join(SPLIT_NAMES)}"
 _MAGIC = re.compile(r"[{*?[]")
 _MOST_TARS = 1_000_000
 
 
-class _Sample(NamedTuple):
-    tar: str
-    name: str
-    """The name of the image; the name of the sample, without a suffix, if there is no image."""
-    place: Extent | Fault
-    label: str
-    """The label as written in the tar; "" if there is no label."""
-
-
-def scan_webdataset(src: Path, *, unlabeled: bool = False) -> Collection:
+def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
     """Returns the samples of a tar, of the tars in or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
 
     - Images are jpg, jpeg, png or webp.
@@ -66,28 +46,36 @@ def scan_webdataset(src: Path, *, unlabeled: bool = False) -> Collection:
     kinds: list[str] = []
     samples = list(chain.from_iterable(drain(_walk(folder, tar, kinds, unlabeled) for tar in tars)))
     ignored.update(kinds)
-    faults = [sample.place for sample in samples if isinstance(sample.place, Fault)]
+    faults = [sample.place.detail for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
-        found_instead = f"none in {len(samples):,}: {faults[0].detail}" if samples else "no sample"
+        instead = f"none in {len(samples):,}: {faults[0]}" if faults else "no sample"
         raise SourceError(
-            f"{src}: expected samples of an image and a label (.cls or .json), found {found_instead}. (Unpack the tar "
-            "of a folder tree; ImageNet's own archives need `--source ilsvrc`; images alone need `--labels none`)"
+            f"{src}: expected samples of an image and a label (.cls or .json), found {instead}. (Unpack the tar of a "
+            "folder tree; ImageNet's own archives need `--source ilsvrc`; images alone need `--labels none`)"
         )
-    splits = _splits(src, tars, samples)
-    labeled = zip(splits, samples, strict=True)
-    numbering = number_labels({(split, one.label) for split, one in labeled if not isinstance(one.place, Fault)})
-    for keep_tar in (False, True):  # names may begin anew in each tar
-        sources = _sources(samples, splits, numbering, keep_tar, unlabeled)
-        listed = list(chain.from_iterable(sources.values()))
-        if (key := first_repeated(source.key for source in listed)) is None:
-            break
-    if key is not None:
-        raise SourceError(f"{src}: expected each name of a sample once in a tar, found {os.fsdecode(key)!r} twice")
-    faults = [source.place for source in listed if isinstance(source.place, Fault)]
-    if len(faults) == len(samples):
-        raise SourceError(f"{src}: expected samples with a label, found none in {len(samples):,}: {faults[0].detail}")
-    by_split = {split or DEFAULT_SPLIT: tuple(sources[split]) for split in in_split_order(splits)}
-    return Collection(FileOrigin(folder), numbering.classes, by_split, ignored, kind="webdataset")
+    return _Tars(src, "webdataset", FileOrigin(folder), _by_word(src, tars, samples), ignored=ignored, may_rename=True)
+
+
+class _Tars(Listing):
+    """Samples whose `where` is the name of their tar."""
+
+    def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
+        tar, rest = one.where, os.fsdecode(one.key)
+        first, _, below = rest.partition("/")
+        if split and below and split_name(first) == split:
+            rest = below
+        # Names of samples may begin anew in each tar.
+        tar = tar.removeprefix(f"{split}/").removesuffix(".tar") if again else ""
+        return os.fsencode("/".join(filter(None, (split, name, tar, rest.removeprefix(f"{name}/") if name else rest))))
+
+    def refuse(self, one: Found, expected: str, found: object) -> Fault:
+        """Returns why the sample alone is refused: an export of millions has some without a label."""
+        if isinstance(one.place, Fault):
+            return one.place
+        return Fault(f"the label of {_name(one)}: expected {expected}, found {found!r:.80}")
+
+    def refuse_repeat(self, one: Found, first: Found) -> None:
+        raise SourceError(f"{self.src}: expected each name of a sample once in a tar, found {_name(one)} twice")
 
 
 # --- tars -------------------------------------------------------------------------------------------------------------
@@ -132,9 +120,8 @@ def _expand(pattern: str) -> list[str]:
         if not found:
             missing.append(text)
     if missing:
-        raise SourceError(
-            f"{pattern}: expected a file for each name, found none for {missing[0]!r} ({len(missing):,} missing in all)"
-        )
+        found_none = f"found none for {missing[0]!r} ({len(missing):,} missing)"
+        raise SourceError(f"{pattern}: expected a file for each name, {found_none}")
     return list(paths)
 
 
@@ -167,7 +154,7 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Generator[_Sample, None, None]:
+def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Generator[Found, None, None]:
     """Yields the samples of a tar. Adds the kinds of other members to `ignored`."""
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
@@ -198,21 +185,22 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
 
 def _put_together(
     tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabeled: bool
-) -> _Sample:
-    what, label = f"the sample {name!r} in {tar}", labels[0] if labels else ""
-    place: Extent | Fault
+) -> Found:
+    """Returns a sample. Its key is the name of the image, or of the sample if there is none."""
+    label = labels[0] if labels else None
+    one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
+    wrong = ""
     if len(images) != 1:
-        place = Fault(f"expected one image of {what}, found {len(images)}")
-    elif unlabeled:
-        place = images[0][1]
-    elif len(labels) != 1:
-        place = Fault(f"expected one label (.cls or .json) of {what}, found {len(labels)}")
-    elif isinstance(label, Fault):
-        place = Fault(f"the label of {what}: {label.detail}")
-    else:
-        place = images[0][1]
-    image = images[0][0] if images else name
-    return _Sample(tar, image, place, label if isinstance(label, str) else "")
+        wrong = f"expected one image of {_name(one)}, found {len(images)}"
+    elif len(labels) != 1 and not unlabeled:
+        wrong = f"expected one label (.cls or .json) of {_name(one)}, found {len(labels)}"
+    elif isinstance(label, Fault) and not unlabeled:
+        wrong = f"the label of {_name(one)}: {label.detail}"
+    return one._replace(label=None, place=Fault(wrong)) if wrong else one._replace(place=images[0][1])
+
+
+def _name(one: Found) -> str:
+    return f"the sample {os.fsdecode(one.key)!r} in {one.where}"
 
 
 def _read_text(content: bytes) -> str | Fault:
@@ -240,64 +228,33 @@ def _read_json(content: bytes) -> list[str | Fault]:
         return [Fault(f"expected JSON, found: {error}")]
 
 
-# --- splits and keys --------------------------------------------------------------------------------------------------
+# --- splits -----------------------------------------------------------------------------------------------------------
 
 
-def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str]:
-    """Returns the split of each sample, or "" for all samples if no name contains a split."""
-    told = {tar: _word_of_tar(tar) for tar in tars}
+def _by_word(src: Path, tars: list[str], samples: list[Found]) -> dict[str, list[Found]]:
+    """Returns the samples by the word for their split; all by "" if no name contains a split."""
+    told = {tar: _word_of_tar(src, tar) for tar in tars}
     if any(told.values()) and not all(told.values()):
         one, other = (next(tar for tar in tars if bool(told[tar]) == known) for known in (True, False))
-        raise SourceError(
-            f"{src}: expected a split in the name or folder of every tar, or of none, found "
-            f"{split_name(told[one])!r} for {one!r} and none for {other!r}. Put them in folders "
-            f"{', '.join(SPLIT_NAMES)}"
-        )
-    words = [told[sample.tar] or sample.name.partition("/")[0] for sample in samples]
+        some = f"{split_name(told[one])!r} for {one!r} and none for {other!r}: {_WAY_OUT}"
+        raise SourceError(f"{src}: expected a split in the name or folder of every tar, or of none, found {some}")
+    words = [(told[one.where] or os.fsdecode(one.key).partition("/")[0]).lower() for one in samples]
     if not all(map(known_split, words)):
-        return [""] * len(samples)
-    way_out = "Rename the tars or folders of one, or convert them separately"
-    check_split_words(src, map(str.lower, filter(None, [*told.values(), *words])), way_out)
-    return list(map(split_name, words))
+        return {"": samples}
+    found: dict[str, list[Found]] = {}
+    for word, sample in zip(words, samples, strict=True):
+        found.setdefault(word, []).append(sample)
+    return found
 
 
-def _word_of_tar(tar: str) -> str:
+def _word_of_tar(src: Path, tar: str) -> str:
     """Returns the word for a split in the tar's folders or name: "validation" for imagenet1k-validation-07.tar."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
         found = {split: word for word in words if (split := known_split(word))}
         if len(found) > 1:
-            raise SourceError(
-                f"{tar}: expected the name of one split in it, found {' and '.join(sorted(found))}. Put the tars in "
-                f"folders {', '.join(SPLIT_NAMES)}"
-            )
+            both = " and ".join(sorted(found))
+            raise SourceError(f"{src}: expected the name of one split in {tar!r}, found {both}: {_WAY_OUT}")
         if found:
             return found.popitem()[1]
     return ""
-
-
-def _sources(
-    samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool, unlabeled: bool
-) -> dict[str, list[Source]]:
-    """Returns the sources by split. `keep_tar` puts the name of the tar before the name of each sample."""
-    sources: dict[str, list[Source]] = {}
-    for sample, split in zip(samples, splits, strict=True):
-        name, place, label, folders = sample.name, sample.place, 0, []
-        if split:
-            folders.append(split)
-            first, _, rest = name.partition("/")
-            name = rest if rest and split_name(first) == split else name
-        if not isinstance(place, Fault):
-            expected = numbering.expected.get((split, sample.label))
-            if not expected:
-                label = numbering.labels[sample.label]
-                folders.append(numbering.classes[label])
-                name = name.removeprefix(folders[-1] + "/")
-            elif not unlabeled:
-                found = f"expected {expected}, found {sample.label!r:.80}"
-                place = Fault(f"the label of the sample {name!r} in {sample.tar}: {found}")
-        if keep_tar:
-            folders.append(sample.tar.removeprefix(f"{split}/").removesuffix(".tar"))
-        key = os.fsencode("/".join((*folders, name)))
-        sources.setdefault(split, []).append(Source(key, label, place))
-    return sources

@@ -1,0 +1,222 @@
+"""What a kind of storage has listed, and the collection that it becomes.
+
+This is the one place that orders splits, numbers labels, and refuses classes without images, repeats and doubts. A kind
+of storage only lists: the key of each image, the word for its split, its label as it is written, and its place.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from shardio.conversion.arrays import ArraySpec, Label
+from shardio.conversion.sources.collection import Collection, Fault, Origin, Place, Source
+from shardio.conversion.sources.names import (
+    DEFAULT_SPLIT,
+    Numbering,
+    by_split,
+    in_split_order,
+    known_split,
+    number_labels,
+    numbers_up_to,
+)
+from shardio.conversion.sources.rows import Faults
+from shardio.errors import SourceError
+from shardio.format.layout import LABELS_NAME
+from shardio.format.parse import first_repeated
+
+Labels = Literal["folders", "none"]
+"""What the folders in SRC, or in the folder of a split, are: classes, or nothing."""
+EmptyClasses = Literal["refuse", "omit", "keep"]
+
+KINDS_OF_FOLDERS = ("tree", "arrays")
+"""The kinds of storage whose folders may be classes or not."""
+
+_MOST_NAMED = 5
+
+# All rows of an index are as wide as the longest key. Names that people give are never so unequal.
+_MOST_PADDING_NBYTES = 256 << 20
+_MOST_PADDING = 15
+"""Times the bytes of the keys themselves."""
+
+
+class Found(NamedTuple):
+    """An image, or another sample, as its storage lists it."""
+
+    key: bytes
+    label: str | Label
+    """A class or an integer as text; an integer or numbers, which stay as they are; or None."""
+    place: Place = None
+    where: Any = None
+    """What the listing needs to name it in a message."""
+
+
+@dataclass
+class Listing:
+    """All that a kind of storage has found in SRC. Kinds that do something in another way are subclasses."""
+
+    src: str | Path
+    """Begins messages."""
+    kind: str
+    origin: Origin
+    found: Mapping[str, Sequence[Found]]
+    """By the word for the split in SRC; "" if nothing names a split."""
+    classes: Sequence[str] | None = None
+    """The classes in the order of their labels. None: those that labels name, or the numbers up to the largest."""
+    class_names: Mapping[str, str] = field(default_factory=dict)
+    """Readable names of all classes; or nothing."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    notes: Sequence[str] = ()
+    """How SRC was understood, where that was guessed."""
+    doubts: Sequence[str] = ()
+    """What in SRC could be understood in two ways."""
+    has_class_folders: bool = False
+    """Whether classes are folders or archives, which may be empty. Elsewhere they are labels of images, or names from a
+    list of all labels, in use or not."""
+    keeps_order: bool = False
+    """Whether splits stay in the order of `found`."""
+    may_rename: bool = False
+    """Whether `key` can make other keys if keys are repeated."""
+    identity: str = ""
+    arrays: tuple[ArraySpec, ...] = ()
+    has_pixels: bool = True
+
+    def __post_init__(self) -> None:
+        self._faults = Faults(self.src, "image")
+
+    def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
+        """Returns the key of an image in the class `name`, or in "". `again` asks for another one."""
+        return one.key
+
+    def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
+        """Returns the reason to refuse the image alone, or None after noting a mistake, which `check` raises."""
+        self._faults.add(repr(os.fsdecode(one.key)), expected, found)
+        return None
+
+    def check(self) -> None:
+        self._faults.check()
+
+    def refuse_repeat(self, one: Found, first: Found) -> None:
+        self.refuse(one, "each image once", "it again")
+
+    def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
+        """Returns the collection: without labels if `labels` is "none", in spite of doubts if it is "folders".
+
+        Raises SourceError for wrong labels, repeats and doubts, and if `empty_classes` refuses a class without images.
+        """
+        named = by_split(self.src, self.found)
+        splits = {split: named[split] for split in (named if self.keeps_order else in_split_order(named))}
+        if empty := [split or DEFAULT_SPLIT for split, some in splits.items() if not some]:
+            raise SourceError(f"{self.src}: expected images of the split {empty[0]!r}, found none")
+        if not splits:
+            self.check()
+            raise SourceError(f"{self.src}: expected images, found none")
+        unlabeled = labels == "none"
+        numbering = self._number(splits, "keep" if unlabeled else empty_classes)
+        for again in (False, True):
+            sources = {
+                split or DEFAULT_SPLIT: tuple(self._sources(split, some, numbering, unlabeled, again))
+                for split, some in splits.items()
+            }
+            repeated = first_repeated(source.key for source in chain.from_iterable(sources.values()))
+            if repeated is None or not self.may_rename:
+                break
+        if repeated is not None:
+            self._refuse_repeats(chain.from_iterable(sources.values()), chain.from_iterable(splits.values()))
+        self.check()
+        places = [source.place for source in chain.from_iterable(sources.values())]
+        if isinstance(first := places[0], Fault) and all(isinstance(place, Fault) for place in places):
+            raise SourceError(f"{self.src}: expected images, found none among {len(places):,}: {first.detail}")
+        self._check_keys(sources)
+        if labels is None:
+            self._check_doubts(numbering.classes)
+        classes = () if unlabeled else numbering.classes
+        return Collection(
+            self.origin,
+            classes,
+            sources,
+            +self.ignored,
+            tuple(self.class_names[name] for name in classes if self.class_names),
+            kind=self.kind,
+            identity=self.identity,
+            notes=tuple(self.notes),
+            arrays=tuple(spec for spec in self.arrays if not (unlabeled and spec.name == LABELS_NAME)),
+            has_pixels=self.has_pixels,
+        )
+
+    def _number(self, splits: Mapping[str, Sequence[Found]], empty_classes: EmptyClasses) -> Numbering:
+        everything = [one.label for one in chain.from_iterable(splits.values())] if self.classes is None else []
+        if integers := [label for label in everything if isinstance(label, int)]:
+            return Numbering(numbers_up_to(min(integers), max(integers)), {})
+        if self.classes is None:
+            return number_labels(
+                {(split, one.label) for split, some in splits.items() for one in some if isinstance(one.label, str)}
+            )
+        classes, unknown = tuple(self.classes), "a known class"
+        if self.has_class_folders and empty_classes != "keep":
+            labeled = ({one.label for one in some} for some in splits.values() if some[0].label is not None)
+            used = next(labeled, set())
+            if (empty := [name for name in classes if name not in used]) and empty_classes == "refuse":
+                named = ", ".join(map(repr, empty[:_MOST_NAMED])) + (", ..." if len(empty) > _MOST_NAMED else "")
+                raise SourceError(
+                    f"{self.src}: expected images in every class folder, found none in {len(empty):,}: {named}. Add "
+                    "some, or pass `--empty-classes omit` (labels number the others) or `keep` (labels without samples)"
+                )
+            classes, unknown = (
+                tuple(name for name in classes if name in used),
+                "a class with images in the first split, or `--empty-classes keep`",
+            )
+        return Numbering(classes, {name: label for label, name in enumerate(classes)}, unknown=unknown)
+
+    def _sources(
+        self, split: str, some: Sequence[Found], numbering: Numbering, unlabeled: bool, again: bool
+    ) -> Iterator[Source]:
+        has_labels = not unlabeled and any(one.label is not None for one in some)
+        for one in some:
+            label, name, wrong = one.label, "", ""
+            if isinstance(label, str):
+                number = numbering.labels.get(label)
+                if number is None:
+                    wrong = numbering.expected.get((split, label), numbering.unknown)
+                else:
+                    name = numbering.classes[number]
+                label = number or 0
+            elif label is None and has_labels:
+                label, wrong = 0, "a label, as other images of the split have"
+            fault = self.refuse(one, wrong, one.label) if wrong and has_labels else None
+            yield Source(self.key(split, one, name, again), label if has_labels else None, fault or one.place)
+
+    def _refuse_repeats(self, sources: Iterable[Source], found: Iterable[Found]) -> None:
+        first: dict[bytes, Found] = {}
+        for source, one in zip(sources, found, strict=True):
+            if (other := first.setdefault(source.key, one)) is not one:
+                self.refuse_repeat(one, other)
+
+    def _check_keys(self, sources: Mapping[str, Sequence[Source]]) -> None:
+        for split, some in sources.items():
+            longest = max((source.key for source in some), key=len)
+            total, padded = sum(len(source.key) for source in some), len(longest) * len(some)
+            if padded - total > max(_MOST_PADDING_NBYTES, _MOST_PADDING * total):
+                raise SourceError(
+                    f"{self.src}: expected keys of similar length in {split!r}, found {os.fsdecode(longest)[:80]!r}... "
+                    f"of {len(longest):,} bytes, which would make the index {padded:,} bytes: move it to a shorter path"
+                )
+
+    def _check_doubts(self, classes: Sequence[str]) -> None:
+        doubts, words = list(self.doubts), [name for name in classes if known_split(name)]
+        # One class may have such a name: many collections have trains.
+        if len(words) == len(classes) > 0 or len(set(map(known_split, words))) > 1:
+            named = ", ".join(map(repr, words))
+            doubts.append(f"expected classes, found names of splits ({named}), which would become classes")
+        if doubts:
+            command = f"shardio convert {shlex.quote(str(self.src))} OUT --labels"
+            way = "Rename them, or take the images without labels: "
+            if self.kind in KINDS_OF_FOLDERS:
+                way = f"If folders are classes, run `{command} folders`. To take all images without labels, run "
+            raise SourceError(f"{self.src}: {'; '.join(doubts)}. {way}`{command} none`")

@@ -1,0 +1,382 @@
+"""ImageNet's own archives, Kaggle's layout of it, and Tiny ImageNet: the facts and mistakes of each alone."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import sys
+import tarfile
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import list_archive
+import pytest
+from folders import put
+from pictures import random_jpeg
+from storages import (
+    CLASSES,
+    SYNSETS,
+    WORDS,
+    devkit_files,
+    draw_imagenet,
+    keys,
+    meta_mat,
+    rows,
+    scan_tree,
+    tar_of,
+    write_archives,
+    write_kaggle,
+)
+
+from shardio.conversion.convert import convert
+from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.detect import find_kind, scan
+from shardio.errors import DecodeError, SourceError
+
+TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_imagenet(tmp_path_factory.mktemp("imagenet") / "imagenet")
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    return tmp_path / "src"
+
+
+def archives(src: Path) -> Collection:
+    return scan(src, "ilsvrc", labels=None, empty_classes="keep")
+
+
+def refused(src: Path) -> str:
+    with pytest.raises(SourceError) as caught:
+        scan(src)
+    assert str(caught.value).startswith(str(src))
+    return str(caught.value)
+
+
+def write_devkit(src: Path, files: Mapping[str, bytes]) -> None:
+    named = ((f"ILSVRC2012_devkit_t12/{name}", content) for name, content in files.items())
+    (src / DEVKIT).write_bytes(gzip.compress(tar_of(named)))
+
+
+# --- the archives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [("train",), ("train", "devkit"), ("val", "devkit")])
+def test_keys_are_those_of_the_tree_whichever_archives_there_are(
+    names: tuple[str, ...], imagenet: Path, src: Path
+) -> None:
+    found = scan(write_archives(imagenet, src, *names))
+    assert keys(found) == {split: some for split, some in keys(scan_tree(imagenet)).items() if split in names}
+    assert (found.classes, found.class_names) == (CLASSES, WORDS if "devkit" in names else ())
+
+
+def test_an_archive_alone_may_be_named_and_its_devkit_lies_next_to_it(imagenet: Path, src: Path) -> None:
+    both, alone = scan(write_archives(imagenet, src)), [scan(src / TRAIN), scan(src / VAL)]
+    assert {split: some for one in alone for split, some in one.splits.items()} == both.splits
+    assert {(one.classes, one.class_names) for one in alone} == {(CLASSES, WORDS)}
+    (src / TRAIN).rename(src / "renamed")
+    assert scan(src / "renamed").kind == "ilsvrc"
+
+
+def test_the_devkit_may_be_unpacked_or_no_longer_compressed(imagenet: Path, src: Path) -> None:
+    expected = scan(write_archives(imagenet, src)).splits
+    data = gzip.decompress((src / DEVKIT).read_bytes())
+    (src / DEVKIT).unlink()
+    (src / "ILSVRC2012_devkit_t12.tar").write_bytes(data)
+    assert scan(src).splits == expected
+    (src / "ILSVRC2012_devkit_t12.tar").unlink()
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(src)
+    assert scan(src).splits == expected
+
+
+def test_tars_of_tars_are_read_as_they_would_be_unpacked(src: Path) -> None:
+    inner = tar_of([(name, name.encode()) for name in ("1.JPEG", "deep/2.JPEG", "./3.JPEG", "._3.JPEG", ".x/4.JPEG")])
+    outer = [("b.tar", inner), ("./a/a.tar", tar_of([("5", b"")])), ("README", b""), ("._b.tar", b"")]
+    (src / TRAIN).write_bytes(tar_of([*outer, ("c.tar", tar_of([]))]))
+    put(src, "ILSVRC2012_bbox_train_v2.tar.gz", ".DS_Store")
+    found = archives(src)
+    names = (b"train/a/5", b"train/b/1.JPEG", b"train/b/3.JPEG", b"train/b/deep/2.JPEG")
+    assert rows(found) == list(zip(names, (0, 1, 1, 1), strict=True))
+    assert found.classes == ("a", "b", "c")  # an empty class keeps its label
+    assert found.ignored == {"hidden": 4, "outside of class archives": 1, "other file": 1}
+
+
+def test_training_images_need_no_scipy_without_a_devkit(
+    imagenet: Path, src: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    assert scan(write_archives(imagenet, src, "train")).num_sources == 20
+    write_devkit(src, {"data/meta.mat": b"", "data/ILSVRC2012_validation_ground_truth.txt": b""})
+    # With a devkit there the names of the classes would depend on what is installed, and so would the set.
+    assert "pip install 'shardio[ilsvrc]'" in refused(src)
+
+
+def test_what_the_archives_and_the_devkit_contradict_is_named(imagenet: Path, src: Path) -> None:
+    write_archives(imagenet, src, "train", "val")
+    assert f"expected {DEVKIT}, which has the labels, next to {VAL}" in refused(src)
+    write_archives(imagenet, src, "devkit")
+    (src / TRAIN).write_bytes(tar_of([("n99999999.tar", tar_of([("1.JPEG", b"x")]))]))
+    assert "'n99999999'" in refused(src)
+    (src / TRAIN).write_bytes(tar_of([("n01440764.tar", tar_of([("1.JPEG", b"x")]))]))
+    assert "6 images are wrong" in refused(src)  # those of classes without training images
+
+
+def other_devkit(**changes: bytes) -> Callable[[Path], dict[str, bytes]]:
+    names = {"meta": "data/meta.mat", "truth": "data/ILSVRC2012_validation_ground_truth.txt"}
+    return lambda tree: {**devkit_files(tree), **{names[name]: content for name, content in changes.items()}}
+
+
+def of_synsets(synsets: dict[str, tuple[int, str]]) -> Callable[[Path], dict[str, bytes]]:
+    return lambda tree: other_devkit(meta=meta_mat(synsets))(tree)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (lambda tree: {"readme.txt": b""}, "expected data/meta.mat in the devkit"),
+        (other_devkit(meta=b""), "expected synsets in data/meta.mat"),
+        (other_devkit(meta=b"x" * 2000), "expected synsets in data/meta.mat"),
+        (other_devkit(truth=b"1\n2\nfish\n"), "line 3: expected a synset without children, found 'fish'"),
+        (other_devkit(truth=b"1\n5\n"), "line 2: expected a synset without children, found '5'"),
+        (other_devkit(truth=b"1\n-1\n"), "line 2: expected"),
+        (other_devkit(truth=b"1\n" * 9), "expected 9 images, one for each label, found none with number 9"),
+        (other_devkit(truth=b"1\n" * 7), "numbered from 1 to 7"),
+        (of_synsets({"n01440764": (1, "a"), "n01443537": (1, "b")}), "distinct synsets"),
+        (of_synsets({"../n01440764": (1, "a")}), "distinct synsets"),
+        (of_synsets({"n00001740": (1, "none without children")}), "distinct synsets"),
+    ],
+)
+def test_what_is_wrong_with_a_devkit_is_named(
+    files: Callable[[Path], dict[str, bytes]], found: str, imagenet: Path, src: Path
+) -> None:
+    write_archives(imagenet, src, "val")
+    write_devkit(src, files(imagenet))
+    assert found in refused(src)
+
+
+def test_a_devkit_of_a_single_class_is_read(imagenet: Path, src: Path) -> None:
+    (src / VAL).write_bytes(tar_of([("ILSVRC2012_val_00000001.JPEG", b"x")]))
+    write_devkit(src, other_devkit(meta=meta_mat({"n01440764": SYNSETS["n01440764"]}), truth=b"3\n")(imagenet))
+    found = scan(src)
+    assert keys(found) == {"val": [b"val/n01440764/ILSVRC2012_val_00000001.JPEG"]}
+    assert found.class_names == ("tench, Tinca tinca",)
+
+
+def test_a_devkit_that_unpacks_without_end_or_is_damaged_is_refused(imagenet: Path, src: Path) -> None:
+    write_archives(imagenet, src, "val")
+    (src / DEVKIT).write_bytes(gzip.compress(bytes(65 << 20)))
+    assert "expected a devkit of at most" in refused(src)
+    for damaged in (gzip.compress(bytes(5000))[:-9], b"\x1f\x8b" + bytes(50), b"", b"no devkit"):
+        (src / DEVKIT).write_bytes(damaged)
+        assert str(src / DEVKIT) in refused(src)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["1.JPEG"], "found '1.JPEG'"),
+        (["ILSVRC2012_val_00000009.JPEG"], "found 'ILSVRC2012_val_00000009.JPEG'"),
+        (["ILSVRC2012_val_00000000.JPEG"], "found 'ILSVRC2012_val_00000000.JPEG'"),
+        (["ILSVRC2012_val_00000001.JPEG"], "found none with number 2 (7 missing)"),
+        ([f"{folder}ILSVRC2012_val_{i:08d}.JPEG" for folder in ("", "a/") for i in range(1, 9)], "8 images are wrong"),
+        ([], "found none"),
+    ],
+)
+def test_validation_images_are_exactly_those_that_have_labels(
+    names: list[str], found: str, imagenet: Path, src: Path
+) -> None:
+    write_archives(imagenet, src, "devkit")
+    (src / VAL).write_bytes(tar_of([(name, b"x") for name in names]))
+    with pytest.raises(SourceError) as caught:
+        archives(src)
+    assert found in str(caught.value)
+
+
+def test_a_list_takes_a_few_hundred_bytes_per_image(src: Path) -> None:
+    with (src / TRAIN).open("wb") as file:
+        list_archive.write_archive(file, num_images=10_000, num_classes=20)
+    tracemalloc.start()
+    try:
+        found = scan(src)
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.num_sources == 10_000
+    assert now / found.num_sources < 500
+    assert peak / found.num_sources < 1000
+
+
+def test_the_tool_that_lists_as_many_images_as_imagenet_has_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["list_archive.py", "--images", "1003", "--classes", "7", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    list_archive.main()
+    assert json.loads(capsys.readouterr().out)["num_images"] == 1003
+    assert not list(tmp_path.iterdir())
+
+
+# --- Kaggle -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kaggle(imagenet: Path, tmp_path: Path) -> Path:
+    return write_kaggle(imagenet, tmp_path / "kaggle")
+
+
+def images(kaggle: Path) -> Path:
+    return kaggle / "ILSVRC" / "Data" / "CLS-LOC"
+
+
+def test_src_may_be_any_folder_down_to_the_images_and_so_may_the_lists(kaggle: Path) -> None:
+    expected = scan(kaggle)
+    for name in ("LOC_val_solution.csv", "LOC_synset_mapping.txt"):
+        for folder in (kaggle / "ILSVRC", images(kaggle)):
+            assert (scan(folder).splits, scan(folder).class_names) == (expected.splits, WORDS)
+        shutil.move(kaggle / name, images(kaggle) / name)
+    assert scan(images(kaggle)).splits == expected.splits
+    for source in expected.splits["val"]:
+        assert source.place == b"val/" + source.key.rpartition(b"/")[2]
+
+
+def test_test_images_and_what_is_no_image_are_counted(kaggle: Path) -> None:
+    put(images(kaggle), "val/README.txt", "train/notes.txt")
+    assert scan(kaggle).ignored == {"unlabeled test image": 3, "not an image": 2}
+
+
+def test_train_or_val_may_be_missing_and_not_empty(kaggle: Path) -> None:
+    both = scan(kaggle).splits
+    for missing, other in (("val", "train"), ("train", "val")):
+        shutil.move(images(kaggle) / missing, kaggle / "away")
+        found = scan(kaggle)
+        assert (found.splits, found.classes) == ({other: both[other]}, CLASSES)
+        (images(kaggle) / missing).mkdir()
+        assert f"{missing}: expected images" in refused(kaggle)
+        (images(kaggle) / missing).rmdir()
+        shutil.move(kaggle / "away", images(kaggle) / missing)
+    shutil.rmtree(images(kaggle) / "train")
+    shutil.rmtree(images(kaggle) / "val")
+    assert "expected a folder train or val" in refused(kaggle)
+
+
+def test_validation_images_that_were_sorted_into_class_folders_are_taken_as_they_are(kaggle: Path) -> None:
+    expected = rows(scan(kaggle), "val")
+    for key, _ in expected:
+        place = images(kaggle) / key.decode()
+        place.parent.mkdir(exist_ok=True)
+        shutil.move(images(kaggle) / "val" / place.name, place)
+    (kaggle / "LOC_val_solution.csv").unlink()
+    assert rows(scan(kaggle), "val") == expected
+    put(images(kaggle), "val/ILSVRC2012_val_00000009.JPEG")
+    assert "expected each image in a class folder" in refused(kaggle)
+
+
+def test_an_image_that_is_listed_and_missing_is_a_source_that_is_refused(kaggle: Path) -> None:
+    (images(kaggle) / "val" / "ILSVRC2012_val_00000003.JPEG").unlink()
+    found = scan(kaggle)
+    (gone,) = (source for source in found.splits["val"] if b"00000003" in source.key)
+    with pytest.raises(DecodeError, match=r"^unreadable: No such file or directory$"):
+        found.origin.read(gone)
+
+
+def test_lists_are_complete(kaggle: Path) -> None:
+    mapping = kaggle / "LOC_synset_mapping.txt"
+    mapping.write_text(mapping.read_text().replace("n02012849 crane\n", ""))
+    assert f"{mapping}: expected a line for the class 'n02012849'" in refused(kaggle)
+    mapping.unlink()
+    assert scan(kaggle).class_names == ()
+    put(images(kaggle), "val/ILSVRC2012_val_00000077.JPEG", "val/ILSVRC2012_val_00000078.JPEG")
+    assert "found none for 'ILSVRC2012_val_00000077' (2 in all)" in refused(kaggle)
+    (kaggle / "LOC_val_solution.csv").unlink()
+    assert "expected LOC_val_solution.csv" in refused(kaggle)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "line 1: expected ['ImageId', 'PredictionString']"),
+        ("a,b\n", "line 1: expected ['ImageId', 'PredictionString'], found ['a', 'b']"),
+        *(
+            (f"ImageId,PredictionString\n{rest}", found)
+            for rest, found in (
+                ("x,n01440764 1 2 3 4 n01443537 1 2 3 4\n", "line 2: expected an image"),
+                ("x,n01440764 1 2 3 4\nx,n01440764 1 2 3 4\n", "line 3: expected an image"),
+                ("x,\n", "line 2: expected an image"),
+                ("x\n", "line 2: expected 2 fields, found 'x'"),
+                ("../x,n01440764 1 2 3 4\n", "line 2: expected an image"),
+                ("x,../n01440764 1 2 3 4\n", "line 2: expected an image"),
+                ("x,n99999999 1 2 3 4\n", "expected a known class, found 'n99999999'"),
+                ("x," + "n01440764 1 2 3 4 " * 10_000, "line 2: expected fewer than"),
+            )
+        ),
+    ],
+)
+def test_a_solution_that_is_wrong_is_named_with_its_line(text: str, found: str, kaggle: Path) -> None:
+    (kaggle / "LOC_val_solution.csv").write_text(text)
+    shutil.rmtree(images(kaggle) / "val")
+    put(images(kaggle), "val/x.JPEG")
+    with pytest.raises(SourceError) as caught:
+        scan(kaggle, empty_classes="keep")
+    assert found in str(caught.value)
+
+
+# --- Tiny ImageNet ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    src = tmp_path / "tiny-imagenet-200"
+    names = [f"train/{wnid}/images/{wnid}_{i}.JPEG" for wnid in ("n02", "n01") for i in range(3)]
+    names += [*(f"val/images/val_{i}.JPEG" for i in range(4)), "test/images/test_0.JPEG"]
+    put(src, *names, content=random_jpeg(0, 12, 15))
+    put(src, "train/n01/n01_boxes.txt", "train/n02/n02_boxes.txt", content=b"n01_0.JPEG\t0\t0\t9\t9\n")
+    (src / "wnids.txt").write_text("n02\nn01\n")
+    (src / "words.txt").write_text("n01\ttench\nn02\tcrane, bird\nn03\tother\n")
+    lines = [f"val_{i}.JPEG\tn0{1 + i % 2}\t0\t0\t9\t9\n" for i in range(4)]
+    (src / "val" / "val_annotations.txt").write_text("".join(lines))
+    return src
+
+
+def test_the_split_test_has_no_labels_and_other_files_are_counted(tiny: Path, tmp_path: Path) -> None:
+    assert find_kind(tiny) == "tiny-imagenet"
+    found = scan(tiny)
+    assert (found.classes, found.class_names) == (("n01", "n02"), ("tench", "crane, bird"))
+    assert rows(found, "test") == [(b"test/images/test_0.JPEG", None)]
+    assert found.ignored == {"not an image": 5}
+    (tiny / "words.txt").write_text("n01\ttench\n")
+    report = convert(tiny, tmp_path / "out", size=8, workers=1)
+    assert (report.notes, report.unlabeled) == (("tiny-imagenet-200: Tiny ImageNet, 2 classes",), ("test",))
+
+
+def test_an_image_of_val_that_is_missing_is_refused_and_one_without_a_label_an_error(
+    tiny: Path, tmp_path: Path
+) -> None:
+    (tiny / "val" / "images" / "val_3.JPEG").unlink()
+    report = convert(tiny, tmp_path / "out", size=8, workers=1, max_bad=1)
+    assert (report.num_samples["val"], report.refused) == (3, {"incomplete": 1})
+    put(tiny, "val/images/val_9.JPEG")
+    assert "val_9.JPEG" in refused(tiny)
+    (tiny / "val" / "images" / "val_9.JPEG").unlink()
+    annotations = tiny / "val" / "val_annotations.txt"
+    annotations.write_text(annotations.read_text().replace("val_3.JPEG\tn02", "val_3.JPEG\tn09"))
+    assert "val_annotations.txt: expected classes of wnids.txt, found 'n09'" in refused(tiny)
+
+
+def test_an_incomplete_download_is_an_error(tiny: Path) -> None:
+    (tiny / "wnids.txt").write_text("n01\nn02\nn03\n")
+    assert "found none in 1: 'n03'" in refused(tiny)
+    (tiny / "wnids.txt").write_text("n01\nn02\n")
+    shutil.rmtree(tiny / "val" / "images")
+    assert "val: expected images, found none" in refused(tiny)

@@ -1,0 +1,488 @@
+"""What every kind of source does alike: one small collection in each kind of storage, and what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conversions import Interrupt, rejects
+from folders import everything, flip, hashes, put
+from numpy.typing import NDArray
+from storages import (
+    CLASSES,
+    WORDS,
+    draw_imagenet,
+    images_of,
+    tar_of,
+    write_archives,
+    write_kaggle,
+    write_list,
+    write_parquet,
+    write_webdataset,
+)
+
+from shardio.conversion.convert import convert
+from shardio.conversion.estimate import estimate
+from shardio.conversion.options import SourceOptions
+from shardio.conversion.repair import repair
+from shardio.conversion.sources.collection import Collection, DatasetItem, Source
+from shardio.conversion.sources.datasets import list_datasets
+from shardio.conversion.sources.detect import scan
+from shardio.conversion.sources.table import Table
+from shardio.errors import ConvertError, SourceError
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+OPTIONS: dict[str, Any] = {"shard_size": 4096 + 5 * 8 * 8 * 3, "workers": 1}
+
+Expected = dict[str, dict[str, tuple[int | None, Path]]]
+"""For each split the label of each sample, and the picture that it is or was made from, by key."""
+
+
+def of_tree(tree: Path, rename: Callable[[Path], str] | None = None, *, labeled: bool = True) -> Expected:
+    """The samples of the tree, whose keys are the paths of their files, or what `rename` makes of them."""
+    return {
+        split: {
+            rename(path) if rename else str(path.relative_to(tree)): (
+                CLASSES.index(path.parent.name) if labeled else None,
+                path,
+            )
+            for path in images_of(tree, split)
+        }
+        for split in ("train", "val")
+    }
+
+
+def numbered(tree: Path, *, labeled: bool) -> Expected:
+    """All pictures in one split, by number."""
+    paths = images_of(tree, "train") + images_of(tree, "val")
+    return {"train": {f"{i}": (CLASSES.index(p.parent.name) if labeled else None, p) for i, p in enumerate(paths)}}
+
+
+def array_of(path: Path) -> NDArray[np.float32]:
+    """An array that only this picture has."""
+    return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8).astype(np.float32)
+
+
+def other_words(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    shutil.copytree(tree / "train", folder / "Training")
+    shutil.copytree(tree / "val", folder / "validation")
+    return folder, of_tree(tree)
+
+
+def flat(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    for path in images_of(tree, "train"):
+        put(folder, path.name, content=path.read_bytes())
+    return folder, {"train": {path.name: (None, path) for path in images_of(tree, "train")}}
+
+
+def flat_splits(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    for split in ("train", "val"):
+        for path in images_of(tree, split):
+            put(folder / split.title(), path.name, content=path.read_bytes())
+    return folder, of_tree(tree, lambda path: f"{path.parent.parent.name}/{path.name}", labeled=False)
+
+
+def tiny_imagenet(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    def name(path: Path) -> str:
+        is_train = path.parent.parent.name == "train"
+        return f"train/{path.parent.name}/images/{path.name}" if is_train else f"val/images/{path.name}"
+
+    for path in images_of(tree, "train") + images_of(tree, "val"):
+        put(folder, name(path), content=path.read_bytes())
+    lines = (f"{path.name}\t{path.parent.name}\t0\t0\t9\t9\n" for path in images_of(tree, "val"))
+    put(folder, "val/val_annotations.txt", content="".join(lines).encode())
+    put(folder, "wnids.txt", content="\n".join(reversed(CLASSES)).encode())
+    put(folder, "words.txt", content="".join(f"{c}\t{w}\n" for c, w in zip(CLASSES, WORDS, strict=True)).encode())
+    return folder, of_tree(tree, name)
+
+
+def json_lines(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    paths = images_of(tree, "train") + images_of(tree, "val")
+    rows = [
+        {"path": str(path.relative_to(tree)), "label": path.parent.name, "split": path.parent.parent.name}
+        for path in paths
+    ]
+    (tree / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tree / "list.jsonl", of_tree(tree)
+
+
+def parquet_table(tree: Path, folder: Path) -> tuple[Any, Expected]:
+    paths = images_of(tree, "train") + images_of(tree, "val")
+    columns = {
+        "image": [str(path.relative_to(tree)) for path in paths],
+        "target": [path.parent.name for path in paths],
+        "set": [path.parent.parent.name for path in paths],
+    }
+    folder.mkdir()
+    pq.write_table(pa.table(columns), folder / "t")
+    return Table(folder / "t", root=tree), of_tree(tree)
+
+
+def lines(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    paths = images_of(tree, "train")
+    (tree / "list.txt").write_text("".join(f"{p.relative_to(tree)} {CLASSES.index(p.parent.name)}\n" for p in paths))
+    return tree / "list.txt", {"train": of_tree(tree)["train"]}
+
+
+def tar_of_images(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    put(folder, "0.tar", content=tar_of((f"{i}.jpg", p.read_bytes()) for i, p in enumerate(images_of(tree, "train"))))
+    return folder / "0.tar", {"train": {f"{i}.jpg": (None, p) for i, p in enumerate(images_of(tree, "train"))}}
+
+
+def arrays_tree(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    for path in tree.rglob("*.JPEG"):
+        target = folder / path.relative_to(tree).with_suffix(".npy")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        np.save(target, array_of(path))
+    return folder, of_tree(tree, lambda path: str(path.relative_to(tree).with_suffix(".npy")))
+
+
+def npy(tree: Path, folder: Path) -> tuple[Path, Expected]:
+    expected = numbered(tree, labeled=False)
+    folder.mkdir()
+    np.save(folder / "a.npy", np.stack([array_of(path) for _, path in expected["train"].values()]))
+    return folder / "a.npy", expected
+
+
+def npz(save: Callable[..., None]) -> Callable[[Path, Path], tuple[Path, Expected]]:
+    def build(tree: Path, folder: Path) -> tuple[Path, Expected]:
+        expected = numbered(tree, labeled=True)
+        values = expected["train"].values()
+        folder.mkdir()
+        save(folder / "a.npz", latent=np.stack([array_of(p) for _, p in values]), label=[label for label, _ in values])
+        return folder / "a.npz", expected
+
+    return build
+
+
+class Items(list[Any]):
+    """A dataset of Python, with the names of its classes."""
+
+    classes = CLASSES
+
+
+def dataset(tree: Path, folder: Path) -> tuple[Any, Expected]:
+    found = of_tree(tree)
+    items = {split: Items((path.read_bytes(), label) for label, path in some.values()) for split, some in found.items()}
+    return items, {s: {f"{s}/{i}": one for i, one in enumerate(some.values())} for s, some in found.items()}
+
+
+Build = Callable[[Path, Path], tuple[Any, Expected]]
+KINDS: dict[str, tuple[str, Build]] = {
+    "tree": ("tree", lambda tree, folder: (tree, of_tree(tree))),
+    "other words": ("tree", other_words),
+    "flat": ("tree", flat),
+    "flat splits": ("tree", flat_splits),
+    "archives": ("ilsvrc", lambda tree, folder: (write_archives(tree, folder), of_tree(tree))),
+    "kaggle": ("kaggle", lambda tree, folder: (write_kaggle(tree, folder), of_tree(tree))),
+    "tiny": ("tiny-imagenet", tiny_imagenet),
+    "csv": ("list", lambda tree, folder: (write_list(tree, tree / "list.csv"), of_tree(tree))),
+    "tsv": ("list", lambda tree, _: (write_list(tree, tree / "l.tsv", "Image\tClass\tSubset", "\t"), of_tree(tree))),
+    "json lines": ("list", json_lines),
+    "parquet table": ("list", parquet_table),
+    "lines": ("list", lines),
+    "tars": ("webdataset", lambda tree, folder: (write_webdataset(tree, folder), of_tree(tree))),
+    "tars with json": ("webdataset", lambda tree, out: (write_webdataset(tree, out, as_json=True), of_tree(tree))),
+    "tars by a pattern": ("webdataset", lambda tree, out: (write_webdataset(tree, out) / "*-*.tar", of_tree(tree))),
+    "parquet": ("parquet", lambda tree, folder: (write_parquet(tree, folder), of_tree(tree))),
+    "arrays": ("arrays", arrays_tree),
+    "npy": ("npy", npy),
+    "npz": ("npz", npz(np.savez)),
+    "npz, compressed": ("npz", npz(np.savez_compressed)),
+    "dataset": ("dataset", dataset),
+}
+NO_PIXELS = ("arrays", "npy", "npz", "npz, compressed")
+UNLABELED = ("flat", "flat splits", "npy")
+ORIGINS = ("tree", "archives", "parquet", "arrays", "npz, compressed", "dataset")
+"""A kind for each class of origins."""
+NAMED = ("archives", "kaggle", "tiny")
+"""The kinds that have readable names of classes."""
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_imagenet(tmp_path_factory.mktemp("sources") / "imagenet", train=3, val=4, sound=True)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def built(kind: str, drawn: Path, tmp_path: Path) -> tuple[Any, Expected]:
+    """SRC, and what is expected of it."""
+    tree = Path(shutil.copytree(drawn, tmp_path / "tree"))
+    return KINDS[kind][1](tree, tmp_path / "src")
+
+
+@pytest.fixture
+def options(kind: str) -> dict[str, Any]:
+    return OPTIONS if kind in NO_PIXELS else {**OPTIONS, "size": 8}
+
+
+def collect(src: Any, labels: Any = None) -> Collection:
+    if isinstance(src, dict):
+        return list_datasets(src).collect()
+    return scan(src, labels=labels)
+
+
+def told(collection: Collection) -> dict[str, list[tuple[bytes, Any]]]:
+    return {split: [(one.key, one.label) for one in sources] for split, sources in collection.splits.items()}
+
+
+def check_content(collection: Collection, source: Source, path: Path) -> None:
+    found = collection.origin.read(source)
+    if isinstance(found, DatasetItem) and found.image is None:
+        assert next(iter(found.arrays.values())).tolist() == array_of(path).tolist()
+    else:
+        assert (found.image if isinstance(found, DatasetItem) else found) == path.read_bytes()
+
+
+def test_keys_labels_splits_and_content_are_those_of_the_tree(kind: str, built: tuple[Any, Expected]) -> None:
+    src, expected = built
+    found = collect(src)
+    assert (found.kind, found.has_pixels) == (KINDS[kind][0], kind not in NO_PIXELS)
+    assert list(found.splits) == list(expected)
+    is_read = {"dataset": lambda label: -1}.get(kind, lambda label: label)  # those of a dataset come with its items
+    for split, sources in found.splits.items():
+        assert [one.key for one in sources] == sorted((one.key for one in sources), key=_place(kind, expected[split]))
+        assert {os.fsdecode(one.key): one.label for one in sources} == {
+            key: is_read(label) for key, (label, _) in expected[split].items()
+        }
+        for source in sources:
+            check_content(found, source, expected[split][os.fsdecode(source.key)][1])
+    numbers = ("0", "1", "2", "3")
+    classes = () if kind in UNLABELED else numbers if kind in ("lines", "npz", "npz, compressed") else CLASSES
+    assert (found.classes, found.class_names) == (classes, WORDS if kind in NAMED else ())
+
+
+def _place(kind: str, expected: dict[str, Any]) -> Callable[[bytes], Any]:
+    """The order of the sources: as they are listed, which is by name in archives, or that of a tree."""
+    in_tree_order = kind in ("tree", "other words", "archives", "kaggle", "arrays", "flat", "flat splits", "parquet")
+    listed = sorted(expected) if in_tree_order else list(expected)
+    return lambda key: listed.index(os.fsdecode(key))
+
+
+def test_the_order_in_which_folders_list_their_files_does_not_matter(
+    built: tuple[Any, Expected], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = told(collect(built[0]))
+    scandir, listdir = os.scandir, os.listdir
+
+    @contextlib.contextmanager
+    def backwards(path: Any = ".") -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scandir(path) as entries:
+            yield iter(sorted(entries, key=lambda entry: hashlib.sha256(os.fsencode(entry.name)).digest()))
+
+    monkeypatch.setattr(os, "scandir", backwards)
+    monkeypatch.setattr(os, "listdir", lambda path=".": sorted(listdir(path), reverse=True))
+    assert told(collect(built[0])) == found
+
+
+def test_what_systems_leave_behind_is_counted_and_changes_nothing(built: tuple[Any, Expected]) -> None:
+    src, _ = built
+    if not isinstance(src, Path) or not src.is_dir():
+        return
+    before = scan(src)
+    inner = min((path for path in src.rglob("*") if path.is_dir()), key=lambda path: len(path.parts), default=src)
+    put(src, ".DS_Store", "__MACOSX/._1.JPEG", "__MACOSX/1.JPEG", "._1.tar")
+    for folder in {inner, *src.rglob("CLS-LOC")}:
+        put(folder, "Thumbs.db", ".x.JPEG", ".ipynb_checkpoints/2.JPEG", "@eaDir/3.JPEG")
+    found = scan(src)
+    assert (told(found), found.classes, found.kind) == (told(before), before.classes, before.kind)
+    more = {name: found.ignored[name] - before.ignored.get(name, 0) for name in ("hidden", "of the system")}
+    # Inside of folders that only one of the kinds enters, nothing is counted.
+    assert 2 <= more["hidden"] <= 4
+    assert 1 <= more["of the system"] <= 3
+
+
+def test_labels_none_takes_the_same_images_without_labels(kind: str, built: tuple[Any, Expected]) -> None:
+    src, expected = built
+    if kind == "dataset":
+        return
+    found = scan(src, labels="none")
+    assert (found.classes, found.class_names) == ((), ())
+    assert {split: len(sources) for split, sources in found.splits.items()} == {s: len(x) for s, x in expected.items()}
+    assert {one.label for sources in found.splits.values() for one in sources} == {None}
+
+
+def test_an_origin_can_be_sent_and_fingerprints_change_with_the_files(kind: str, built: tuple[Any, Expected]) -> None:
+    src, expected = built
+    found = collect(src)
+    sent = pickle.loads(pickle.dumps(found))
+    split, sources = next(iter(found.splits.items()))
+    check_content(sent, sources[-1], expected[split][os.fsdecode(sources[-1].key)][1])
+    before = found.origin.fingerprints(sources)
+    assert sent.origin.fingerprints(sources) == before
+    if kind != "dataset":
+        folder = src.parent if "*" in os.fspath(src) else Path(src)
+        for path in [folder, *(folder if folder.is_dir() else folder.parent).rglob("*"), *_linked(found)]:
+            os.utime(path, ns=(1, 1))
+        assert not set(found.origin.fingerprints(sources)) & set(before)
+
+
+def _linked(found: Collection) -> list[str]:
+    """The files that a table names."""
+    names = [one.place or one.key for one in next(iter(found.splits.values()))]
+    return [os.path.join(found.origin.folder, os.fsdecode(n)) for n in names if found.kind == "list"]  # type: ignore[attr-defined, arg-type]
+
+
+def test_a_piece_that_was_cut_short_is_refused_by_name(
+    kind: str, built: tuple[Any, Expected], options: dict[str, Any], tmp_path: Path
+) -> None:
+    src, _ = built
+    if kind == "dataset":
+        data = src["train"][1][0]
+        src["train"][1] = (data[: len(data) // 2], src["train"][1][1])
+        name = "train/1"
+    else:
+        folder = tmp_path / ("tree" if KINDS[kind][0] == "list" else "src")
+        files = (folder if folder.is_dir() and kind != "tree" else tmp_path / "tree").rglob("*[!lv]")  # no list
+        largest = max((path for path in files if path.is_file()), key=lambda path: path.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+        name = largest.name
+    if KINDS[kind][0] in ("ilsvrc", "webdataset", "parquet", "npy", "npz"):
+        with pytest.raises(SourceError, match=name):
+            convert(src, tmp_path / "out", **options)
+        assert not (tmp_path / "out").exists()
+        return
+    report = convert(src, tmp_path / "out", **options, max_bad=1)
+    assert sum(report.refused.values()) == 1
+    (line,) = rejects(tmp_path / "out")
+    assert (line["key"].endswith(name), line["reason"]) == (True, "damaged")
+
+
+_KILLED = """
+import os, pickle, signal, sys
+from shardio.conversion.convert import convert
+def kill(progress):
+    if progress.done >= 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+src, out, options = pickle.loads(bytes.fromhex(sys.argv[1]))
+convert(src, out, on_progress=kill, **options)
+"""
+
+
+def test_however_it_is_converted_the_set_is_the_same(
+    kind: str, built: tuple[Any, Expected], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """At once; in parts; by processes; stopped or killed, and resumed. And a finished set is recognized."""
+    src, expected = built
+    report = convert(src, tmp_path / "whole", **options)
+    assert report.num_samples == {split: len(some) for split, some in expected.items()}
+    assert report.unlabeled == (tuple(expected) if kind in UNLABELED else ())
+    assert verify(tmp_path / "whole").ok
+    whole, seen = hashes(tmp_path / "whole"), everything(tmp_path / "whole")
+    assert convert(src, tmp_path / "whole", **options).num_converted == 0
+    assert everything(tmp_path / "whole") == seen
+    for number in (2, 1):
+        convert(src, tmp_path / "parts", **options, part=(number, 2))
+    if kind in ORIGINS:
+        convert(src, tmp_path / "processes", **{**options, "workers": 2 if kind == "dataset" else 5})
+        given = pickle.dumps((src, tmp_path / "stopped", options)).hex()
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        done = subprocess.run([sys.executable, "-c", _KILLED, given], env=environ, capture_output=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            convert(src, tmp_path / "stopped", **options, on_progress=Interrupt(9))
+    kept = report.num_sources - convert(src, tmp_path / "stopped", **options).num_converted
+    assert 0 < kept < report.num_sources
+    for out in ("parts", "stopped", *(["processes"] if kind in ORIGINS else [])):
+        assert hashes(tmp_path / out) == whole, out
+    if kind != "dataset":
+        planned = estimate(src, seconds=0.01, shard_size=options["shard_size"], size=options.get("size", 256))
+        assert (planned.source, planned.num_sources) == (KINDS[kind][0], report.num_sources)
+        assert planned.num_shards == report.num_shards
+
+
+TREE_KEYS = ("other words", "archives", "kaggle", "csv", "tsv", "json lines", "parquet table", "tars", "parquet")
+
+
+@pytest.mark.parametrize("kind", TREE_KEYS)
+def test_a_set_has_the_digest_of_the_tree_and_is_repaired_from_it(
+    kind: str, built: tuple[Any, Expected], options: dict[str, Any], tmp_path: Path
+) -> None:
+    src, _ = built
+    convert(src, tmp_path / "out", **options)
+    tree = convert(tmp_path / "tree", tmp_path / "of tree", **options, source="tree")
+    made = hashes(tmp_path / "out")
+    if kind not in NAMED:
+        assert open_shards(tmp_path / "out").digest == tree.digest
+    (tmp_path / "out" / "train-00000.npy").unlink()
+    if kind in ("archives", "kaggle", "other words", "parquet"):  # the same list, in the same order
+        assert repair(tmp_path / "out", tmp_path / "tree", workers=1).repaired == ("train-00000.npy",)
+    else:
+        repair(tmp_path / "out", src, workers=1)
+    assert hashes(tmp_path / "out") == made
+
+
+def test_every_damaged_file_is_made_again(
+    kind: str, built: tuple[Any, Expected], options: dict[str, Any], tmp_path: Path
+) -> None:
+    src, _ = built
+    convert(src, tmp_path / "out", **options)
+    if kind == "dataset":
+        with pytest.raises(TypeError, match="expected the path of the images, found dict"):
+            repair(tmp_path / "out", src)
+        return
+    before = hashes(tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.npy"):
+        flip(path, 4100)
+    assert repair(tmp_path / "out", src, workers=1).repaired
+    assert hashes(tmp_path / "out") == before
+    assert not (tmp_path / "out" / ".convert").exists()
+
+
+def test_a_table_describes_the_samples(
+    kind: str, built: tuple[Any, Expected], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its labels are taken, a sample that it lacks is left out, and a row alone is refused."""
+    src, expected = built
+    if kind in ("dataset", "parquet table"):
+        return
+    listed = collect(src, "none" if kind == "parquet" else None)
+    keys = [os.fsdecode(one.key) for sources in listed.splits.values() for one in sources]
+    rows = [f"{os.path.splitext(key)[0]},{number / 4},{number}" for number, key in enumerate(keys)][1:]
+    (tmp_path / "table.csv").write_text("\n".join(["path,x,y", *rows, "train/missing,1,2"]))
+    table = Table(tmp_path / "table.csv", label_columns=["x", "y"])
+    found = SourceOptions(table=table).read(src, None, "refuse")
+    assert found.ignored["image in no table"] == 1
+    report = convert(src, tmp_path / "out", table=table, max_bad=1, **options)
+    assert report.refused == {"incomplete": 1}
+    for split in expected:
+        shards = open_shards(tmp_path / "out", split)
+        for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
+            number = keys.index(os.fsdecode(key))
+            assert sample.label.tolist() == [number / 4, number]  # type: ignore[union-attr]
+
+
+def test_an_interrupted_conversion_is_not_resumed_with_other_sources(
+    kind: str, built: tuple[Any, Expected], options: dict[str, Any], tmp_path: Path
+) -> None:
+    src, _ = built
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, tmp_path / "out", **options, on_progress=Interrupt(6))
+    before = everything(tmp_path / "out")
+    other = draw_imagenet(tmp_path / "other", train=2, val=2, sound=True)
+    if kind in NO_PIXELS:
+        other, _ = arrays_tree(other, tmp_path / "other arrays")
+    with pytest.raises(ConvertError, match="the list of sources, changed since"):
+        convert(other, tmp_path / "out", **options)
+    assert everything(tmp_path / "out") == before
