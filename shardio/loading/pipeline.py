@@ -29,9 +29,8 @@ from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.transform import CUT_ROWS, Cutting, TransformStep
 from shardio.loading.world import least_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
-from shardio.reading.guard import GuardedReader
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
-from shardio.reading.reader import Reader, Request
+from shardio.reading.reader import GuardedReader, Reader, Request
 from shardio.reading.shardset import ShardSet
 from shardio.system.machine import memory_left, usable_cores
 from shardio.system.threads import close_at_exit

@@ -56,15 +56,10 @@ class ReaderChoice(NamedTuple):
     reason: str
 
 
-def fits_in_memory(facts: ReaderFacts) -> bool:
-    """Returns whether the page cache can hold all bytes that an epoch reads; True if that is unknown."""
-    return facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
-
-
 def choose(facts: ReaderFacts) -> ReaderChoice:
     """Returns the reader that io="auto" takes, chosen from the facts alone."""
     size = f"the set's {_gigabytes(facts.nbytes)}"
-    fits = fits_in_memory(facts)
+    fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
     room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
     if is_network(facts.filesystem):
         reason = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"
@@ -98,16 +93,16 @@ def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), r
         filesystem=kind,
         nbytes=num_samples * sum(shards.table_of(name).row_nbytes for name in tables),
         # A mapping on a network filesystem is better not even looked at.
-        resident_share=None if is_network(kind) else _resident_share(shards, tables),
+        resident_share=None if is_network(kind) else resident_share_of(shards, tables),
         memory_left=None if left is None else max(0, left - reserved_nbytes),
         direct_alignment=alignment_of(shards),
     )
 
 
-def _resident_share(shards: ShardSet, tables: Sequence[str]) -> float | None:
-    shares = [shards.resident_share(name=name) for name in tables]
-    known = [share for share in shares if share is not None]
-    return min(known, default=None) if len(known) == len(shares) else None
+def resident_share_of(shards: ShardSet, tables: Sequence[str]) -> float | None:
+    """Returns the smallest share of a table that is in the page cache; None if the kernel does not report it."""
+    shares = (shards.resident_share(name=name) for name in tables)
+    return min((share for share in shares if share is not None), default=None)
 
 
 def make_reader(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from shardio.kernels.rowcopy import Windows
 from shardio.system.opening import OpenFile
 
 
+@dataclass(frozen=True, eq=False)
 class StoredTable:
     """Rows of `row_nbytes` bytes in `files`: file k has a header and `num_rows[k]` rows.
 
@@ -28,21 +31,16 @@ class StoredTable:
     messages. With `order`, a table of row numbers, sample i is in row `order[i]`; without, in row i.
     """
 
-    def __init__(
-        self,
-        name: str,
-        files: Sequence[FileEntry],
-        num_rows: Sequence[int],
-        row_nbytes: int,
-        order: StoredTable | None = None,
-    ) -> None:
-        self.name = name
-        self.files = tuple(files)
-        self.num_rows = tuple(num_rows)
-        self.row_nbytes = row_nbytes
-        self.order = order
-        self.starts = np.cumsum([0, *num_rows])
+    name: str
+    files: Sequence[FileEntry]
+    num_rows: Sequence[int]
+    row_nbytes: int
+    order: StoredTable | None = None
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
         """Row i is in the file k with starts[k] <= i < starts[k + 1]."""
+        return np.cumsum([0, *self.num_rows])
 
     def __len__(self) -> int:
         return int(self.starts[-1])

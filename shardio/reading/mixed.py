@@ -114,9 +114,7 @@ class MixedSet:
 
     def captions(self, indices: Sequence[int] | NDArray[np.int64]) -> list[str]:
         """Returns a caption for each sample. See `ShardSet.captions`."""
-        numbers = np.asarray(indices)
-        labels = [None] * len(numbers) if self.label_row is None else self.labels_of(numbers).tolist()
-        return captions_of(numbers.tolist(), labels, self.column_of("key", numbers), self.class_names)
+        return captions_of(self, np.asarray(indices))
 
     def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Returns the sizes of pictures before they were squashed. See `ShardSet.source_sizes`."""

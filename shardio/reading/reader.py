@@ -6,6 +6,7 @@ Nothing is checked here: `ShardSet.gather` is the door for callers, and the kern
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import FormatError
+from shardio.format.layout import crc32
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import as_rows
 from shardio.reading.shardset import ShardSet
@@ -130,7 +133,7 @@ class Reader:
             # At least one picture, however large.
             stop = max(int(nbytes.searchsorted(done + _ROOM_NBYTES, side="right")), start + 1)
             some = numbers[start:stop]
-            pixels = thread_memory(int(nbytes[stop - 1]) - done, _ROOM_NBYTES)
+            pixels = _thread_memory(int(nbytes[stop - 1]) - done)
             self.copy_windows(indices[start:stop], windows[some], pixels)
             resample(pixels, some, images)
             start, done = stop, int(nbytes[stop - 1])
@@ -239,12 +242,74 @@ class MappedReader(Reader):
                 self._shards.will_read(request.indices, None if name else request.windows, name)
 
 
-def thread_memory(nbytes: int, usual: int) -> NDArray[np.uint8]:
-    """Returns scratch memory of the calling thread, uint8 (nbytes,), valid until the thread's next call.
+class GuardedReader(Reader):
+    """Wraps a reader and compares each sample with its stored crc32. Thread safe; `close` closes both readers.
 
-    The memory is kept for reuse, and is at least `usual` bytes large.
+    `second` reads a sample that differs once more, another way, as a page in memory may be wrong. If it differs again,
+    `copy` raises FormatError.
     """
+
+    def __init__(self, reader: Reader, shards: ShardSet, second: Reader) -> None:
+        super().__init__()
+        self.num_threads = reader.num_threads
+        self._reader = reader
+        self._shards = shards
+        self._second = second
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self._reader.name
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        return self._reader.column_of(name, indices)
+
+    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        return self._reader.array_crc32s(name, indices)
+
+    def begin_epoch(self) -> bool:
+        return self._reader.begin_epoch()
+
+    def will_read(self, request: Request) -> None:
+        self._reader.will_read(request)
+
+    def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
+        self._reader.copy(name, indices, out, lines)
+        expected = self.array_crc32s(name, indices) if name else self.column_of("crc32", indices)
+        places = range(len(indices)) if lines is None else lines.tolist()
+        for line, index, crc in zip(places, indices.tolist(), expected.tolist(), strict=True):
+            one = out[line : line + 1]
+            if crc32(one) != crc:
+                self._read_again(name, index, one, crc)
+
+    def _read_again(self, name: str, index: int, out: NDArray[Any], expected: int) -> None:
+        """Reads the pixels or a value of one sample again, into `out`, whose length is 1."""
+        again = np.empty_like(out) if name else aligned_empty(out.shape)
+        self._count(retries=1)
+        self._second.copy(name, np.array([index]), again)
+        if (found := crc32(again)) != expected:
+            shard, offset = self._shards.mapped(name).locate_one(index)
+            (key,) = self.column_of("key", np.array([index])).tolist()
+            what = self._shards.table_of(name).what(index)
+            raise FormatError(
+                f"{self._shards.path_of(shard)}: {what} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
+                f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, and "
+                "says how to repair it"
+            )
+        out[...] = again
+
+    def counts(self) -> ReadCounts:
+        counts, again = self._reader.counts(), self._second.counts()
+        retries = counts.retries + again.retries + super().counts().retries
+        return counts._replace(nbytes=counts.nbytes + again.nbytes, retries=retries)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._second.close()
+
+
+def _thread_memory(nbytes: int) -> NDArray[np.uint8]:
+    """Returns scratch memory of the calling thread, uint8 (nbytes,), valid until the thread's next call."""
     memory: NDArray[np.uint8] | None = getattr(_thread, "memory", None)
     if memory is None or len(memory) < nbytes:
-        memory = _thread.memory = aligned_empty((max(nbytes, usual),))
+        memory = _thread.memory = aligned_empty((max(nbytes, _ROOM_NBYTES),))
     return memory[:nbytes]

@@ -62,16 +62,12 @@ def some_of(count: int, most: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
-def captions_of(
-    numbers: Sequence[int], labels: Sequence[Any], keys: NDArray[np.bytes_], class_names: Sequence[str]
-) -> list[str]:
-    """Returns a caption for each sample: its number, the name of its class or its label, and the end of its key."""
-    captions = []
-    for number, label, key in zip(numbers, labels, keys.tolist(), strict=True):
-        captions.append(
-            f"{number} {class_text(label, class_names)}".rstrip() + f"\n{os.fsdecode(key).rpartition('/')[2]}"
-        )
-    return captions
+def captions_of(shards: Any, numbers: NDArray[np.int64]) -> list[str]:
+    """Returns a caption for each sample of a ShardSet or MixedSet: its number, class or label, and end of its key."""
+    keys = [os.fsdecode(key).rpartition("/")[2] for key in shards.column_of("key", numbers).tolist()]
+    labels = [None] * len(numbers) if shards.label_row is None else shards.labels_of(numbers).tolist()
+    names = [class_text(label, shards.class_names) for label in labels]
+    return [f"{number} {name}".rstrip() + f"\n{key}" for number, name, key in zip(numbers, names, keys, strict=True)]
 
 
 def class_text(label: object, class_names: Sequence[str]) -> str:
@@ -79,15 +75,6 @@ def class_text(label: object, class_names: Sequence[str]) -> str:
     if isinstance(label, int) and 0 <= label < len(class_names):
         return class_names[label]
     return "" if label is None else shortened(str(label), _LONGEST_LABEL)
-
-
-def sheet_of(
-    pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], columns: int | None, side: int | None
-) -> Any:
-    """Returns a PIL image of the captioned pictures, `columns` in a row, the longer side of each `side` pixels."""
-    from shardio.drawing.sheet import sheet
-
-    return sheet(pictures, captions, columns=columns, side=side)
 
 
 def table_html(facts: Mapping[str, str]) -> str:

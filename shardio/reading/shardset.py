@@ -7,6 +7,7 @@ of the index and of orders is compared as well. The sha256 of pixels and arrays 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, ShardioError, printable
-from shardio.format.entries import FileEntry
 from shardio.format.layout import LABELS_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
@@ -33,7 +33,6 @@ from shardio.reading.sample import (
     Sample,
     captions_of,
     pictures_html,
-    sheet_of,
     some_of,
     table_html,
 )
@@ -60,13 +59,6 @@ def position_of(index: SupportsIndex, count: int) -> int:
     if not -count <= number < count:
         raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
     return number % count
-
-
-def _owns(path: str) -> bool:
-    try:
-        return os.stat(path).st_uid == os.geteuid()
-    except OSError:
-        return False
 
 
 class ShardSet(SplitLayout, Sequence[Sample]):
@@ -166,8 +158,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
         `columns` are the pictures of a row, `side` the longer side of each in pixels. Raises the errors of `gather`.
         """
+        from shardio.drawing.sheet import sheet
+
         numbers = some_of(len(self), NUM_SHOWN) if indices is None else self.check_indices(np.asarray(indices))
-        return sheet_of(*self._shown(numbers), columns, side)
+        return sheet(*self._shown(numbers), columns=columns, side=side)
 
     def _shown(self, numbers: NDArray[np.int64]) -> tuple[list[NDArray[np.uint8]], list[str]]:
         """Returns copies of these samples, and a caption for each."""
@@ -177,10 +171,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def captions(self, indices: Sequence[int] | NDArray[np.int64]) -> list[str]:
         """Returns a caption of two lines for each sample: its number, the name of its class, and the end of its key."""
-        numbers = self.check_indices(np.asarray(indices))
-        keys = self.column_of("key", numbers)
-        labels = [None] * len(numbers) if self.content.label_row is None else self.labels_of(numbers).tolist()
-        return captions_of(numbers.tolist(), labels, keys, self.class_names)
+        return captions_of(self, self.check_indices(np.asarray(indices)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold path and digest: the same set is opened anew, and no other."""
@@ -249,7 +240,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     @cached_property
     def _residency_is_told(self) -> bool:
         path = self.path_of(self.content.files[-1])
-        return sys.platform == "linux" and (_owns(path) or os.access(path, os.W_OK))
+        with contextlib.suppress(OSError):
+            return sys.platform == "linux" and (os.access(path, os.W_OK) or os.stat(path).st_uid == os.geteuid())
+        return False
 
     @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
@@ -283,14 +276,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if len(indices):
             self.mapped(name).copy(indices, as_rows(out))
 
-    @eager
-    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Returns the stored crc32 of an array's value for each sample, uint32. The samples must exist."""
-        self.array(name)
-        return self.copy_crc32s(name, self.check_indices(indices))
-
     def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Does what `array_crc32s` does, without checking the arguments."""
+        """Returns the stored crc32 of an array's value for each sample, uint32. The array and samples must exist."""
         if name not in self._mapped_crc32s:
             self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name]))
         found = np.empty(len(indices), np.uint32)
@@ -303,10 +290,6 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             # Two threads may map it at the same time; one of the mappings then goes.
             self._mapped.setdefault(name, self._map(self.table_of(name)))
         return self._mapped[name]
-
-    def locate_one(self, sample: int) -> tuple[FileEntry, int]:
-        """Returns the shard file of a sample that exists, and the sample's offset in that file."""
-        return self.mapped().locate_one(sample)
 
     def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Returns the heights and widths (B, 2) of pictures before they were squashed; None if they were not."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,10 @@ from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import look_at, make_reader
-from shardio.reading.guard import GuardedReader
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.reader import MappedReader, Reader, Request
-from shardio.reading.shardset import ShardSet, open_shards
+from shardio.reading.mixed import MixedReader, MixedSet
+from shardio.reading.reader import GuardedReader, MappedReader, Reader, Request
+from shardio.reading.shardset import open_shards
 from shardio.system.direct import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
@@ -46,29 +46,59 @@ def changed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     return out, np.arange(COUNT) if order is None else order
 
 
-@pytest.fixture(params=["mmap", "pread", "direct", "staged", "guarded"])
+@pytest.fixture(params=["mmap", "pread", "direct", "staged", "guarded", "mixed"])
 def opened(
     changed: tuple[Path, NDArray[np.int64]], request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[tuple[ShardSet, Reader, NDArray[np.int64]]]:
-    out, order = changed
-    if request.param == "direct" and direct_alignment(out / "train-00000.npy") is None:
+) -> Iterator[tuple[Reader, NDArray[np.int64]]]:
+    """A reader of each kind, and the stored row of each of its samples."""
+    (out, order), kind = changed, request.param
+    if kind == "direct" and direct_alignment(out / "train-00000.npy") is None:
         pytest.skip("O_DIRECT does not work here")
-    cache = tmp_path / "cache" if request.param == "staged" else None
-    source = open_source(out, "train", cache, None)
+    source = open_source(out, "train", tmp_path / "cache" if kind == "staged" else None, None)
     shards = source.open([])
-    reader = source.make_reader(request.param if request.param in ("mmap", "pread", "direct") else "auto", len(shards))
-    if request.param == "guarded":
+    reader = source.make_reader(kind if kind in ("mmap", "pread", "direct") else "auto", len(shards))
+    if kind == "guarded":
         reader = GuardedReader(reader, shards, source.make_second())
-    yield shards, reader, order
+    if kind == "mixed":
+        mixed = MixedSet([shards, shards], shards.classes, (), [None, 6 - np.arange(7)])
+        reader, order = MixedReader(mixed, [reader, source.make_reader("pread", len(shards))]), np.tile(order, 2)
+    yield reader, order
     reader.close()
     source.close()
 
 
-def read_array(reader: Reader, shards: ShardSet, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-    row = shards.array(name).row
-    out = np.empty((len(indices), *row.shape), row.dtype)
-    reader.copy(name, indices, out)
-    return out
+@pytest.mark.parametrize("count", [40, 1, 0])
+def test_every_reader_reads_pixels_windows_labels_columns_and_arrays_of_any_samples(
+    opened: tuple[Reader, NDArray[np.int64]], count: int
+) -> None:
+    reader, order = opened
+    indices = np.random.default_rng(0).integers(0, len(order), count)
+    rows, is_second = order[indices], indices >= len(order) / 2
+    pictures = np.array([sample_pixels(row) for row in rows], np.uint8).reshape(count, HEIGHT, WIDTH, 3)
+    more = {name: np.empty((count, *values.shape[1:]), values.dtype) for name, (_, values) in ARRAYS.items()}
+    more |= {"key": np.empty(count, "S12"), "source": np.empty(count, np.int64)}
+    parts = {"arrays": tuple(ARRAYS), "columns": ("key",), "order": np.argsort(is_second, kind="stable")}
+    windows = Windows.alike(4, 3, indices % 3, indices % 2)
+    for one in [None] if isinstance(reader, GuardedReader) else [None, windows]:
+        shape = (HEIGHT, WIDTH) if one is None else (4, 3)
+        memory = SimpleNamespace(
+            images=np.empty((count, *shape, 3), np.uint8), labels=np.empty(count, int), indices=np.empty(count, int)
+        )
+        memory.more = more
+        pixels = SimpleNamespace(**vars(memory))
+        pixels.images = memory.images if one is None else memory.images.reshape(-1)
+        request = Request(indices, windows=one, ends=np.arange(count + 1) * 36, **parts)
+        for part in (slice(0, 13), slice(13, None)):
+            reader.read(request, pixels, part)
+        for got, picture, top, left in zip(memory.images, pictures, windows.tops, windows.lefts, strict=True):
+            expected = picture if one is None else picture[top : top + 4, left : left + 3]
+            np.testing.assert_array_equal(got, expected)
+        assert np.array_equal(memory.indices, indices)
+        relabeled = isinstance(reader, MixedReader) & is_second
+        np.testing.assert_array_equal(memory.labels, np.where(relabeled, 6 - rows % 7, rows % 7))
+        assert more["key"].tolist() == [b"c%d/%d.png" % (row % 7, row) for row in rows.tolist()]
+        for name, (_, values) in ARRAYS.items():
+            np.testing.assert_array_equal(more[name], values[rows])
 
 
 def test_the_bytes_of_arrays_that_are_read_count_for_the_choice_of_a_reader(make_set: Callable[..., Path]) -> None:
@@ -109,32 +139,6 @@ def test_shards_are_staged_for_more_samples_than_are_stored(make_set: Callable[.
     shards.gather_array("clip", np.arange(70), values)
     np.testing.assert_array_equal(values, ARRAYS["clip"][1][order])
     source.close()
-
-
-@pytest.mark.parametrize("name", list(ARRAYS))
-def test_values_of_any_samples_are_read_by_any_reader(
-    opened: tuple[ShardSet, Reader, NDArray[np.int64]], name: str
-) -> None:
-    shards, reader, order = opened
-    rng = np.random.default_rng(0)
-    for indices in (np.arange(len(order)), rng.integers(0, len(order), 40), np.array([], np.int64)):
-        np.testing.assert_array_equal(read_array(reader, shards, name, indices), ARRAYS[name][1][order[indices]])
-
-
-def test_pixels_labels_and_windows_follow_the_order(opened: tuple[ShardSet, Reader, NDArray[np.int64]]) -> None:
-    _, reader, order = opened
-    indices = np.random.default_rng(0).integers(0, len(order), 40)
-    expected = np.stack([sample_pixels(row) for row in order[indices]])
-    out = np.empty_like(expected)
-    reader.copy("", indices, out)
-    np.testing.assert_array_equal(out, expected)
-    np.testing.assert_array_equal(reader.column_of("label", indices), order[indices] % 7)
-    if not isinstance(reader, GuardedReader):
-        windows = Windows.alike(4, 3, indices % 3, indices % 2)
-        part = np.empty((len(indices), 4, 3, 3), np.uint8)
-        reader.copy_windows(indices, windows, part.reshape(-1))
-        for got, picture, top, left in zip(part, expected, windows.tops, windows.lefts, strict=True):
-            np.testing.assert_array_equal(got, picture[top : top + 4, left : left + 3])
 
 
 def test_a_sample_has_its_arrays_by_name(changed: tuple[Path, NDArray[np.int64]]) -> None:
@@ -197,10 +201,7 @@ def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path]) ->
     change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
     shards = open_shards(out)
     entry, offset = shards.mapped("clip").locate_one(4)
-    with open(out / entry.file, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        os.pwrite(file.fileno(), bytes([byte ^ 1]), offset)
+    flip(out / entry.file, offset)
     source = open_source(out, "train", None, None)
     inner = source.make_reader("pread", 1)
     guard = GuardedReader(inner, source.open([]), source.make_second())

@@ -8,14 +8,10 @@ import hashlib
 import itertools
 import os
 import pickle
+import re
 import shutil
-import subprocess
-import sys
-import threading
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,48 +88,35 @@ def test_a_set_is_the_sequence_of_its_samples(tmp_path: Path, counts: list[int],
         sample = shards[i]
         assert isinstance(sample, Sample)
         np.testing.assert_array_equal(sample.image, pixels[i], strict=True)
-        assert sample.label == 3 * (i % total)
-        assert type(sample.label) is int
-    for i in (-total - 1, total, total + 1, 10**6, -(10**6), 1 << 70):
-        with pytest.raises(IndexError):
-            shards[i]
+        assert (sample.label, type(sample.label)) == (3 * (i % total), int)
+    arrays = shards.shard_arrays
+    assert [len(array) for array in arrays] == counts
+    np.testing.assert_array_equal(np.concatenate(arrays), pixels.reshape(total, -1), strict=True)
 
 
-def test_iterating_gives_every_sample_once_in_either_direction(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(23))
-    assert [label for _, label in shards] == [i % 7 for i in range(23)]
-    for i, (image, _) in enumerate(shards):
-        np.testing.assert_array_equal(image, sample_pixels(i))
-    assert [label for _, label in reversed(shards)] == [i % 7 for i in reversed(range(23))]
-
-
-def test_slices_are_those_of_a_list(make_set: Callable[..., Path]) -> None:
+def test_iteration_and_slices_are_those_of_a_list(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(7, samples_per_shard=3))
+    assert [label for _, label in shards] == [label for _, label in reversed(shards)][::-1] == list(range(7))
     bounds = [None, *range(-9, 10)]
     for start, stop in itertools.product(bounds, bounds):
         for step in (None, 1, 2, -1, -3):
-            found = shards[start:stop:step]
-            wanted = list(range(7))[start:stop:step]
-            assert [label for _, label in found] == wanted
+            assert [label for _, label in shards[start:stop:step]] == list(range(7))[start:stop:step]
     for i, (image, _) in enumerate(shards[2:5]):
         np.testing.assert_array_equal(image, sample_pixels(i + 2))
     with pytest.raises(ValueError, match="zero"):
         shards[::0]
 
 
-def test_an_index_is_an_integer(make_set: Callable[..., Path]) -> None:
+def test_an_index_is_an_integer_of_a_sample(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(7))
     index: Any
     for index in (np.int64(3), np.uint8(3), np.array(3)):
         assert shards[index].label == 3
-    for index in (1.0, "1", None, [1], (1, 2), np.array([1, 2])):
+    for index in (1.0, 1.5, "1", None, [1], (1, 2), np.array([1, 2])):
         with pytest.raises(TypeError, match=r"integer|scalar"):
             shards[index]
     for index in (7, -8, 10**30):
         with pytest.raises(IndexError, match=rf"index {index} is out of range: expected -7 to 6 for 7 samples"):
-            shards[index]
-    for index in (1.5, "a"):
-        with pytest.raises(TypeError, match=f"index must be an integer; found {index!r}"):
             shards[index]
 
 
@@ -176,35 +159,11 @@ def test_everything_that_is_handed_out_is_a_read_only_view(make_set: Callable[..
 
 
 def test_labels_are_a_read_only_copy_made_once(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(23))
-    assert shards.labels is shards.labels
-    assert shards.labels.dtype == np.int64
-    assert shards.labels.flags.c_contiguous
-    assert not np.shares_memory(shards.labels, shards.index)
-    assert shards.labels.tolist() == [i % 7 for i in range(23)]
-    with pytest.raises(ValueError, match="read-only"):
-        shards.labels[0] = 1
-
-
-def test_the_index_has_a_row_for_each_sample(tmp_path: Path) -> None:
-    write_set(tmp_path / "set", [2, 3], (3, 5, 1))
-    index = open_shards(tmp_path / "set").index
-    assert index.shape == (5,)
-    assert index.dtype == index_dtype(12)
-    assert index["label"].tolist() == [0, 3, 6, 9, 12]
-    assert index["key"].tolist() == [b"k%d" % i for i in range(5)]
-    assert index["source_width"].tolist() == [500] * 5
-    assert index["source_height"].tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
-def test_shard_arrays_are_the_shards(tmp_path: Path, counts: list[int]) -> None:
-    for shape in SHAPES:
-        out = tmp_path / str(shape)
-        pixels = write_set(out, counts, shape)
-        arrays = open_shards(out).shard_arrays
-        assert [len(array) for array in arrays] == counts
-        np.testing.assert_array_equal(np.concatenate(arrays), pixels.reshape(len(pixels), -1), strict=True)
+    labels = (shards := open_shards(make_set(23))).labels
+    assert labels is shards.labels
+    assert (labels.dtype, labels.flags.c_contiguous, labels.flags.writeable) == (np.int64, True, False)
+    assert not np.shares_memory(labels, shards.index)
+    assert labels.tolist() == [i % 7 for i in range(23)]
 
 
 def test_a_path_is_a_string_or_a_path_and_may_be_relative(
@@ -221,20 +180,15 @@ def test_a_path_is_a_string_or_a_path_and_may_be_relative(
         assert shards.digest == shards.manifest.digest
 
 
-@pytest.mark.parametrize("length", [12, 13, 40, 63, 64])
-def test_a_pinned_set_opens_by_its_digest_or_the_beginning_of_it(length: int, make_set: Callable[..., Path]) -> None:
-    digest = open_shards(make_set(7)).digest
-    assert open_shards(make_set(7), digest=digest[:length]).digest == digest
-
-
-@pytest.mark.parametrize("pinned", ["0" * 12, "f" * 64, "abcdef012345"])
-def test_another_set_than_the_pinned_one_is_refused_with_both_digests_and_the_way_out(
-    pinned: str, make_set: Callable[..., Path]
+def test_a_pinned_set_opens_by_its_digest_or_the_beginning_of_it_and_no_other_does(
+    make_set: Callable[..., Path],
 ) -> None:
-    out = make_set(7)
-    message = rf"manifest\.json: digest: expected {pinned}, found {open_shards(out).digest}: .*`shardio info`"
-    with pytest.raises(FormatError, match=message):
-        open_shards(out, digest=pinned)
+    digest = open_shards(make_set(7)).digest
+    for length in (12, 13, 63, 64):
+        assert open_shards(make_set(7), digest=digest[:length]).digest == digest
+    for pinned in ("0" * 12, "f" * 64, "abcdef012345"):
+        with pytest.raises(FormatError, match=rf"digest: expected {pinned}, found {digest}: .*`shardio info`"):
+            open_shards(make_set(7), digest=pinned)
 
 
 def test_a_pinned_set_of_which_one_sample_was_exchanged_and_published_again_is_refused(
@@ -264,16 +218,6 @@ def test_what_is_no_digest_is_a_mistake_of_the_caller(pinned: Any, make_set: Cal
 # --- the index -------------------------------------------------------------------------------------------------------
 
 
-def test_labels_of_what_is_no_sample_and_columns_that_are_not_there_are_refused(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(7))
-    with pytest.raises(IndexError, match="indices must be from 0 to 6; found -1 to 7"):
-        shards.labels_of(np.array([7, -1]))
-    with pytest.raises(ValueError, match="indices must be one-dimensional integers; found float64"):
-        shards.labels_of(np.array([1.5]))
-    with pytest.raises(ValueError, match=r"one of label, key, .*, crc32; found 'size'"):
-        shards.column_of("size", np.array([1]))
-
-
 def test_columns_of_some_samples_are_copies_of_the_index(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(23))
     indices = np.array([22, 0, 5, 5, 17])
@@ -284,199 +228,117 @@ def test_columns_of_some_samples_are_copies_of_the_index(make_set: Callable[...,
         column[:] = 0
     assert shards.index["key"][0] == b"c0/0.png"
     assert len(shards.column_of("crc32", indices[:0])) == 0
+    with pytest.raises(ValueError, match=r"one of label, key, .*, crc32; found 'size'"):
+        shards.column_of("size", indices)
 
 
 # --- gather ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gather_copies_every_pair_of_samples(tmp_path: Path, counts: list[int], shape: SampleShape) -> None:
-    pixels = write_set(tmp_path / "set", counts, shape)
-    shards = open_shards(tmp_path / "set")
-    for pair in itertools.product(range(len(pixels)), repeat=2):
-        out = fresh(pair, shape)
-        shards.gather(np.array(pair), out)
-        np.testing.assert_array_equal(out, pixels[list(pair)], err_msg=str(pair))
+def test_gather_copies_random_batches_and_touches_nothing_around_them(tmp_path: Path, shape: SampleShape) -> None:
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        pixels = write_set(tmp_path / f"set-{seed}", rng.integers(1, 40, rng.integers(1, 6)).tolist(), shape)
+        shards = open_shards(tmp_path / f"set-{seed}")
+        for size in (0, 1, 2, 33, 200):
+            indices = rng.integers(0, len(pixels), size)
+            start = int(rng.integers(1, 130))  # neither aligned nor at the beginning
+            stop = start + size * pixels[0].nbytes
+            memory = np.full(stop + 100, 77, np.uint8)
+            shards.gather(indices, memory[start:stop].reshape(size, *shape))
+            np.testing.assert_array_equal(memory[start:stop], pixels[indices].ravel(), err_msg=f"seed {seed}")
+            assert (memory[:start] == 77).all()
+            assert (memory[stop:] == 77).all()
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gather_copies_random_batches_and_touches_nothing_around_them(
-    tmp_path: Path, shape: SampleShape, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    counts = rng.integers(1, 40, rng.integers(1, 6)).tolist()
-    pixels = write_set(tmp_path / "set", counts, shape)
-    shards = open_shards(tmp_path / "set")
-    for size in (0, 1, 2, 33, 200):
-        indices = rng.integers(0, len(pixels), size)
-        nbytes = size * pixels[0].nbytes
-        before = int(rng.integers(1, 130))  # neither aligned nor at the beginning
-        memory = np.full(before + nbytes + 100, 77, np.uint8)
-        shards.gather(indices, memory[before : before + nbytes].reshape(size, *shape))
-        np.testing.assert_array_equal(memory[before : before + nbytes], pixels[indices].ravel(), err_msg=f"seed {seed}")
-        assert (memory[:before] == 77).all()
-        assert (memory[before + nbytes :] == 77).all()
-
-
-@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i8", ">u4"])
-def test_gather_takes_indices_of_any_integer_type(make_set: Callable[..., Path], dtype: str) -> None:
-    shards = open_shards(make_set(35))
-    indices = np.array([34, 0, 9, 10, 34, 20], dtype)
-    out = fresh(indices, (6, 5, 3))
-    shards.gather(indices, out)
-    for i, image in zip(indices.tolist(), out, strict=True):
-        np.testing.assert_array_equal(image, sample_pixels(i))
-    with pytest.raises(IndexError, match=r"indices must be from 0 to 34; found 35 to 35$"):
-        shards.gather(np.array([35], dtype), out[:1])
-
-
-def test_gather_takes_indices_in_any_layout(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(35))
-    wide = np.arange(70).reshape(35, 2)
-    for indices in (wide[:17, 0], np.arange(35)[::-1], np.arange(35)[::-3], [3, 1, 2], (5,)):
-        out = fresh(indices, (6, 5, 3))
-        shards.gather(indices, out)  # type: ignore[arg-type]
-        for i, image in zip(indices, out, strict=True):
-            np.testing.assert_array_equal(image, sample_pixels(int(i)))
-
-
-@pytest.mark.parametrize(
-    "bad", [[-1], [7], [0, 1, 7], [0, -1, 1], [7, 0], [6, 6, 6, 8], [-(1 << 63)], [(1 << 63) - 1], [0, 10**12]], ids=str
-)
-def test_indices_out_of_range_are_refused_before_anything_is_copied(
-    make_set: Callable[..., Path], bad: list[int]
-) -> None:
-    shards = open_shards(make_set(7, samples_per_shard=3))
-    out = fresh(bad, (6, 5, 3))
-    with pytest.raises(IndexError) as caught:
-        shards.gather(np.array(bad), out)
-    assert str(caught.value) == f"indices must be from 0 to 6; found {min(bad)} to {max(bad)}"
-    assert (out == 77).all()
-
-
-def test_a_huge_unsigned_index_is_out_of_range(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(7))
-    out = fresh([0], (6, 5, 3))
-    with pytest.raises(IndexError, match=rf"found {(1 << 64) - 1} to {(1 << 64) - 1}$"):
-        shards.gather(np.array([(1 << 64) - 1], np.uint64), out)
-    assert (out == 77).all()
+WIDE = np.arange(70).reshape(35, 2)
 
 
 @pytest.mark.parametrize(
     "indices",
     [
-        np.array([0.0, 1.0]),
-        np.array([True, False]),
-        np.array([[0, 1]]),
-        np.array(3),
-        np.array(["0", "1"]),
-        np.array([0, None]),
-        np.array([0, 1], "M8[s]"),
-        np.array([0, 1], "m8[s]"),
-        np.zeros((2, 0), np.int64),
+        *(np.array([34, 0, 9, 10, 34, 20], dtype) for dtype in (*np.typecodes["AllInteger"], ">i8", ">u4")),
+        *(WIDE[:17, 0], WIDE[::-2, 0][:5], np.arange(35)[::-3], [3, 1, 2], (5,)),
     ],
-    ids=lambda indices: f"{indices.dtype} {indices.shape}",
+    ids=str,
 )
-def test_indices_of_another_kind_are_refused(make_set: Callable[..., Path], indices: NDArray[np.int64]) -> None:
-    shards = open_shards(make_set(7))
-    out = np.full((2, 6, 5, 3), 77, np.uint8)
-    with pytest.raises(ValueError) as caught:
-        shards.gather(indices, out)
-    assert str(caught.value) == (
-        f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
-    )
-    assert (out == 77).all()
+def test_gather_takes_integers_of_any_type_and_layout(make_set: Callable[..., Path], indices: Any) -> None:
+    shards = open_shards(make_set(70))
+    out = fresh(indices, (6, 5, 3))
+    shards.gather(indices, out)
+    for i, image in zip(indices, out, strict=True):
+        np.testing.assert_array_equal(image, sample_pixels(int(i)))
+
+
+def marked(*shape: int, dtype: Any = np.uint8, order: Any = "C") -> NDArray[Any]:
+    return np.full(shape, 77, dtype, order)
+
+
+def read_only(out: NDArray[Any]) -> NDArray[Any]:
+    out.flags.writeable = False
+    return out
+
+
+OUT = marked(2, 6, 5, 3)
+NO_INDICES = np.zeros(0, np.int64)
 
 
 @pytest.mark.parametrize(
-    "out",
+    ("indices", "out", "error", "words"),
     [
-        np.zeros((1, 6, 5, 3), np.uint8),
-        np.zeros((3, 6, 5, 3), np.uint8),
-        np.zeros((2, 5, 6, 3), np.uint8),
-        np.zeros((2, 3, 6, 5), np.uint8),
-        np.zeros((2, 90), np.uint8),
-        np.zeros(180, np.uint8),
-        np.zeros((6, 5, 3), np.uint8),
-        np.zeros((2, 6, 5, 3), np.int8),
-        np.zeros((2, 6, 5, 3), bool),
-        np.zeros((2, 6, 5, 3), np.float32),
-        np.zeros((4, 6, 5, 3), np.uint8)[::2],
-        np.zeros((2, 6, 5, 4), np.uint8)[..., :3],
-        np.zeros((2, 6, 5, 3), np.uint8)[:, ::-1],
-        np.zeros((2, 3, 6, 5), np.uint8).transpose(0, 2, 3, 1),
-        np.zeros((2, 6, 5, 3), np.uint8, order="F"),
+        *(
+            (np.array(bad), OUT[: len(bad)], IndexError, f"from 0 to 6; found {min(bad)} to {max(bad)}")
+            for bad in ([-1], [7], [7, 0], [0, -1], [-(1 << 63)], [(1 << 63) - 1], [(1 << 64) - 1], [0, 10**12])
+        ),
+        *(
+            (bad, OUT, ValueError, f"indices must be one-dimensional integers; found {bad.dtype} of shape {bad.shape}")
+            for bad in (
+                *(np.array([0.0, 1.0]), np.array([True, False]), np.array([[0, 1]]), np.array(3), np.array(["0", "1"])),
+                *(np.array([0, None]), np.array([0, 1], "M8[s]"), np.array([0, 1], "m8[s]"), np.zeros((2, 0), int)),
+            )
+        ),
+        *(
+            (np.array([1, 2]), bad, ValueError, f"uint8 of shape (2, 6, 5, 3); found {bad.dtype} of {bad.shape}")
+            for bad in (
+                *(marked(1, 6, 5, 3), marked(3, 6, 5, 3), marked(2, 5, 6, 3), marked(2, 3, 6, 5), marked(2, 90)),
+                *(marked(180), marked(6, 5, 3), marked(2, 6, 5, 3, dtype=np.int8), marked(2, 6, 5, 3, dtype=bool)),
+                *(marked(2, 6, 5, 3, dtype=np.float32), marked(4, 6, 5, 3)[::2], marked(2, 6, 5, 4)[..., :3]),
+                *(marked(2, 6, 5, 3)[:, ::-1], marked(2, 3, 6, 5).transpose(0, 2, 3, 1)),
+                marked(2, 6, 5, 3, order="F"),
+            )
+        ),
+        (np.array([1, 2]), read_only(marked(2, 6, 5, 3)), ValueError, "found read-only"),
+        (NO_INDICES, OUT[:1], ValueError, "of shape (0, 6, 5, 3); found uint8 of (1, 6, 5, 3)"),
     ],
-    ids=lambda out: f"{out.dtype} {out.shape} {out.strides}",
 )
-def test_another_out_is_refused(make_set: Callable[..., Path], out: NDArray[np.uint8]) -> None:
-    shards = open_shards(make_set(7))
-    with pytest.raises(ValueError) as caught:
-        shards.gather(np.array([1, 2]), out)
-    message = str(caught.value)
-    assert message.startswith("`out` must be C-contiguous, writeable uint8 of shape (2, 6, 5, 3); found "), message
-    assert f"{out.dtype} of {out.shape}" in message
-    assert not out.any()
-
-
-def test_a_read_only_out_is_refused(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(7))
-    out = np.zeros((2, 6, 5, 3), np.uint8)
-    out.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        shards.gather(np.array([1, 2]), out)
-    assert not out.any()
-
-
-def test_an_empty_batch_copies_nothing(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(7))
-    shards.gather(np.zeros(0, np.int64), np.zeros((0, 6, 5, 3), np.uint8))
-    with pytest.raises(ValueError, match=r"of shape \(0, 6, 5, 3\); found uint8 of \(1, 6, 5, 3\)"):
-        shards.gather(np.zeros(0, np.int64), np.zeros((1, 6, 5, 3), np.uint8))
-
-
-def test_four_threads_gather_at_the_same_time(tmp_path: Path) -> None:
-    shape = (7, 11, 3)
-    pixels = write_set(tmp_path / "set", [13, 1, 40, 27], shape)
-    shards = open_shards(tmp_path / "set")
-    barrier = threading.Barrier(4, timeout=60)
-
-    def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        out = fresh(range(64), shape)
-        for _ in range(100):
-            indices = rng.integers(0, len(pixels), 64)
-            barrier.wait()
-            shards.gather(indices, out)
-            np.testing.assert_array_equal(out, pixels[indices], err_msg=f"seed {seed}")
-
-    with ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(work, seed) for seed in range(4)]:
-            future.result(timeout=60)
+def test_what_cannot_be_gathered_is_refused_before_anything_is_copied(
+    make_set: Callable[..., Path], indices: NDArray[Any], out: NDArray[Any], error: type[Exception], words: str
+) -> None:
+    shards = open_shards(make_set(7, samples_per_shard=3))
+    shards.gather(NO_INDICES, np.zeros((0, 6, 5, 3), np.uint8))
+    before = out.copy()
+    with pytest.raises(error, match=re.escape(words)):
+        shards.gather(indices, out)
+    np.testing.assert_array_equal(out, before)
+    if not words.endswith(str(out.shape)) and "read-only" not in words:
+        with pytest.raises(error, match=re.escape(words)):
+            shards.labels_of(indices)
 
 
 # --- mappings and descriptors ----------------------------------------------------------------------------------------
 
 
-def test_no_descriptor_is_open_after_opening(make_set: Callable[..., Path]) -> None:
-    out = make_set(35)
-    shards = open_shards(out)
-    assert descriptors_of(out) == []
-    assert maps_of(out) == 5
-    assert len(shards) == 35
-    assert descriptors_of(out) == []
-
-
-def test_mappings_go_with_the_last_array_that_uses_them(make_set: Callable[..., Path]) -> None:
+def test_no_descriptor_stays_open_and_mappings_go_with_the_last_array_that_uses_them(
+    make_set: Callable[..., Path],
+) -> None:
     out = make_set(35)
     shards = open_shards(out)
     image, index = shards[34].image, shards.index
     part = image[1:, ::2]
     del shards, image
     gc.collect()
-    assert maps_of(out) == 5
+    assert (maps_of(out), descriptors_of(out)) == (5, [])
     np.testing.assert_array_equal(part, sample_pixels(34)[1:, ::2])
     assert index["key"][34] == b"c6/34.png"
     del part
@@ -510,30 +372,6 @@ def test_a_removed_set_stays_readable_while_it_is_open(make_set: Callable[..., P
         np.testing.assert_array_equal(gathered[i], sample_pixels(i))
 
 
-_FEW_DESCRIPTORS = """
-import os, resource, sys
-import numpy as np
-from shardio.reading.shardset import open_shards
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-before = len(os.listdir("/proc/self/fd"))
-shards = open_shards(sys.argv[1])
-assert len(os.listdir("/proc/self/fd")) == before
-assert len(shards.shard_arrays) == 300, len(shards.shard_arrays)
-out = np.zeros((len(shards), *shards.sample_shape), np.uint8)
-shards.gather(np.arange(len(shards))[::-1], out)
-sys.stdout.buffer.write(out.tobytes())
-"""
-
-
-def test_three_hundred_shards_open_with_forty_descriptors(tmp_path: Path) -> None:
-    counts = [1 + i % 3 for i in range(300)]
-    pixels = write_set(tmp_path / "set", counts, (3, 5, 1))
-    command = [sys.executable, "-W", "error", "-c", _FEW_DESCRIPTORS, str(tmp_path / "set")]
-    result = subprocess.run(command, capture_output=True, timeout=60)
-    assert result.returncode == 0, result.stderr.decode()
-    assert result.stdout == pixels[::-1].tobytes()
-
-
 def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
     """Shards of a TiB on paper: opening that took time or memory with the samples would not come back."""
     shape, count = (65536, 1024, 1), 1 << 14
@@ -556,33 +394,9 @@ def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
 def test_an_unknown_split_is_named_with_those_there_are(tmp_path: Path) -> None:
     write_set(tmp_path / "set", [1], (1, 1, 1), split="val")
     for split, meant in (("train", ""), ("", ""), ("VAL", ""), ("../val", ": did you mean val?")):
-        with pytest.raises(SetNotFoundError) as caught:
+        with pytest.raises(SetNotFoundError, match=re.escape(f"expected a split {split!r}, found val{meant}") + "$"):
             open_shards(tmp_path / "set", split)
-        assert str(caught.value) == f"{tmp_path / 'set'}: expected a split {split!r}, found val{meant}"
     assert len(open_shards(tmp_path / "set", "val")) == 1
-
-
-def test_a_missing_manifest_comes_with_a_hint(make_set: Callable[..., Path], tmp_path: Path) -> None:
-    out = make_set(7)
-    (out / "manifest.json").unlink()
-    with pytest.raises(SetNotFoundError) as caught:
-        open_shards(out)
-    message = str(caught.value)
-    assert message.startswith(f"{out / 'manifest.json'}: not found: "), message
-    assert message.endswith("this folder holds no shard set; `shardio convert SRC OUT` makes one")
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist$"):
-        open_shards(tmp_path / "nowhere")
-
-
-def test_an_unfinished_conversion_is_called_one(make_set: Callable[..., Path]) -> None:
-    out = make_set(7)
-    (out / "manifest.json").unlink()
-    (out / ".convert").mkdir()
-    with pytest.raises(SetNotFoundError) as caught:
-        open_shards(out)
-    message = str(caught.value)
-    assert message.startswith(f"{out / 'manifest.json'}: not found: a conversion into this folder was not finished")
-    assert "the same `shardio convert` command resumes it" in message
 
 
 # --- files that are not what the manifest says -----------------------------------------------------------------------
@@ -590,15 +404,11 @@ def test_an_unfinished_conversion_is_called_one(make_set: Callable[..., Path]) -
 FILES = ("train-00000.npy", "train-00001.npy", "train-00002.npy", "train-index.npy")
 
 
-def _message(out: Path) -> str:
-    with must_not_block(), pytest.raises(FormatError) as caught:
-        open_shards(out)
-    return str(caught.value)
-
-
 def opening_fails(out: Path, name: str) -> str:
     """The FormatError of open_shards, which must name the file. See also nothing_is_left_of."""
-    message = _message(out)
+    with must_not_block(), pytest.raises(FormatError) as caught:
+        open_shards(out)
+    message = str(caught.value)
     assert message.startswith(f"{out / name}: "), message
     assert "expected" in message
     assert "found" in message
@@ -677,36 +487,6 @@ def test_what_is_no_regular_file_is_refused(
     assert nothing_is_left_of(out)
 
 
-def swap(one: Path, other: Path) -> None:
-    one.rename(one.with_name("third"))
-    other.rename(one)
-    one.with_name("third").rename(other)
-
-
-def test_shards_of_other_sizes_cannot_be_swapped(make_set: Callable[..., Path]) -> None:
-    out = make_set(25)
-    swap(out / "train-00000.npy", out / "train-00002.npy")
-    message = opening_fails(out, "train-00000.npy")
-    assert f"expected {4096 + 10 * 90} bytes, as the manifest says, found {4096 + 5 * 90}" in message
-
-
-def test_shards_of_the_same_size_and_another_shape_cannot_be_swapped(tmp_path: Path) -> None:
-    for name, shape in (("one", (3, 5, 1)), ("two", (5, 3, 1))):
-        write_set(tmp_path / name, [4], shape)
-    swap(tmp_path / "one" / "train-00000.npy", tmp_path / "two" / "train-00000.npy")
-    message = opening_fails(tmp_path / "one", "train-00000.npy")
-    assert "header: expected b'3, 5, 1)" in message
-    assert "found b'5, 3, 1)" in message
-
-
-def test_an_index_of_another_row_width_is_refused(tmp_path: Path) -> None:
-    write_set(tmp_path / "set", [4], (1, 1, 1))
-    data = (tmp_path / "set" / "train-index.npy").read_bytes()
-    assert b"'|S12'" in data
-    (tmp_path / "set" / "train-index.npy").write_bytes(data.replace(b"'|S12'", b"'|S20'", 1))
-    assert "header: expected b\"12')" in opening_fails(tmp_path / "set", "train-index.npy")
-
-
 # --- a manifest that promises too much -------------------------------------------------------------------------------
 
 
@@ -758,20 +538,6 @@ def test_a_mapping_is_never_larger_than_the_addresses_behind_it() -> None:
     row_nbytes = (1 << 36) + 1
     with pytest.raises((OSError, ValueError, OverflowError)):
         RowMapping([1] * 65536, row_nbytes)
-
-
-def test_the_index_is_checked_however_large_it_should_be(tmp_path: Path) -> None:
-    out = tmp_path / "set"
-    write_set(out, [3], (1, 1, 1))
-    shards = open_shards(out)
-    split = shards.manifest.splits["train"]
-    wide = replace(split.index, key_nbytes=65532, nbytes=index_nbytes(3, 65532))
-    manifest = replace(shards.manifest, splits={"train": replace(split, index=wide)})
-    del shards
-    with pytest.raises(
-        FormatError, match=rf"train-index\.npy: expected {wide.nbytes} bytes.*found {split.index.nbytes}"
-    ):
-        ShardSet(out, manifest, "train")
 
 
 def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_set: Callable[..., Path]) -> None:

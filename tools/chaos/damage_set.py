@@ -308,7 +308,7 @@ def open_all(folder: Path, split: str) -> None:
     shards = open_shards(folder, split)
     for name in shards.arrays:
         shards.mapped(name)
-        shards.array_crc32s(name, np.array([], np.int64))
+        shards.copy_crc32s(name, np.array([], np.int64))
 
 
 def train_on(io: Io, folder: Path, split: str) -> None:
