@@ -86,13 +86,14 @@ def copy_rows(
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != (count if lines is None else len(lines)):
         raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found {out.shape}")
+    if lines is not None:
+        _check_numbers(lines, count)  # products of larger numbers would wrap around
     if kernel == "numpy":
         _check_numbers(numbers, len(rows))
         if lines is None:
             # The numbers are inside, so that "clip" clips nothing; the default mode would first copy all of `out`.
             np.take(rows, numbers, axis=0, out=out, mode="clip")
         else:
-            _check_numbers(lines, count)
             out[lines] = rows[numbers]
         return len(numbers)
     places = None if lines is None else _int64(lines * nbytes)
