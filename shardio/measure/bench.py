@@ -33,6 +33,7 @@ from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
 from shardio.measure import limits
 from shardio.measure.limits import Steps
+from shardio.reading.choose import resident_share_of
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.machine import filesystem_kind, usable_cores
 from shardio.version import __version__
@@ -158,7 +159,7 @@ def bench(
         digest=shards.digest,
         num_samples=len(shards),
         sample_shape=shards.sample_shape if shards.has_pixels else (limits.nbytes_of(shards),),
-        resident_share=_resident_share(shards),
+        resident_share=resident_share_of(shards, shards.main_tables),
         machine=_machine(shards, device),
         rounds=rounds,
         seconds=seconds,
@@ -176,12 +177,6 @@ def bench(
         if on_turn is not None:
             on_turn(done, rounds * len(turns))
     return result
-
-
-def _resident_share(shards: ShardSet) -> float | None:
-    """Returns the smallest share of a table of samples that is in the page cache; None if it is unknown."""
-    shares = [shards.resident_share(name=name) for name in shards.main_tables]
-    return min((share for share in shares if share is not None), default=None)
 
 
 def _limits(

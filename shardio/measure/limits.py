@@ -17,7 +17,6 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
-from shardio.format.layout import sample_nbytes
 from shardio.reading.choose import alignment_of
 from shardio.reading.shardset import ShardSet
 from shardio.system.direct import aligned_empty, set_direct
@@ -76,7 +75,7 @@ def why_no_direct_reads(shards: ShardSet) -> str | None:
     if not shards.has_pixels:
         return "they are measured on pixels alone"
     alignment = alignment_of(shards)
-    nbytes = sample_nbytes(shards.sample_shape)
+    nbytes = shards.row_nbytes
     if alignment is None:
         return f"O_DIRECT does not work on {filesystem_kind(shards.path) or 'this filesystem'}"
     if nbytes % alignment:
@@ -90,7 +89,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
     Samples are read from the disk even if they are in the page cache. Raises OSError if `why_no_direct_reads` returns a
     reason.
     """
-    nbytes = sample_nbytes(shards.sample_shape)
+    nbytes = shards.row_nbytes
     paths = [shards.path_of(shard) for shard in shards.content.shards]
     num_samples = len(shards.pixels) if len(paths) <= _MAX_FILES else int(shards.pixels.starts[_MAX_FILES])
     num_images = max(1, _DIRECT_STEP_NBYTES // nbytes)
@@ -147,21 +146,13 @@ def _opened_direct(paths: Sequence[str]) -> Iterator[list[int]]:
 def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> Steps:
     """Copies batches from pinned memory to a CUDA device, one after another."""
     shape = (batch_size, image_nbytes)
-    sources = cycle([pinned_empty(shape) for _ in range(SLOTS_IN_TURN)])
-    target = device_empty(shape, device)
+    sources = cycle([torch.empty(shape, dtype=torch.uint8, pin_memory=True) for _ in range(SLOTS_IN_TURN)])
+    target = torch.empty(shape, dtype=torch.uint8, device=device)
     while True:
         for _ in range(_COPIES_IN_A_STEP):
             target.copy_(next(sources), non_blocking=True)
         synchronize(device)
         yield _COPIES_IN_A_STEP * batch_size
-
-
-def pinned_empty(shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-
-
-def device_empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.uint8, device=device)
 
 
 def synchronize(device: torch.device) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,16 +19,6 @@ from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.conversion.convert import convert
 from shardio.reading.shardset import open_shards
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
-            del sys.modules[name]
 
 
 def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Path], tmp_path: Path) -> None:

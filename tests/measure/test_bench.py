@@ -242,8 +242,11 @@ class FakeDevice:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a double of {device}")
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(shardio.loading.pipeline, "make_copier", self.make_copier)
-        monkeypatch.setattr(shardio.measure.limits, "pinned_empty", lambda shape: torch.empty(shape, dtype=torch.uint8))
-        monkeypatch.setattr(shardio.measure.limits, "device_empty", lambda shape, device: self)
+        double = SimpleNamespace(empty=self.empty, uint8=torch.uint8, cuda=torch.cuda)
+        monkeypatch.setattr(shardio.measure.limits, "torch", double)
+
+    def empty(self, shape: Any, *, dtype: torch.dtype, pin_memory: bool = False, device: object = None) -> Any:
+        return torch.empty(shape, dtype=dtype) if pin_memory else self
 
     def make_copier(self, device: torch.device) -> FakeCopier | None:
         if device.type == "cpu":

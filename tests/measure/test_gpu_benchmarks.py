@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -17,23 +16,18 @@ from command import NO_GPU, run_python
 from places import BENCHMARKS, ROOT
 
 
-def test_our_resnet_50_is_the_usual_one() -> None:
-    spec = importlib.util.spec_from_file_location("resnet", ROOT / "examples" / "imagenet" / "resnet.py")
-    assert spec is not None
-    assert spec.loader is not None
-    resnet = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(resnet)
+def test_our_resnet_50_is_the_usual_one(module: Callable[[str], ModuleType]) -> None:
     with torch.device("meta"):
-        model = resnet.resnet50()
+        model = module("resnet").resnet50()
         assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
     # torchvision's names, and no others.
     names = model.state_dict().keys()
     assert len(names) == 320
     assert {"bn1.running_var", "layer1.0.downsample.1.bias", "layer3.5.conv3.weight", "fc.weight"} <= names
-    convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    convolutions = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)]
     assert len(convolutions) == 1 + 3 * (3 + 4 + 6 + 3) + 4
-    assert [module.kernel_size for module in convolutions if module.stride == (2, 2)].count((3, 3)) == 3
+    assert [layer.kernel_size for layer in convolutions if layer.stride == (2, 2)].count((3, 3)) == 3
 
 
 @pytest.mark.parametrize("command", [["train_step.py"], ["augment.py", "--device", "cuda"], ["all_gpu.py"]])
@@ -45,14 +39,8 @@ def test_without_a_gpu_there_is_one_line_and_exit_code_2(command: list[str]) -> 
 
 
 @pytest.fixture
-def all_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("all_gpu", BENCHMARKS / "all_gpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "all_gpu", module)
-    spec.loader.exec_module(module)
-    return module
+def all_gpu(module: Callable[[str], ModuleType]) -> ModuleType:
+    return module("all_gpu")
 
 
 def test_all_parts_for_a_gpu_end_within_nine_minutes_and_are_shown_without_one(

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
-from command import run_python
 from places import BENCHMARKS
-
-PEERS = BENCHMARKS / "peers.py"
 
 
 def round_of(rate: float) -> dict[str, float]:
@@ -40,34 +35,24 @@ def row(*rates: float, note: str = "", seconds: float = 0.0) -> dict[str, Any]:
     }
 
 
-def drawn(rows: dict[str, Any], monkeypatch_path: Path) -> tuple[list[str], ElementTree.Element]:
-    code = (
-        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "import peers\n"
-        "results = json.loads(sys.argv[2]); print(json.dumps([list(peers.table(results)), peers.picture(results)]))\n"
-    )
-    script = monkeypatch_path / "draws.py"
-    script.write_text(code)
+@pytest.fixture
+def peers(module: Callable[[str], ModuleType]) -> Any:
+    return module("peers")
+
+
+@pytest.fixture
+def run(module: Callable[[str], ModuleType]) -> Any:
+    return module("run")
+
+
+def drawn(peers: Any, rows: dict[str, Any]) -> tuple[list[str], ElementTree.Element]:
     results = {"machine": "a machine", "title": "Ways", "workers": 2, "num_images": 500, "rows": rows}
-    ended = run_python(script, BENCHMARKS, json.dumps(results))
-    assert (ended.returncode, ended.stderr) == (0, "")
-    table, picture = json.loads(ended.stdout)
-    return table, ElementTree.fromstring(picture)
+    return list(peers.table(results)), ElementTree.fromstring(peers.picture(results))
 
 
-def imported(name: str) -> Any:
-    """Returns a module of the benchmarks, or of those that run in the peers' environments."""
-    folders = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
-    sys.path[:0] = folders
-    try:
-        return importlib.import_module(name)
-    finally:
-        del sys.path[: len(folders)]
-
-
-def test_rows_have_medians_and_ranges_and_those_not_run_their_reason(tmp_path: Path) -> None:
+def test_rows_have_medians_and_ranges_and_those_not_run_their_reason(peers: Any) -> None:
     rows = {"slow <&>": row(10, 30, 20, note="lost one"), "ShardLoader": row(1000), "none": {"not_run": "no CUDA"}}
-    table, picture = drawn(rows, tmp_path)
+    table, picture = drawn(peers, rows)
     assert table[:2] == ["a machine", "2000-01-01: `python it`"]
     assert table[5].startswith("| ShardLoader | 1,000 (1,000 to 1,000) | 1,000.0 ")
     assert table[6].startswith("| slow <&> (lost one) | 20 (10 to 30) | 50,000.0 (33,333.3 to 100,000.0) | 0.50 ")
@@ -79,7 +64,7 @@ def test_rows_have_medians_and_ranges_and_those_not_run_their_reason(tmp_path: P
     assert "slow <&>" in [text.text for text in picture.findall("{*}text")]
 
 
-def test_what_a_conversion_saves_is_told(tmp_path: Path) -> None:
+def test_what_a_conversion_saves_is_told(peers: Any) -> None:
     rows = {
         "ShardLoader: crop": row(1000, seconds=2.0),
         "ImageFolder: crop": row(200),
@@ -89,7 +74,7 @@ def test_what_a_conversion_saves_is_told(tmp_path: Path) -> None:
         "ShardLoader: samples alone, 2 workers": row(5000, seconds=2.0),
         "SPDL: decode and resize alone, 2 workers": row(100),
     }
-    table, _ = drawn(rows, tmp_path)
+    table, _ = drawn(peers, rows)
     assert [
         line.partition("which it has saved after ")[2]
         for line in table
@@ -100,8 +85,7 @@ def test_what_a_conversion_saves_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_each_library_of_a_part_has_its_module_and_its_environment() -> None:
-    peers = imported("peers")
+def test_each_library_of_a_part_has_its_module_and_its_environment(peers: Any) -> None:
     for part in peers.PARTS.values():
         assert (part.reference in part.libraries) == bool(part.compared)
         for library, environment in part.libraries.items():
@@ -110,9 +94,8 @@ def test_each_library_of_a_part_has_its_module_and_its_environment() -> None:
 
 
 def test_an_environment_shares_torch_unless_its_library_needs_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    peers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = imported("peers")
     installed: list[list[str]] = []
 
     def call(command: list[object], timeout: float) -> str:
@@ -134,8 +117,7 @@ def test_an_environment_shares_torch_unless_its_library_needs_another(
     assert shared.read_text() == f"{tmp_path / 'torch' / 'lib' / 'python3' / 'site-packages'}\n"
 
 
-def test_lost_and_repeated_samples_are_counted() -> None:
-    run = imported("run")
+def test_lost_and_repeated_samples_are_counted(run: Any) -> None:
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 1, 4)
     whole = run.check(lambda epoch: iter([(pixels, [0, 1, 2])]))
     turned = run.check(lambda epoch: iter([(pixels[[2, 0]], [2, 0]), (pixels[[1]], [1])]))
@@ -147,8 +129,7 @@ def test_lost_and_repeated_samples_are_counted() -> None:
     assert (numbers["samples"], numbers["distinct"]) == (3, 2)
 
 
-def test_a_batch_counts_once_it_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = imported("run")
+def test_a_batch_counts_once_it_is_on_the_gpu(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [(torch.zeros(2), [0, 1]), (None, [2])]
     monkeypatch.setattr(run, "gpu", lambda: None)
     assert list(run.delivered(iter(batches))) == batches
