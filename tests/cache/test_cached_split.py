@@ -20,7 +20,6 @@ import torch
 from folders import flip
 from pictures import sample_pixels
 
-from shardio.cache import filler as filling
 from shardio.cache import partial_copy
 from shardio.cache import partial_set as partialset
 from shardio.cache import stage as staging
@@ -104,12 +103,11 @@ def read_epoch(loader: ShardLoader) -> list[tuple[torch.Tensor, ...]]:
     return batches
 
 
-def wait_for(loader: ShardLoader, state: str = "complete") -> dict[str, Any]:
+def wait_for(loader: ShardLoader, state: str = "complete") -> None:
     deadline = time.monotonic() + 60
-    while (found := loader.stats()["staging"])["state"] != state:
+    while not (found := loader.stats()["staging"])["state"].startswith(state):
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
-    return dict(found)
 
 
 def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Path, cache: Path, gate: Gate) -> None:
@@ -169,26 +167,6 @@ def test_a_complete_copy_is_read_as_any_set_and_the_source_is_not(src: Path, cac
     assert not gate.fetched
 
 
-def test_a_copy_in_use_is_not_evicted_and_afterwards_it_may_be(src: Path, cache: Path) -> None:
-    with loaded(src, cache) as loader:
-        wait_for(loader)
-        assert not Cache(cache).evict(keep=0).removed
-        batches = read_epoch(loader)
-    assert len(Cache(cache).evict(keep=0).removed) == 1
-    assert len(batches) == 11
-    assert os.listdir(cache) == ["shardio-cache.txt"]
-
-
-def test_a_file_that_the_copy_has_lost_is_copied_again(src: Path, cache: Path) -> None:
-    path = Path(staging.stage(src, cache).path)
-    (path / "train-00003.npy").unlink()
-    with loaded(src, cache) as loader:
-        read_epoch(loader)
-        wait_for(loader)
-        read_epoch(loader)
-    assert (path / "train-00003.npy").exists()
-
-
 def test_an_epoch_goes_on_while_shards_come_in_the_middle_of_it(src: Path, cache: Path, gate: Gate) -> None:
     with loaded(src, cache) as loader, loaded(src, None) as plain:
         batches = []
@@ -203,45 +181,12 @@ def test_an_epoch_goes_on_while_shards_come_in_the_middle_of_it(src: Path, cache
 
 def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "free_nbytes", lambda cache: 1000)
-    with pytest.warns(RuntimeWarning, match=r"training continues, reading .* without a copy: .*expected room for"):
-        loader = _failed(src, cache)
-    with loader:
+    with loaded(src, cache) as loader:
+        with pytest.warns(RuntimeWarning, match=r"training continues, .* without a copy: .*expected room for"):
+            wait_for(loader, "failed")
         read_epoch(loader)
         read_epoch(loader)
         assert loader.stats()["io"] == "staged"
-
-
-def _failed(src: Path, cache: Path) -> ShardLoader:
-    """A loader that has found out that its copy cannot be made."""
-    loader = loaded(src, cache)
-    deadline = time.monotonic() + 60
-    while not loader.stats()["staging"]["state"].startswith("failed"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return loader
-
-
-def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
-    src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Four files are begun at a time, so four were fetched before the ninth does not fit.
-    real, left = filling.reserve, [8]
-
-    def reserve(descriptor: int, nbytes: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor, nbytes)
-
-    monkeypatch.setattr(filling, "reserve", reserve)
-    with pytest.warns(RuntimeWarning, match="without a copy"):
-        loader = _failed(src, cache)
-    with loader:
-        read_epoch(loader)
-        assert 0 < loader.stats()["staging"]["shards_here"] < 10
-    monkeypatch.undo()
-    with loaded(src, cache) as loader:
-        wait_for(loader)
 
 
 def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
@@ -311,15 +256,21 @@ def test_a_damaged_source_costs_the_copy_nothing(src: Path, cache: Path) -> None
     assert (path / "train-00003.npy").stat().st_ino == before.st_ino
 
 
-@pytest.mark.parametrize(("file", "place"), [("train-00003.npy", 0), ("train-index.npy", 0), ("train-index.npy", 4096)])
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [("train-00003.npy", None), ("train-00003.npy", 0), ("train-index.npy", 0), ("train-index.npy", 4096)],
+)
 def test_a_copy_that_opening_refuses_is_mended_while_training_goes_on(
-    src: Path, cache: Path, gate: Gate, file: str, place: int
+    src: Path, cache: Path, gate: Gate, file: str, place: int | None
 ) -> None:
     """At byte 4096 lies the label of sample 0."""
     gate.opened.set()
     path = Path(staging.stage(src, cache).path)
     gate.opened.clear()
-    flip(path / file, place)
+    if place is None:
+        (path / file).unlink()
+    else:
+        flip(path / file, place)
     with loaded(src, cache) as loader:
         read_epoch(loader)
         gate.opened.set()
@@ -382,8 +333,6 @@ def test_what_cannot_be_opened_leaves_no_lease(src: Path, cache: Path, tmp_path:
         loaded(src, cache, split="test")
     with pytest.raises(FormatError, match=r"expected 0000.*, found .*: this is not the pinned set"):
         loaded(src, cache, digest="0" * 64)
-    with pytest.raises(FormatError, match=r"expected 000000000000, found .*: this is not the pinned set"):
-        loaded(src, cache, digest="0" * 12)
     with pytest.raises(ValueError, match="digest must be the 64 lower-case"):
         loaded(src, cache, digest="latest")
     with pytest.raises(ValueError, match="io must be one of"):

@@ -164,16 +164,6 @@ def test_a_storage_that_fails_names_the_sample(
         shards.gather(np.array([31]), np.empty((1, 6, 5, 3), np.uint8))
 
 
-def test_bad_requests_are_refused_before_anything_is_read(storage: CountingStorage, copy: Copy) -> None:
-    shards = opened(storage, copy)
-    storage.reads.clear()
-    with pytest.raises(IndexError):
-        shards.gather(np.array([NUM_SAMPLES]), np.empty((1, 6, 5, 3), np.uint8))
-    with pytest.raises(ValueError, match="`out` must be"):
-        shards.gather(np.array([0]), np.empty((1, 6, 5, 4), np.uint8))
-    assert not storage.reads
-
-
 def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, copy: Copy) -> None:
     shards = opened(storage, copy)
     errors: list[BaseException] = []

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import textwrap
 import threading
 import time
@@ -96,6 +93,17 @@ def start() -> Iterator[Callable[..., Future[Any]]]:
     """Makes a call in a thread."""
     with ThreadPoolExecutor(8) as pool:
         yield pool.submit
+
+
+def watched(out: Path, before: Callable[[FileEntry, int], None]) -> FolderStorage:
+    """A source that calls before(entry, offset) before each read."""
+
+    class Watched(FolderStorage):
+        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            before(entry, offset)
+            super().read_into(entry, offset, buffer)
+
+    return Watched(out)
 
 
 @contextmanager
@@ -339,45 +347,40 @@ def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: p
     request_little(monkeypatch, 10)
     failed = threading.Event()
 
-    class Failing(FolderStorage):
-        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-            if entry.file == "train-00004.npy":
-                failed.set()
-                raise OSError(errno.EIO, "gone", entry.file)
-            assert not failed.is_set() or offset < entry.nbytes - 10
-            assert failed.wait(60)
-            time.sleep(0.001)  # half a second for a file
-            super().read_into(entry, offset, buffer)
+    def fail(entry: FileEntry, offset: int) -> None:
+        if entry.file == "train-00004.npy":
+            failed.set()
+            raise OSError(errno.EIO, "gone", entry.file)
+        assert not failed.is_set() or offset < entry.nbytes - 10
+        assert failed.wait(60)
+        time.sleep(0.001)  # half a second for a file
 
-    with filler_of(out, cache, Failing(out), workers=7) as filler, pytest.raises(OSError, match="gone"):
+    with filler_of(out, cache, watched(out, fail), workers=7) as filler, pytest.raises(OSError, match="gone"):
         filler.run()
     assert not list(cache.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("harm", ["lost", "cut", "header", "link", "label", "empty manifest", "bad manifest"])
-def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again(out: Path, cache: Path, harm: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("manifest.json", lambda path: path.write_text("")),
+        ("manifest.json", lambda path: path.write_text("{}")),
+        ("train-00001.npy", Path.unlink),
+        ("train-00001.npy", lambda path: os.truncate(path, 4100)),
+        ("train-00001.npy", lambda path: flip(path, 60)),
+        ("train-index.npy", lambda path: flip(path, 4096)),
+        ("train-00001.npy", lambda path: path.rename(path.with_name("x")) and path.symlink_to("x")),
+    ],
+    ids=["empty manifest", "bad manifest", "lost", "cut", "header", "label", "link"],
+)
+def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again(
+    out: Path, cache: Path, name: str, harm: Callable[[Path], object]
+) -> None:
     copy = Path(stage(out, cache).path)
-    is_manifest = harm.endswith("manifest")
-    shard = copy / ("manifest.json" if is_manifest else "train-index.npy" if harm == "label" else "train-00001.npy")
-    match harm:
-        case "empty manifest":
-            shard.write_text("")
-        case "bad manifest":
-            shard.write_text("{}")
-        case "lost":
-            shard.unlink()
-        case "cut":
-            os.truncate(shard, 4100)
-        case "header":
-            flip(shard, 60)
-        case "label":
-            flip(shard, 4096)
-        case _:
-            shard.unlink()
-            shard.symlink_to(out / shard.name)
-    report = stage(out, cache)
-    assert report.num_copied == (not is_manifest)
-    assert not shard.is_symlink()
+    harm(copy / name)
+    assert stage(out, cache).num_copied == (name != "manifest.json")
+    assert not (copy / name).is_symlink()
+    (copy / "x").unlink(missing_ok=True)
     assert contents(copy) == contents(out)
 
 
@@ -450,47 +453,27 @@ def test_unused_copies_make_room(make_set: Callable[..., Path], cache: Path, mon
     assert {copy.digest for copy in Cache(cache).copies()} == {old[0], old[2], report.digest}
 
 
+@pytest.mark.parametrize("keeps", ["a lease", "another user"])
 def test_too_little_room_names_its_holders_and_evicts_nothing_in_vain(
-    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch, keeps: str
 ) -> None:
-    held, unused, large = (make_set(n, samples_per_shard=m) for n, m in ((12, 10), (11, 9), (60, 8)))
-    digest = stage(held, cache).digest
+    unused, kept, large = (make_set(n, samples_per_shard=m) for n, m in ((12, 10), (40, 9), (60, 8)))
     stage(unused, cache)
+    digest = stage(kept, cache).digest
     nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
     have_room(monkeypatch, sum(nbytes.values()) + 700)
-    with Cache(cache).lease(digest), pytest.raises(SpaceError) as caught:
-        stage(large, cache)
-    text = str(caught.value)
-    assert f"{cache}: expected room for " in text
-    assert f"found 700 free, {sum(nbytes.values()) - nbytes[digest]:,} in copies that are not in use" in text
-    assert f"in use: {digest[:16]} ({held}), {nbytes[digest]:,} bytes by process {os.getpid()}" in text
+    words = f"found 700 free, {sum(nbytes.values()) - nbytes[digest]:,} in copies that are not in use"
+    with contextlib.ExitStack() as stack:
+        if keeps == "a lease":
+            stack.enter_context(Cache(cache).lease(digest))
+            holder = f"in use: {digest[:16]} ({kept}), {nbytes[digest]:,} bytes by process {os.getpid()}"
+        else:
+            monkeypatch.setattr(Cache, "may_remove", lambda self, digest: digest != load_manifest(kept).digest)
+            holder = f"{nbytes[digest]:,} in unused copies that only other users may remove; in use: no other copy"
+        with pytest.raises(SpaceError, match=re.escape(words)) as caught:
+            stage(large, cache)
+    assert holder in str(caught.value)
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
-
-
-def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_vain(
-    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs, large = (make_set(n, samples_per_shard=m) for n, m in ((12, 10), (40, 9), (45, 8)))
-    digest = stage(ours, cache).digest
-    others = stage(theirs, cache).digest
-    nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
-    have_room(monkeypatch, sum(nbytes.values()) + 700)
-    monkeypatch.setattr(Cache, "may_remove", lambda self, digest: digest != others)
-    with pytest.raises(SpaceError) as caught:
-        stage(large, cache)
-    text = str(caught.value)
-    assert f"found 700 free, {nbytes[digest]:,} in copies that are not in use, {nbytes[others]:,} in unused " in text
-    assert "copies that only other users may remove; in use: no other copy" in text
-    assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
-
-
-def test_too_little_room_for_anything_leaves_nothing_that_keeps_other_users_from_the_copy(
-    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Cache, "free_nbytes", lambda self: 0)
-    with pytest.raises(SpaceError):
-        stage(out, cache)
-    assert os.listdir(cache) == [MARKER_NAME]
 
 
 def test_room_that_another_has_taken_meanwhile_is_made_once_more(
@@ -624,13 +607,11 @@ staging.stage(sys.argv[1], sys.argv[2], workers=1)
 def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path, cache: Path) -> None:
     stop = threading.Event()
 
-    class Stopping(FolderStorage):
-        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-            if entry.file == "train-00001.npy":
-                stop.set()
-            super().read_into(entry, offset, buffer)
+    def second(entry: FileEntry, offset: int) -> None:
+        if entry.file == "train-00001.npy":
+            stop.set()
 
-    with filler_of(out, cache, Stopping(out), stop=stop, workers=1) as filler:
+    with filler_of(out, cache, watched(out, second), stop=stop, workers=1) as filler:
         assert not filler.run()
         copied = [entry.file for entry in filler.copied]
         assert copied == ["train-index.npy", "train-00000.npy", "train-00001.npy"][: len(copied)]
@@ -690,16 +671,14 @@ def test_files_are_there_for_others_as_soon_as_they_are_copied(out: Path, cache:
     with Cache(cache).lease(manifest.digest) as reader:
         seen: list[list[bool]] = []
 
-        class Looking(FolderStorage):
-            def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-                number = next((number for number, shard in enumerate(shards) if shard == entry), 0)
-                deadline = time.monotonic() + 10  # the last file is still being hashed
-                while not all(reader.has(shard) for shard in shards[:number]) and time.monotonic() < deadline:
-                    time.sleep(0.001)
-                seen.append([reader.has(shard) for shard in shards])
-                super().read_into(entry, offset, buffer)
+        def look(entry: FileEntry, offset: int) -> None:
+            number = next((number for number, shard in enumerate(shards) if shard == entry), 0)
+            deadline = time.monotonic() + 10  # the last file is still being hashed
+            while not all(reader.has(shard) for shard in shards[:number]) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            seen.append([reader.has(shard) for shard in shards])
 
-        with filler_of(out, cache, Looking(out), workers=1) as filler:
+        with filler_of(out, cache, watched(out, look), workers=1) as filler:
             assert filler.run()
         assert seen[1:6] == [[number < copied for number in range(5)] for copied in range(5)]
 
@@ -736,74 +715,21 @@ def test_stage_prints_the_path_of_the_copy_and_nothing_else(out: Path, cache: Pa
     assert report["nbytes"] == load_manifest(out).nbytes
 
 
-def test_stage_shows_no_credentials_when_it_waits(
+def test_stage_says_for_whom_it_waits_and_shows_no_credentials(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
 ) -> None:
     def wait(*_: Any, on_wait: Callable[[int | None], None], **__: Any) -> None:
         on_wait(None)
+        on_wait(7)
         raise SpaceError
 
     monkeypatch.setattr(staging, "stage", wait)
     with suppress(SpaceError):
         cli.main(["stage", "https://me:secret@host/set?signature=secret", str(cache)], standalone_mode=False)
-    assert capsys.readouterr().err == (
-        f"shardio: another process is copying https://host/set to {cache}: waiting for it\n"
-    )
-
-
-def test_a_filler_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_not(
-    out: Path, cache: Path, tmp_path: Path, start: Callable[..., Future[Any]]
-) -> None:
-    code = """
-import os, sys, time
-from shardio.cli import main as cli
-from shardio.cache import filler as filling
-from shardio.cache import stage as staging
-from shardio.sets.storage import FolderStorage
-class Slow(FolderStorage):
-    def read_into(self, entry, offset, buffer):
-        while not os.path.exists(go):
-            time.sleep(0.01)
-        time.sleep(0.1)
-        super().read_into(entry, offset, buffer)
-staging.open_storage = Slow
-*sys.argv, go = sys.argv
-sys.argv[1:1] = ["stage", "--workers", "1"]
-cli.main()
-"""
-    go = tmp_path / "go"
-    copier, its_terminal = on_a_terminal(code, out, cache, go)
-    shown = start(rest_of, its_terminal)
-    while not list(cache.rglob(".*.part")):
-        assert copier.poll() is None
-        time.sleep(0.01)
-    waiter, terminal = on_a_terminal(code, out, cache, go)
-    told = os.read(terminal, 1 << 16)
-    go.touch()
-    told += rest_of(terminal)
-    assert [copier.wait(60), waiter.wait(60)] == [0, 0]
-    assert told.decode().strip() == f"shardio: process {copier.pid} is copying {out} to {cache}: waiting for it"
-    assert f"/{load_manifest(out).nbytes / 1000:.1f}k [" in shown.result(60).decode()
-
-
-def on_a_terminal(code: str, *words: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """A process whose stderr is a terminal, and the other side of that."""
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 1000, 0, 0))
-    try:
-        command = [sys.executable, "-c", code, *map(str, words)]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=slave), master
-    finally:
-        os.close(slave)
-
-
-def rest_of(terminal: int) -> bytes:
-    """Returns the output on a terminal until its last process ends. Writers would block if it was not read."""
-    text = b""
-    with open(terminal, "rb", buffering=0) as file, suppress(OSError):  # EIO is its end
-        while True:
-            text += file.read(1 << 16)
-    return text
+    assert capsys.readouterr().err.splitlines() == [
+        f"shardio: {who} is copying https://host/set to {cache}: waiting for it"
+        for who in ("another process", "process 7")
+    ]
 
 
 def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], cache: Path) -> None:
@@ -829,13 +755,7 @@ def test_errors_of_both_commands_are_one_line(out: Path, cache: Path, tmp_path: 
     assert_one_clear_error(shardio("evict", cache), 2, "Missing option '--keep'")
     assert_one_clear_error(shardio("stage", out, cache, "--digest", "abc"), 2, "found 'abc'")
     assert not cache.exists()
-    assert set(contents(out)) == {entry.file for entry in _entries(out)} | {"manifest.json"}
-
-
-def _entries(out: Path) -> list[FileEntry]:
-    manifest = load_manifest(out)
-    split = manifest.splits["train"]
-    return [split.index, *split.shards, manifest.rejects]
+    assert set(contents(out)) == {entry.file for entry in load_manifest(out).files} | {"manifest.json"}
 
 
 def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:
@@ -868,80 +788,3 @@ cli.main()
     ]
     assert not list(cache.rglob("*.tmp"))
     assert stage(out, cache).num_copied <= 3
-
-
-# --- nodes -----------------------------------------------------------------------------------------------------------
-
-# The script of a node: a disk of its own at /node, the common folder read-only, and four jobs that ask at once.
-NODE = """
-import json, os, subprocess, sys
-common, node, jobs = sys.argv[1:]
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", node], check=True)
-subprocess.run(["mount", "--bind", common, common], check=True)
-subprocess.run(["mount", "-o", "remount,bind,ro", common], check=True)
-try:
-    open(common + "/x", "w")
-except OSError as error:
-    assert error.errno == 30, error
-command = [sys.executable, "-m", "shardio", "stage", common + "/set", node + "/cache", "--json"]
-jobs = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(int(jobs))]
-reports = [json.loads(job.communicate()[0]) for job in jobs]
-assert not any(job.returncode for job in jobs)
-subprocess.run([sys.executable, "-m", "shardio", "verify", reports[0]["path"]], check=True, stdout=sys.stderr)
-print(json.dumps([reports, sorted(os.listdir(node + "/cache"))]))
-"""
-
-
-def in_mount_namespace(code: str, *words: str | Path) -> subprocess.Popen[str]:
-    command = ["unshare", "--mount", sys.executable, "-c", code, *map(str, words)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-
-@pytest.fixture
-def mounts(tmp_path: Path) -> None:
-    """Skip where this process may not have mounts of its own."""
-    try:
-        with in_mount_namespace(
-            "import subprocess, sys; sys.exit(subprocess.call(['mount', '-t', 'tmpfs', 'none', sys.argv[1]]))", tmp_path
-        ) as probe:
-            _, stderr = probe.communicate(timeout=60)
-    except FileNotFoundError as error:
-        pytest.skip(f"no mount namespaces: {error}")
-    if probe.returncode:
-        pytest.skip(f"no mount namespaces: {stderr.strip()}")
-
-
-@pytest.mark.usefixtures("mounts")
-def test_each_of_two_nodes_with_a_common_folder_stages_once(out: Path, tmp_path: Path) -> None:
-    common, node = tmp_path / "common", tmp_path / "node"
-    for folder in (common, node):
-        folder.mkdir()
-    shutil.copytree(out, common / "set")
-    nodes = [in_mount_namespace(NODE, common, node, "4") for _ in range(2)]
-    answers = [process.communicate(timeout=120) for process in nodes]
-    digest = load_manifest(out).digest
-    for process, (stdout, stderr) in zip(nodes, answers, strict=True):
-        assert process.returncode == 0, stderr
-        reports, names = json.loads(stdout)
-        assert sorted(report["num_copied"] for report in reports) == [0, 0, 0, 7]
-        assert names == sorted([digest, f"{digest}.fill", f"{digest}.lock", MARKER_NAME])
-    assert list(node.iterdir()) == []  # only the node itself sees what is on its disk
-    assert contents(common / "set") == contents(out)
-
-
-SMALL_DISK = """
-import subprocess, sys
-out, node = sys.argv[1:]
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "none", node], check=True)
-sys.exit(subprocess.call([sys.executable, "-m", "shardio", "stage", out, node + "/cache"]))
-"""
-
-
-@pytest.mark.usefixtures("mounts")
-def test_a_disk_that_is_too_small_is_told_in_one_line(out: Path, tmp_path: Path) -> None:
-    (tmp_path / "node").mkdir()
-    with in_mount_namespace(SMALL_DISK, out, tmp_path / "node") as process:
-        stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout) == (1, "")
-    assert re.fullmatch(r"shardio: error: \S+/node/cache: expected room for [\d,]+ bytes, found .*\n", stderr)
