@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from documents import BATCH_SIZE, BLOCKS, RECORDER
-from pictures import sample_pixels
 from places import IMAGENET
 from starts import Starts
 
-from shardio import ShardWriter
-
-SHAPE = (4, 4, 3)
 NUM_TRAIN, NUM_VAL = 14 * BATCH_SIZE, 3
 
 
@@ -55,14 +51,8 @@ RECIPES = {
 
 
 @pytest.fixture(scope="module")
-def set_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sample's label is its index, so that the labels of the losses are what was trained on."""
-    out = tmp_path_factory.mktemp("checkpoints") / "out"
-    with ShardWriter(out, SHAPE, classes=[f"c{i}" for i in range(NUM_TRAIN)]) as writer:
-        for split, size in (("train", NUM_TRAIN), ("val", NUM_VAL)):
-            for i in range(size):
-                writer.append(sample_pixels(i, SHAPE), i, split=split)
-    return out
+def set_path(labeled_set: Callable[[int, int], Path]) -> Path:
+    return labeled_set(NUM_TRAIN, NUM_VAL)
 
 
 def steps_of(folder: Path, rank: int) -> list[list[list[int]]]:

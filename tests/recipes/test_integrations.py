@@ -23,10 +23,9 @@ from documents import BATCH_SIZE, BLOCKS, RECORDER
 from pictures import sample_pixels
 from starts import Starts, starting
 
-from shardio import Part, ShardDataset, ShardLoader, ShardWriter
+from shardio import Part, ShardDataset, ShardLoader
 
 SHAPE = (6, 5, 3)
-# 16 batches of 32 and a rest; the validation's last batch on two ranks is one sample, and none.
 NUM_TRAIN, NUM_VAL = 520, 65
 FIVE_BATCHES = 100
 EPOCHS = 2
@@ -35,25 +34,6 @@ EPOCHS = 2
 # Runs after a recipe of several ranks. A thread of gloo in torch 2.13 may still let go of a Python object when the
 # interpreter is at its end, also after destroy_process_group, and torch then aborts the process.
 LAST = "\nimport os\nos._exit(0)\n"
-
-
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("integrations") / "out"
-    count = max(NUM_TRAIN, NUM_VAL)
-    with ShardWriter(out, SHAPE, classes=[f"c{i}" for i in range(count)], shard_nbytes=4096 + 100 * 90) as writer:
-        for split, size in (("train", NUM_TRAIN), ("val", NUM_VAL)):
-            for i in range(size):
-                writer.append(sample_pixels(i, SHAPE), i, split=split)
-    return out
-
-
-@pytest.fixture
-def reader(made_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the page's reader has it, with the set in out/; it is the current folder."""
-    (tmp_path / "out").symlink_to(made_once)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def loader_of(**options: Any) -> ShardLoader:
@@ -133,6 +113,19 @@ def check_resumed(
     check_whole_epochs([before[:saved] + after for before, after in zip(kept, rest, strict=True)])
 
 
+def run_on_other_ranks(
+    starts: Starts, block: str, *, stop: int, ranks: int, num_steps: int
+) -> tuple[int, list[list[int]]]:
+    """Kills a recipe on two ranks and resumes it on others. Returns at which step, and the global batches."""
+    assert run_forked(starts, RECORDER + block + LAST, ranks=2, STOP_AFTER=str(stop)).returncode != 0
+    kept = [trained_on(rank) for rank in range(2)]
+    succeed(run_by_torchrun(starts, RECORDER + block + LAST, ranks))
+    rest = [trained_on(rank) for rank in range(ranks)]
+    before, after = ([sum(parts, []) for parts in zip(*each, strict=True)] for each in (kept, rest))  # noqa: RUF017
+    saved = num_steps - len(after)
+    return saved, before[:saved] + after
+
+
 def test_every_block_of_the_page_belongs_to_a_test() -> None:
     counts = {title: len(blocks) for title, blocks in BLOCKS.items()}
     expected = {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "Hugging Face Trainer": 2}
@@ -165,31 +158,19 @@ def test_under_torchrun_a_mixture_goes_on_exactly_on_another_number_of_ranks(rea
     }.items():
         assert block.count(old) == 1
         block = block.replace(old, new)
-    assert run_forked(starts, RECORDER + block + LAST, ranks=2, STOP_AFTER="16").returncode != 0
-    kept = [trained_on(rank) for rank in range(2)]
-    succeed(run_by_torchrun(starts, RECORDER + block + LAST, 3))
-    rest = [trained_on(rank) for rank in range(3)]
-    together = [[sum(parts, []) for parts in zip(*ranks, strict=True)] for ranks in (kept, rest)]  # noqa: RUF017
-    saved = 2 * 10 - len(together[1])
+    saved, steps = run_on_other_ranks(starts, block, stop=16, ranks=3, num_steps=20)
     assert 10 < saved < 16, "the resumed run did not begin in mid-epoch"
     parts = [Part("out/", 3), Part("out/", 1, split="val")]
     with ShardLoader(parts, 96, epoch_batches=10, device="cpu") as loader:
-        expected = [labels.tolist() for _ in range(EPOCHS) for _, labels, _ in loader]
-    assert [*together[0][:saved], *together[1]] == expected
+        assert steps == [labels.tolist() for _ in range(EPOCHS) for _, labels, _ in loader]
 
 
 def test_a_trainer_that_counts_steps_goes_on_exactly_on_another_number_of_ranks(reader: Path, starts: Starts) -> None:
     (block,) = BLOCKS["Trainers that count steps"]
-    assert run_forked(starts, RECORDER + block + LAST, ranks=2, STOP_AFTER="19").returncode != 0
-    kept = [trained_on(rank) for rank in range(2)]
-    succeed(run_by_torchrun(starts, RECORDER + block + LAST, 4))
-    rest = [trained_on(rank) for rank in range(4)]
-    together = [[sum(parts, []) for parts in zip(*ranks, strict=True)] for ranks in (kept, rest)]  # noqa: RUF017
-    saved = 30 - len(together[1])
+    saved, steps = run_on_other_ranks(starts, block, stop=19, ranks=4, num_steps=30)
     assert saved == 16, "the resumed run did not begin at the last checkpoint"
     with ShardLoader("out/", 64, epoch_batches=10, device="cpu", rank=0, world_size=1) as loader:
-        expected = [labels.tolist() for _ in range(3) for _, labels in loader]
-    assert [*together[0][:saved], *together[1]] == expected
+        assert steps == [labels.tolist() for _ in range(3) for _, labels in loader]
 
 
 def test_the_mean_loss_of_an_empty_batch_is_not_a_number(reader: Path) -> None:

@@ -17,25 +17,12 @@ import numpy as np
 import pytest
 import torch
 from documents import BLOCKS
-from pictures import sample_pixels
 from places import ROOT
 
-from shardio import ShardLoader, ShardWriter
+from shardio import ShardLoader
 
-SHAPE = (6, 5, 3)
 NUM_TRAIN, BATCH_SIZE, EPOCHS = 520, 32, 2
 PER_EPOCH = NUM_TRAIN // BATCH_SIZE
-
-
-@pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the page's reader has it, with the set in out/, where a sample's label is its index."""
-    with ShardWriter(tmp_path / "out", SHAPE, classes=[f"c{i}" for i in range(NUM_TRAIN)]) as writer:
-        for split, count in (("train", NUM_TRAIN), ("val", 65)):
-            for i in range(count):
-                writer.append(sample_pixels(i, SHAPE), i, split=split)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 RECORDING = """
