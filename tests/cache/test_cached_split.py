@@ -103,11 +103,12 @@ def read_epoch(loader: ShardLoader) -> list[tuple[torch.Tensor, ...]]:
     return batches
 
 
-def wait_for(loader: ShardLoader, state: str = "complete") -> None:
+def wait_for(loader: ShardLoader, state: str = "complete") -> ShardLoader:
     deadline = time.monotonic() + 60
     while not (found := loader.stats()["staging"])["state"].startswith(state):
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
+    return loader
 
 
 def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Path, cache: Path, gate: Gate) -> None:
@@ -181,9 +182,9 @@ def test_an_epoch_goes_on_while_shards_come_in_the_middle_of_it(src: Path, cache
 
 def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "free_nbytes", lambda cache: 1000)
-    with loaded(src, cache) as loader:
-        with pytest.warns(RuntimeWarning, match=r"training continues, .* without a copy: .*expected room for"):
-            wait_for(loader, "failed")
+    with pytest.warns(RuntimeWarning, match=r"training continues, .* without a copy: .*expected room for"):
+        loader = wait_for(loaded(src, cache), "failed")
+    with loader:
         read_epoch(loader)
         read_epoch(loader)
         assert loader.stats()["io"] == "staged"

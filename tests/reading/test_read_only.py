@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import run_python
 from places import ROOT, SUPPORT
-from plain_sets import make_plain_set, read_in_every_way
+from plain_sets import make_plain_set
 
 from shardio.format.manifest_file import load_manifest
-from shardio.loading.loader import ShardLoader
 
 # Reads in every way, in a process of its own that cannot write to the set. Gets the folder, and the user to become.
 _READ = """\
@@ -88,51 +86,57 @@ def test_another_users_set_without_write_permission_is_read_in_every_way() -> No
 
 # --- what happens in the folder --------------------------------------------------------------------------------------
 
-_EVENTS = {
-    0x2: "IN_MODIFY",
-    0x4: "IN_ATTRIB",
-    0x8: "IN_CLOSE_WRITE",
-    0x40: "IN_MOVED_FROM",
-    0x80: "IN_MOVED_TO",
-    0x100: "IN_CREATE",
-    0x200: "IN_DELETE",
-    0x400: "IN_DELETE_SELF",
-    0x800: "IN_MOVE_SELF",
-}
-_IN_OPEN = 0x20
+_WATCH = """\
+import fcntl, json, os, shutil, sys
+from pathlib import Path
+from plain_sets import read_in_every_way
+path = Path(sys.argv[1])
+read_in_every_way(shutil.copytree(path, path.with_name("copy")))  # imports what is imported late
+CHANGES = {f"os.{call}" for call in "chmod chown link mkdir remove rename rmdir symlink truncate utime".split()}
+opened, changes = set(), []
+
+def watch(event, arguments):
+    if event in ("fcntl.flock", "fcntl.lockf") or event in CHANGES and str(arguments[0]).startswith(str(path)):
+        changes.append(event)
+    elif event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        folder, name = os.path.split(os.fsdecode(arguments[0]))
+        if folder in ("", str(path)):
+            opened.add(name)
+            if arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                changes.append(event)
+
+sys.addaudithook(watch)
+"""
 
 
-@contextlib.contextmanager
-def events_in(folder: Path, mask: int) -> Iterator[list[tuple[str, str]]]:
-    """(event, name) of what happens in the folder in the meantime, by inotify: complete when the block is left."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if descriptor < 0 or libc.inotify_add_watch(descriptor, os.fsencode(folder), mask) < 0:
-        pytest.skip(f"no inotify here: {os.strerror(ctypes.get_errno())}")
-    found: list[tuple[str, str]] = []
-    try:
-        yield found
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(descriptor, 1 << 16):
-                while data:
-                    _, event, _, length = struct.unpack_from("iIII", data)
-                    name = os.fsdecode(data[16 : 16 + length].rstrip(b"\0"))
-                    found.append((_EVENTS.get(event & 0xFFF, "IN_OPEN"), name))
-                    data = data[16 + length :]
-    finally:
-        os.close(descriptor)
+def watched(path: Path, code: str) -> tuple[set[str], list[str]]:
+    """Returns the names in the folder `path` that the code opens, and what it does there besides reading."""
+    result = run_python("-c", f"{_WATCH}{code}\nprint(json.dumps([sorted(opened), changes]))", path)
+    assert result.returncode == 0, result.stderr
+    opened, changes = json.loads(result.stdout)
+    return set(opened), changes
 
 
-def test_reading_opens_the_files_of_a_set_and_changes_nothing_in_its_folder(make_set: Callable[..., Path]) -> None:
+def test_reading_opens_the_files_of_a_set_and_locks_and_changes_none(make_set: Callable[..., Path]) -> None:
     """No lock file is looked for, either."""
     path = make_set(20)
     before = status_of(path)
-    with events_in(path, sum(_EVENTS) | _IN_OPEN) as events:
-        read_in_every_way(path)
-    assert {event for event, _ in events} == {"IN_OPEN"}
+    opened, changes = watched(path, "read_in_every_way(path)")
+    assert opened == {"manifest.json"} | {entry.file for entry in load_manifest(path).files}
+    assert changes == []
     assert status_of(path) == before
-    files = {"manifest.json"} | {entry.file for entry in load_manifest(path).files}
-    assert {name for _, name in events} - {""} == files
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("fcntl.flock(open(path / 'train-00000.npy', 'rb'), fcntl.LOCK_SH)", "fcntl.flock"),
+        ("open(path / '.lock', 'x').close()", "open"),
+        ("os.utime(path)", "os.utime"),
+    ],
+)
+def test_these_tests_would_notice(code: str, change: str, make_set: Callable[..., Path]) -> None:
+    assert watched(make_set(20), code)[1] == [change]
 
 
 def status_of(path: Path) -> dict[str, tuple[int, ...]]:
@@ -143,43 +147,3 @@ def status_of(path: Path) -> dict[str, tuple[int, ...]]:
         name: (s.st_mode, s.st_ino, s.st_nlink, s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
         for name, s in statuses.items()
     }
-
-
-def test_readers_hold_no_lock_on_any_file(make_set: Callable[..., Path]) -> None:
-    path = make_set(20)
-    inodes = {file.stat().st_ino for file in path.iterdir()} | {path.stat().st_ino}
-    held: list[str] = []
-    for io in ("mmap", "pread"):
-        with ShardLoader(path, 4, io=io, device="cpu", check="sample") as loader:  # type: ignore[arg-type]
-            for _ in loader:
-                held += [line for line in Path("/proc/locks").read_text().splitlines() if lock_is_on(line, inodes)]
-    assert held == []
-
-
-def lock_is_on(line: str, inodes: set[int]) -> bool:
-    """1: FLOCK  ADVISORY  WRITE 708 00:13:11 0 EOF"""
-    words = line.split()
-    return words[4] == str(os.getpid()) and int(words[5].rpartition(":")[2]) in inodes
-
-
-def test_these_tests_would_notice(make_set: Callable[..., Path]) -> None:
-    import fcntl
-
-    path = make_set(20)
-    before = status_of(path)
-    with events_in(path, sum(_EVENTS) | _IN_OPEN) as events:
-        with (path / "train-00000.npy").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            inode = os.fstat(file.fileno()).st_ino
-            assert any(lock_is_on(line, {inode}) for line in Path("/proc/locks").read_text().splitlines())
-        (path / ".lock").touch()
-        (path / ".lock").unlink()
-        os.utime(path / "manifest.json")
-    for event in (
-        ("IN_OPEN", "train-00000.npy"),
-        ("IN_CREATE", ".lock"),
-        ("IN_DELETE", ".lock"),
-        ("IN_ATTRIB", "manifest.json"),
-    ):
-        assert event in events
-    assert status_of(path) != before
