@@ -33,6 +33,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
@@ -52,7 +53,7 @@ from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCro
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.resample import Resampling, resample
+from shardio.augment.resample import resample
 from shardio.augment.trusted import chosen_on
 from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
@@ -313,7 +314,7 @@ def called_seconds(call: Callable[[], object], device: torch.device) -> float:
 def by_torch(batch: Batch, size: int) -> torch.Tensor:
     assert batch.boxes is not None
     assert batch.flips is not None
-    how = Resampling((size, size), statistics=batch.statistics, dtype=batch.dtype)
+    how = replace(batch.how, size=(size, size))
     return resample(batch.images, batch.boxes, batch.flips, how, within=batch.within)
 
 

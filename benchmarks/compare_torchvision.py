@@ -33,7 +33,7 @@ from shardio.augment import AutoAugment, RandAugment, TimmRandAugment, TrivialAu
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
-from shardio.augment.geometry import Affine, perspective
+from shardio.augment.geometry import affine, perspective
 from shardio.augment.policies import _LEARNED, _SPACE, _TIMM
 from shardio.augment.steps import Op, Sampling
 
@@ -135,7 +135,7 @@ def of_torchvision() -> Iterator[Case]:
             color = (NAN,) * 3 if fill is None else fill
             how = f"{name}, fill {None if fill is None else tuple(map(int, fill))}"
             for number, numbers in enumerate(MAPS):
-                values = Affine.about(MIDDLE, **numbers).values
+                values = affine(MIDDLE, **numbers)
                 yield Case(
                     f"affine {number + 1}, {how}",
                     "torchvision",
@@ -143,7 +143,7 @@ def of_torchvision() -> Iterator[Case]:
                     [numbers, name, fill],
                     op(Op.AFFINE, *values, 0, 0, reading, *color),  # type: ignore[arg-type]
                 )
-            values = Affine.about(MIDDLE, angle=-25.0).values
+            values = affine(MIDDLE, -25.0)
             yield Case(
                 f"rotate 25, {how}",
                 "torchvision",
@@ -165,7 +165,7 @@ def of_pillow() -> Iterator[Case]:
     yield from of_colors("Pillow")
     for name, reading in (("bilinear", Sampling.PILLOW_BILINEAR), ("bicubic", Sampling.PILLOW_BICUBIC)):
         for number, numbers in enumerate(MAPS):
-            values = [float(value) for value in Affine.about(MIDDLE, **numbers).values]  # type: ignore[arg-type]
+            values = [float(value) for value in affine(MIDDLE, **numbers)]  # type: ignore[arg-type]
             yield Case(
                 f"affine {number + 1}, {name}",
                 "Pillow",

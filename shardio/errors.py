@@ -52,7 +52,7 @@ def show(value: object) -> str:
 def check_choice(name: str, value: object, choices: object) -> None:
     """Raises ValueError unless `value` is one of the values of `choices`, a Literal."""
     if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; found {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(choices)))}; found {value!r}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

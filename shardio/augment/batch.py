@@ -33,6 +33,9 @@ Arrays = dict[str, Images]
 """Masks by name: a tensor, or a tuple with a tensor per view."""
 
 
+_UNCHANGED = Resampling((0, 0))
+
+
 @dataclass(frozen=True)
 class Batch:
     """Stored images, (B, C, H, W), and the changes recorded for them, in this order.
@@ -40,7 +43,8 @@ class Batch:
     - A box of each image, `boxes`, is cropped and resized to `sizes`, int64 (B, 2), height and width. The filter reads
       no pixel outside of `within`. In a new batch, `sizes` are the images' sizes before any squashing.
     - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
-    - They are normalized by `statistics`, mean and standard deviation of each channel, and cast to `dtype`.
+    - `how` has the filter of the resize, which counts if `resized` is true, and the normalization and cast at the end.
+      Its size does not count: see `resampling`.
 
     A field that is None records no change. `masks` are the masks of `images`, before the changes. The other fields
     may be for several views of each image: those of all images, one view after the other.
@@ -55,12 +59,8 @@ class Batch:
     within: Boxes | None = None
     flips: NDArray[np.bool_] | None = None
     resized: bool = False
-    interpolation: Interpolation = "bilinear"
-    cubic: NDArray[np.bool_] | None = None
-    antialias: bool = True
     steps: Steps = ()
-    statistics: Statistics | None = None
-    dtype: torch.dtype | None = None
+    how: Resampling = _UNCHANGED
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -79,23 +79,20 @@ class Batch:
         return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
 
     def resized_to(
-        self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool, purpose: str = ""
+        self,
+        sizes: NDArray[np.int64],
+        interpolation: Interpolation = "bilinear",
+        antialias: bool = True,
+        purpose: str = "",
     ) -> Batch:
         """Returns the batch resized. If the interpolation is "random", `purpose` is the key of its random numbers."""
         self.check_uint8()
         if self.resized or self.steps:
             return self.made().resized_to(sizes, interpolation, antialias, purpose)
         cubic = self.draws.uniform(f"{purpose}/interpolation", 1)[0] < 0.5 if interpolation == "random" else None
-        return replace(
-            self,
-            boxes=self.region,
-            within=self.within or self.region,
-            sizes=sizes,
-            resized=True,
-            interpolation=interpolation,
-            cubic=cubic,
-            antialias=antialias,
-        )
+        how = replace(self.how, interpolation=interpolation, antialias=antialias, cubic=cubic)
+        within = self.within or self.region
+        return replace(self, boxes=self.region, within=within, sizes=sizes, resized=True, how=how)
 
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
         if self.steps:
@@ -136,12 +133,12 @@ class Batch:
         """
         if self.boxes is not None or self.is_cast or (self.sizes == self.images.shape[2:]).all():
             return self
-        return self.resized_to(self.sizes, self.interpolation, self.antialias)
+        return self.resized_to(self.sizes)
 
     @property
     def is_cast(self) -> bool:
         """True if the images are not uint8, or a recorded change normalizes or casts them."""
-        return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
+        return self.how.made != torch.uint8 or self.images.dtype != torch.uint8
 
     def check_uint8(self) -> None:
         if self.is_cast:
@@ -218,7 +215,7 @@ class Batch:
         )
         boxes = Boxes.picked([boxes, part.inside_of(boxes, sizes)], inside.astype(np.int64))
         sizes, firsts = np.where(inside[:, None], size, sizes), np.where(inside[:, None], 0, firsts)
-        how = Resampling(size, self.interpolation, self.antialias, cubic=self.cubic)
+        how = replace(self.how, size=size)
         within = self.within if self.resized else None
         images = resample_onto(self.images, boxes, flips, how, sizes, firsts, within=within)
         shown = [outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2)]
@@ -237,18 +234,6 @@ class Batch:
         """True if the batch has images only, and no recorded changes."""
         return self.masks is None and self.boxes is None and self.flips is None and not self.steps
 
-    def in_views(self, views: range) -> Batch:
-        """Returns a plain batch with several views of each image, which draw by these numbers. It has no labels."""
-        count = len(self)
-        indices, view = np.tile(self.draws.indices, len(views)), np.repeat(views, count)
-        draws = replace(self.draws, indices=indices, view=view)
-        return replace(self, draws=draws, sizes=np.tile(self.sizes, (len(views), 1)), labels=None)
-
-    def split(self, count: int) -> list[Batch]:
-        """Returns a batch for each of `count` views. Their images are parts of the images of this batch."""
-        sizes = self.sizes[: len(self) // count]
-        return [replace(self, images=images, sizes=sizes) for images in self.images.chunk(count)]
-
     def _moved_masks(self) -> Masks | None:
         if self.masks is None:
             return None
@@ -256,9 +241,10 @@ class Batch:
         return self.masks.moved(None if is_whole else self.region, self.is_mirrored, self.size, self.steps)
 
     def _done(self) -> torch.Tensor:
+        how = self.how
         if self.steps:
-            images = replace(self, steps=(), statistics=None, dtype=None)._done()
-            if (made := fused(images, self.steps, self.statistics, self.dtype)) is not None:
+            images = replace(self, steps=(), how=replace(how, statistics=None, dtype=None))._done()
+            if (made := fused(images, self.steps, how.statistics, how.dtype)) is not None:
                 return made
             if images is self.images:
                 images = images.clone(memory_format=torch.channels_last)
@@ -268,15 +254,13 @@ class Batch:
             images = repeated(images, len(self))
         if self.boxes is None and self.flips is None:
             # The result has the memory format of the images, as that of torch's operations.
-            if self.is_cast and images.is_contiguous(memory_format=torch.channels_last):
-                made = fused(images, (), self.statistics, self.dtype)
-                if made is not None:
-                    return made
-            return normalized(images, self.statistics, self.dtype)
+            is_last = images.is_contiguous(memory_format=torch.channels_last)
+            if self.is_cast and is_last and (made := fused(images, (), how.statistics, how.dtype)) is not None:
+                return made
+            return normalized(images, how.statistics, how.dtype)
         boxes, flips, how = self.region, self.is_mirrored, self.resampling
         if images.is_cuda and how.cubic is not None:
-            makers = [replace(self, interpolation=one.interpolation, cubic=None) for one in how.of_each_filter]
-            return chosen(how.cubic, *(each._done() for each in makers))
+            return chosen(how.cubic, *(replace(self, how=one)._done() for one in how.of_each_filter))
         if images.is_cuda:
             from shardio.augment.resample_cuda import resample_if_trusted  # Triton takes its time to import
 
@@ -287,7 +271,7 @@ class Batch:
     @property
     def resampling(self) -> Resampling:
         """The recorded resize, normalization and cast. Raises ValueError if the images would have several sizes."""
-        return Resampling(self.size, self.interpolation, self.antialias, self.statistics, self.dtype, self.cubic)
+        return replace(self.how, size=self.size)
 
     @property
     def size(self) -> tuple[int, int]:

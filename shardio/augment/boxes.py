@@ -160,7 +160,7 @@ class Boxes:
 
 
 MaskPlaces = NDArray[np.int32]
-"""The rows or columns to read: (B, length), or (1, length) for all images. -1 is outside of the image."""
+"""The rows or columns to read, (B, length). -1 is outside of the image."""
 
 
 def nearest_places(
@@ -172,9 +172,8 @@ def nearest_places(
 ) -> MaskPlaces:
     """Returns which row (or column) of a mask each output row shows, int32 (B, n).
 
-    For each mask of `limit` rows, the part that begins at `starts` and is `lengths` long, float64 (B,) each, is resized
-    to `sizes`, (B,), rows by nearest neighbor. `shown`, (B, n) or (1, n), are the resized rows that are output, or -1.
-    Of two equally near rows, the second is chosen, as in torch's "nearest-exact".
+    Of each mask of `limit` rows, the part from `starts`, `lengths` long, is resized to `sizes` rows, (B,) each, by
+    nearest neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows that are output, or -1.
     """
     middles = starts[:, None] + (2 * shown + 1) * lengths[:, None] / (2 * sizes[:, None])
     # A place that rounding has put beside a whole pixel is that pixel.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, FreshSeed, LoaderBatch, loader_batch
+from shardio.augment.checks import check_foreign
 from shardio.augment.description import LATER, Configuration, is_of_shardio
-from shardio.augment.foreign import check_foreign
 from shardio.augment.masks import MaskFill, Masks, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Samples(TypedDict, total=False):
-    """The arguments of every call. A ShardLoader passes those that identify the samples of a batch."""
+    """The keyword arguments of every call but `masks`."""
 
     indices: ArrayLike | None
     seed: int | None
@@ -34,18 +34,6 @@ class _Samples(TypedDict, total=False):
     view: int | None
     sizes: ArrayLike | None
     mask_fill: MaskFill | None
-
-
-class _Alone(_Samples, total=False):
-    """The arguments of a call without masks."""
-
-    masks: None
-
-
-class _WithMasks(_Samples, total=False):
-    """The arguments of a call with masks."""
-
-    masks: Mapping[str, torch.Tensor] | None
 
 
 class Transform(Configuration, ABC):
@@ -57,18 +45,30 @@ class Transform(Configuration, ABC):
     """True if the transform neither crops nor resizes images; see `shardio.augment.cut`."""
 
     @overload
-    def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
+    def __call__(
+        self, images: torch.Tensor, labels: None = None, *, masks: None = None, **samples: Unpack[_Samples]
+    ) -> Images: ...
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_Alone]
+        self, images: torch.Tensor, labels: torch.Tensor, *, masks: None = None, **samples: Unpack[_Samples]
     ) -> tuple[Images, torch.Tensor]: ...
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: None = None, **samples: Unpack[_WithMasks]
+        self,
+        images: torch.Tensor,
+        labels: None = None,
+        *,
+        masks: Mapping[str, torch.Tensor],
+        **samples: Unpack[_Samples],
     ) -> tuple[Images, Arrays]: ...
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_WithMasks]
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        *,
+        masks: Mapping[str, torch.Tensor],
+        **samples: Unpack[_Samples],
     ) -> tuple[Images, torch.Tensor, Arrays]: ...
     @eager
     def __call__(
@@ -117,28 +117,18 @@ class Transform(Configuration, ABC):
         draws = _draws(count, given, indices, seed, epoch, view)
         mask_fill = self.mask_fill if mask_fill is None else mask_fill
         moving = Masks.of(images, masks, mask_fill)
-        if not count:
+        if not count:  # the rows, none, of what becomes of one blank image
             sizes = found if len(found) else None
-            return self._of_no_samples(images, labels, sizes, masks, mask_fill)
+            blank = [
+                _for_each(lambda some: some.new_zeros((1, *some.shape[1:])), part) for part in (images, labels, masks)
+            ]
+            made = self(*blank[:2], indices=[0], sizes=sizes, masks=blank[2], mask_fill=mask_fill)
+            return _for_each(lambda some: some[:0], made)  # type: ignore[no-any-return]
         piece = (self, type(self).__name__)
         changed, labels, arrays = finished([piece], Batch(images, draws, found, labels, moving))
         if arrays is None:
             return changed if labels is None else (changed, labels)
         return (changed, arrays) if labels is None else (changed, labels, arrays)
-
-    def _of_no_samples(
-        self,
-        images: torch.Tensor,
-        labels: torch.Tensor | None,
-        sizes: ArrayLike | None,
-        masks: Mapping[str, torch.Tensor] | None,
-        mask_fill: MaskFill | None,
-    ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns empty tensors with the shapes and dtypes of a result, found by transforming one blank image."""
-        label = None if labels is None else _one(labels)
-        one = None if masks is None else {name: _one(mask) for name, mask in masks.items()}
-        done: Images = _none(self(_one(images), label, indices=[0], sizes=sizes, masks=one, mask_fill=mask_fill))
-        return done
 
     @property
     def mixed_classes(self) -> frozenset[int | None]:
@@ -160,7 +150,7 @@ class Transform(Configuration, ABC):
     @property
     def has_views(self) -> bool:
         """True if the transform makes several images of each sample."""
-        return False
+        return any(part.has_views for part in self._inner)
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
         """Returns the batch after this transform, or a batch for each of its views."""
@@ -272,15 +262,13 @@ def _are_labels(labels: torch.Tensor, count: int) -> bool:
     return 1 <= labels.ndim <= most and len(labels) == count
 
 
-def _one(samples: torch.Tensor) -> torch.Tensor:
-    return samples.new_zeros((1, *samples.shape[1:]))
-
-
-def _none(made: Any) -> Any:
-    """Returns the tensor without its rows; for a tuple or a dict, does so for every tensor in it."""
-    if isinstance(made, torch.Tensor):
-        return made[:0]
-    return {name: _none(part) for name, part in made.items()} if isinstance(made, dict) else tuple(map(_none, made))
+def _for_each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Returns what a function makes of a tensor, or of every tensor in a tuple or mapping. None stays None."""
+    if isinstance(value, Mapping):
+        return {name: _for_each(function, part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_for_each(function, part) for part in value)
+    return None if value is None else function(value)
 
 
 def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
@@ -305,10 +293,6 @@ class Compose(Container):
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
         return branches_of(self.parts(purpose), batch)
 
-    @property
-    def has_views(self) -> bool:
-        return any(transform.has_views for transform in self.transforms)
-
     def parts(self, purpose: str) -> Iterator[Piece]:
         """Yields pairs of a transform and its purpose."""
         # A transform is numbered among those of its class, so that one without randomness may come or go before it.
@@ -317,6 +301,15 @@ class Compose(Container):
             name = type(transform).__name__
             yield transform, f"{purpose}/{name} {numbers[name]}"
             numbers[name] += 1
+
+
+def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
+    """Returns a plain batch after a transform, for each of `views`. They are computed as one batch."""
+    count, several = len(batch), len(views)
+    draws = replace(batch.draws, indices=np.tile(batch.draws.indices, several), view=np.repeat(views, count))
+    together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)
+    done = transform.apply(together, purpose).finished()
+    return [replace(done, images=images, sizes=done.sizes[:count]) for images in done.images.chunk(several)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -344,7 +337,7 @@ class Views(Container):
         for transform, equal in groupby(self.transforms):
             views = range(first, first := first + len([*equal]))
             if len(views) > 1 and batch.is_plain and not transform.has_views and _is_known(transform):
-                made += transform.apply(batch.in_views(views), purpose).finished().split(len(views))
+                made += _at_once(transform, batch, views, purpose)
                 continue
             for view in views:
                 own = replace(draws, view=view)

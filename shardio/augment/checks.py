@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Annotated, Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 
@@ -26,28 +28,45 @@ def check_number(name: str, value: object) -> None:
         )
 
 
-def check_not_negative(name: str, value: float) -> None:
-    check_number(name, value)
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number of at least 0; found {value!r}")
+def numbers_of(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> tuple[float, ...]:
+    """Returns a number, or a sequence of numbers, as a tuple of floats.
+
+    Raises TypeError for other types. Raises ValueError unless all are finite, and from `least` to `most`.
+    """
+    numbers = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for number in numbers:
+        check_number(name, number)
+        if not (least <= number <= most and math.isfinite(number)):
+            raise ValueError(f"{name} must be {_bounded('a finite number', least, most)}; found {value!r}")
+    if not numbers:
+        raise ValueError(f"{name} must be a number, or a number per channel; found {value!r}")
+    return tuple(map(float, numbers))
 
 
-def check_probability(name: str, value: float) -> None:
-    check_number(name, value)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be from 0 to 1; found {value!r}")
+def _bounded(what: str, least: float, most: float) -> str:
+    if most == math.inf:
+        return what if least == -math.inf else f"{what}, {least:g} or more"
+    return f"{what} from {least:g} to {most:g}"
 
 
 def check_whole(name: str, value: object, least: int, most: float = math.inf) -> None:
     """Raises ValueError unless `value` is an integer from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        bounds = f"{least} or more" if most == math.inf else f"from {least} to {most:.0f}"
-        raise ValueError(f"{name} must be an integer, {bounds}; found {value!r}")
+        raise ValueError(f"{name} must be {_bounded('an integer', least, most)}; found {value!r}")
 
 
 def as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
     """Returns `value` itself if it is a sequence, otherwise the pair (value, value). Checks nothing."""
     return value if isinstance(value, Sequence) else (value, value)  # type: ignore[return-value]
+
+
+def check_pair(name: str, value: object) -> None:
+    """Raises ValueError unless `value` is a positive integer, or a pair of them."""
+    pair = as_pair(value)
+    if len(pair) != 2:
+        raise ValueError(f"{name} must be an integer, or two integers; found {value!r}")
+    for number in pair:
+        check_whole(name, number, 1)
 
 
 def check_range(
@@ -64,9 +83,7 @@ def check_range(
     check_number(name, low)
     check_number(name, high)
     if not (least < low if above else least <= low) or not low <= high <= most or not math.isfinite(high):
-        limits = [f"{'above' if above else 'at least'} {least:g}"] * math.isfinite(least)
-        limits += [f"at most {most:g}"] * math.isfinite(most)
-        expected = f"(min, max) with min <= max, both {' and '.join(limits) or 'finite'}"
+        expected = _bounded(f"(min, max) with {f'{least:g} < ' * above}min <= max, finite numbers", least, most)
         raise ValueError(f"{name} must be {expected}; found {bounds!r}")
     return float(low), float(high)
 
@@ -81,22 +98,14 @@ def around(
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return check_range(name, value, least, most)
-    check_number(name, value)
-    if not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a number of at least 0, or (min, max); found {value!r}")
-    if center + value > most:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a number from 0 to {most - center:g}, or (min, max); found {value!r}")
-    return max(center - value, least), center + value  # type: ignore[operator]
+    (reach,) = numbers_of(name, value, 0, most - center)
+    return max(center - reach, least), center + reach
 
 
 def check_fill(name: str, fill: float | Sequence[float] | None) -> None:
     """Raises TypeError or ValueError unless `fill` is a gray level, a sequence of gray levels, or None."""
-    if isinstance(fill, str) or (isinstance(fill, Sequence) and not fill):
-        raise ValueError(f"{name} must be a gray level, or a gray level per channel; found {fill!r}")
-    for level in () if fill is None else fill if isinstance(fill, Sequence) else (fill,):
-        check_number(name, level)
-        if not 0 <= level <= 255:
-            raise ValueError(f"{name} must be from 0 to 255; found {fill!r}")
+    if fill is not None:
+        numbers_of(name, fill, 0, 255)
 
 
 def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
@@ -117,11 +126,89 @@ def whole(least: int, most: float = math.inf) -> Callable[[str, Any], None]:
     return lambda name, value: check_whole(name, value, least, most)
 
 
+def number(least: float = -math.inf, most: float = math.inf) -> Callable[[str, Any], object]:
+    """Returns a check that a value is a finite number from `least` to `most`."""
+
+    def check(name: str, value: object) -> None:
+        check_number(name, value)
+        numbers_of(name, value, least, most)
+
+    return check
+
+
 def positive_range(most: float = math.inf) -> Callable[[str, Any], object]:
     return lambda name, value: check_range(name, value, 0, most, above=True)
 
 
-Probability = Annotated[float, check_probability]
-NotNegative = Annotated[float, check_not_negative]
+Probability = Annotated[float, number(0, 1)]
 Fill = Annotated[float | Sequence[float] | None, check_fill]
-Angles = Annotated[float | tuple[float, float], lambda name, value: around(name, value, 0)]
+
+# --- transforms of other libraries -----------------------------------------------------------------------------------
+
+# torchvision and Albumentations are for single images: they draw once per call. Called with a batch, they would crop
+# all its images at the same place. Kornia draws for each image, unless told not to.
+
+# The classes of torchvision that draw, besides those whose names begin with "Random".
+_DRAWING = {
+    "AugMix",
+    "AutoAugment",
+    "ColorJitter",
+    "CutMix",
+    "ElasticTransform",
+    "GaussianBlur",
+    "JPEG",
+    "MixUp",
+    "RandAugment",
+    "ScaleJitter",
+    "TrivialAugmentWide",
+}
+_WAY_OUT = (
+    "use transforms of shardio.augment, or shardio.augment.PerSample(transform), which calls a transform for each image"
+)
+# Containers hand the whole batch to what is inside. What is inside of a user's module is the user's business.
+_CONTAINERS = ("torch.nn.modules.container", "torch._dynamo", "torchvision.transforms", "kornia")
+
+
+def check_foreign(function: object) -> None:
+    """Raises ValueError if `function`, or a transform in it, would draw once for all images of a batch.
+
+    Only classes of torchvision, Albumentations and Kornia are recognized. Other functions are the caller's business.
+    """
+    name = type(function).__name__
+    if _is_of(function, "albumentations"):
+        raise ValueError(f"transform: {name} takes one image at a time; {_WAY_OUT}")
+    if _draws(function):
+        raise ValueError(f"transform: {name} draws random numbers once for all images of a batch; {_WAY_OUT}")
+    if _is_of(function, "kornia") and getattr(function, "same_on_batch", None):
+        raise ValueError(f"transform: {name} draws once for all images of a batch: leave out same_on_batch=True")
+    if _is_of(function, *_CONTAINERS):
+        for part in _parts_of(function):
+            check_foreign(part)
+
+
+def _draws(function: object) -> bool:
+    names = [kind.__name__ for kind in type(function).__mro__ if _is_in(kind, "torchvision.transforms")]
+    return any(name in _DRAWING or name.startswith("Random") for name in names)
+
+
+def of_library(function: object, *names: str) -> bool:
+    """Returns whether the class of a function, or of a transform inside it, is defined in the modules `names`."""
+    return _is_of(function, *names) or any(of_library(part, *names) for part in _parts_of(function))
+
+
+def name_of(function: object) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _is_of(function: object, *names: str) -> bool:
+    return any(_is_in(kind, name) for kind in type(function).__mro__ for name in names)
+
+
+def _is_in(kind: type, name: str) -> bool:
+    return f"{kind.__module__}.".startswith(f"{name}.")
+
+
+def _parts_of(function: object) -> list[object]:
+    parts: list[object] = list(function.children()) if isinstance(function, torch.nn.Module) else []
+    several = getattr(function, "transforms", ())
+    return [*parts, *several] if isinstance(several, list | tuple) else parts

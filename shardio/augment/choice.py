@@ -50,9 +50,9 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
     """Returns whether both only record changes of `base`, and differ in nothing but boxes, sizes, flips and steps."""
-    same = [(b.resized, b.interpolation, b.antialias, b.statistics, b.dtype) for b in (first, other)]
     noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
-    return noted and other.labels is base.labels and same[0] == same[1] and first.cubic is other.cubic is None
+    same = (first.resized, first.how) == (other.resized, other.how) and first.how.cubic is other.how.cubic is None
+    return noted and other.labels is base.labels and same
 
 
 def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:

@@ -10,16 +10,7 @@ import numpy as np
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import (
-    NotNegative,
-    Probability,
-    around,
-    as_pair,
-    check_number,
-    check_range,
-    check_whole,
-    whole,
-)
+from shardio.augment.checks import Probability, around, as_pair, check_pair, check_range, number, whole
 from shardio.augment.steps import Op
 
 Range = float | tuple[float, float]
@@ -129,17 +120,11 @@ class RandomPosterize(_Sometimes):
     values = ("bits",)
 
 
-def _check_threshold(name: str, threshold: float) -> None:
-    check_number(name, threshold)
-    if not 0 <= threshold <= 256:
-        raise ValueError(f"{name} must be a gray level from 0 to 255, or 256 to invert nothing; found {threshold!r}")
-
-
 @dataclass(frozen=True, repr=False)
 class RandomSolarize(_Sometimes):
-    """Inverts gray levels of at least `threshold`, with probability `p`."""
+    """Inverts gray levels of at least `threshold`, with probability `p`. A threshold of 256 inverts nothing."""
 
-    threshold: Annotated[float, _check_threshold]
+    threshold: Annotated[float, number(0, 256)]
     p: Probability = 0.5
     op = Op.SOLARIZE
     values = ("threshold",)
@@ -152,19 +137,16 @@ class RandomAdjustSharpness(_Sometimes):
     0 blurs, 1 changes nothing, 2 doubles the sharpness.
     """
 
-    sharpness_factor: NotNegative
+    sharpness_factor: Annotated[float, number(0)]
     p: Probability = 0.5
     op = Op.SHARPNESS
     values = ("sharpness_factor",)
 
 
 def _check_kernel_size(name: str, kernel_size: int | tuple[int, int]) -> None:
-    if len(as_pair(kernel_size)) != 2:
-        raise ValueError(f"{name} must be an odd number of pixels, or (width, height); found {kernel_size!r}")
-    for size in as_pair(kernel_size):
-        check_whole(name, size, 1)
-        if size % 2 == 0:
-            raise ValueError(f"{name} must be odd; found {kernel_size!r}")
+    check_pair(name, kernel_size)
+    if not all(size % 2 for size in as_pair(kernel_size)):
+        raise ValueError(f"{name} must be odd; found {kernel_size!r}")
 
 
 def _check_sigma(name: str, sigma: Range) -> None:

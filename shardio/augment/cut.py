@@ -145,7 +145,7 @@ class Cut:
         for span, side in zip(spans, self.size, strict=True):
             start, length, low, high = span.T
             scale = length / side
-            reach = self.how.radius * (np.maximum(scale, 1) if batch.antialias else 1)
+            reach = self.how.radius * (np.maximum(scale, 1) if self.how.antialias else 1)
             span[:, 2] = np.maximum(low, np.floor(start - reach))
             span[:, 3] = np.minimum(high, np.ceil(start + length + reach))
         return spans

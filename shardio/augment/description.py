@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import groupby
 from numbers import Real
@@ -39,7 +39,7 @@ class Configuration:
 
         Lists and arrays become tuples, and mappings become sorted pairs, so equal arguments compare equal.
         """
-        for field in _arguments_of(self):
+        for field in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, field.name, _kept(getattr(self, field.name)))
         for name, check in _checks_of(type(self)):  # type: ignore[arg-type]
             check(name, getattr(self, name))
@@ -52,7 +52,7 @@ class Configuration:
         if not is_dataclass(self):
             return object.__repr__(self)
         arguments = []
-        for field in _arguments_of(self):
+        for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, tuple) and value and all(isinstance(part, Configuration) for part in value):
                 lines = ""
@@ -74,7 +74,7 @@ class Configuration:
         if not is_dataclass(self):
             raise TypeError(f"cannot describe a transform that is not a dataclass; found {self!r}")
         values = {}
-        for field in _arguments_of(self):
+        for field in fields(self):
             value = getattr(self, field.name)
             if value is not None or field.metadata != LATER:
                 values[field.name] = _plain(value)
@@ -135,17 +135,8 @@ def _name_of(kind: type) -> str:
     return kind.__name__ if is_of_shardio(kind) else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def is_name(name: str) -> bool:
-    """Returns whether a transform of shardio that can be described has this name."""
-    return "__dataclass_fields__" in vars(Configuration._classes.get(name, object))
-
-
 def is_of_shardio(kind: type) -> bool:
     return kind.__module__.startswith("shardio.")
-
-
-def _arguments_of(described: Configuration) -> list[Field[Any]]:
-    return [field for field in fields(described) if field.init]  # type: ignore[arg-type]
 
 
 def _kept(value: object) -> object:

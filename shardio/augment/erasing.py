@@ -19,7 +19,16 @@ from torch import Tensor
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws, between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Probability, as_pair, check_fill, check_number, check_whole, fill_of, positive_range
+from shardio.augment.checks import (
+    Probability,
+    as_pair,
+    check_fill,
+    check_pair,
+    check_whole,
+    fill_of,
+    numbers_of,
+    positive_range,
+)
 from shardio.augment.resample import to_device
 
 # torchvision and timm draw so often before they leave the image as it is.
@@ -30,10 +39,8 @@ _GAMMA, _MIX_1, _MIX_2 = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 
 
 
 def _check_count(name: str, count: int | tuple[int, int]) -> None:
-    if len(as_pair(count)) != 2:
-        raise ValueError(f"{name} must be a number of rectangles, or (min, max); found {count!r}")
+    check_pair(name, count)
     least, most = as_pair(count)
-    check_whole(name, least, 1)
     check_whole(name, most, least)
 
 
@@ -62,12 +69,7 @@ class RandomErasing(Transform):
                     f'value must be a number, a number per channel, "random" or "color"; found {self.value!r}'
                 )
         else:
-            for number in self.value if isinstance(self.value, Sequence) else (self.value,):
-                check_number("value", number)
-                if not math.isfinite(float(number)):
-                    raise ValueError(f"value must be finite; found {self.value!r}")
-            if self.value == ():
-                raise ValueError("value must be a number, or a number per channel; found ()")
+            numbers_of("value", self.value)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()

@@ -6,7 +6,6 @@ the stored image only once, but the result would differ visibly: the nearest nei
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,75 +16,42 @@ from numpy.typing import ArrayLike, NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import (
-    Angles,
-    Fill,
-    Probability,
-    around,
-    check_number,
-    check_probability,
-    check_range,
-    fill_of,
-)
+from shardio.augment.checks import Fill, Probability, around, check_range, fill_of, numbers_of
 from shardio.augment.steps import Op, Sampling
 
+Angles = Annotated[float | tuple[float, float], lambda name, value: around(name, value, 0)]
 Reading = Literal["nearest", "bilinear"]
 Floats = NDArray[np.float64]
 
 SAMPLINGS = {"nearest": Sampling.NEAREST, "bilinear": Sampling.BILINEAR}
 
 
-@dataclass(frozen=True)
-class Affine:
-    """An affine map: pixel (x, y) of the result is read at (a x + b y + c, d x + e y + f) of the image.
+def affine(
+    center: tuple[float, float],
+    angle: ArrayLike = 0.0,
+    translate: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
+    scale: ArrayLike = 1.0,
+    shear: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
+) -> tuple[Floats, ...]:
+    """Returns the values a to f of AFFINE: pixel (x, y) of the result is read at (a x + b y + c, d x + e y + f).
 
-    The six values are numbers, or arrays (B,). Coordinates are in pixels from the upper left corner of the image; the
-    center of its first pixel is (1/2, 1/2).
+    The map shears, scales and rotates an image about `center`, (x, y), and then translates it. Angles are in degrees,
+    clockwise. As in torchvision's `affine`, the image moves by the product R(angle) scale Y(shear_y) X(shear_x), where
+    X is [[1, -tan], [0, 1]] and Y is [[1, 0], [-tan, 1]]. The center of the first pixel is (1/2, 1/2).
     """
-
-    a: ArrayLike = 1.0
-    b: ArrayLike = 0.0
-    c: ArrayLike = 0.0
-    d: ArrayLike = 0.0
-    e: ArrayLike = 1.0
-    f: ArrayLike = 0.0
-
-    @classmethod
-    def about(
-        cls,
-        center: tuple[float, float],
-        *,
-        angle: ArrayLike = 0.0,
-        translate: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
-        scale: ArrayLike = 1.0,
-        shear: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
-    ) -> Affine:
-        """Returns the map that shears, scales and rotates an image about `center`, (x, y), and then translates it.
-
-        Angles are in degrees, clockwise. As in torchvision's `affine`, the image moves by the product
-        R(angle) scale Y(shear_y) X(shear_x), where X is [[1, -tan], [0, 1]] and Y is [[1, 0], [-tan, 1]].
-        """
-        turn, shear_x, shear_y = (np.radians(np.asarray(value, np.float64)) for value in (angle, *shear))
-        # The inverse of the image's movement, as the result's pixels are looked for in the image.
-        cos, sin = np.cos(turn - shear_y) / np.cos(shear_y), np.sin(turn - shear_y) / np.cos(shear_y)
-        a = (np.cos(turn) - sin * np.tan(shear_x)) / scale
-        b = (np.sin(turn) + cos * np.tan(shear_x)) / scale
-        d, e = -sin / scale, cos / scale
-        (x, y), (right, down) = center, translate
-        x_from, y_from = x + np.asarray(right), y + np.asarray(down)
-        return cls(a, b, x - a * x_from - b * y_from, d, e, y - d * x_from - e * y_from)
-
-    @property
-    def values(self) -> tuple[ArrayLike, ...]:
-        return self.a, self.b, self.c, self.d, self.e, self.f
+    turn, shear_x, shear_y = (np.radians(np.asarray(value, np.float64)) for value in (angle, *shear))
+    # The inverse of the image's movement, as the result's pixels are looked for in the image.
+    cos, sin = np.cos(turn - shear_y) / np.cos(shear_y), np.sin(turn - shear_y) / np.cos(shear_y)
+    a = (np.cos(turn) - sin * np.tan(shear_x)) / scale
+    b = (np.sin(turn) + cos * np.tan(shear_x)) / scale
+    d, e = -sin / scale, cos / scale
+    (x, y), (right, down) = center, translate
+    x_from, y_from = x + np.asarray(right), y + np.asarray(down)
+    return a, b, x - a * x_from - b * y_from, d, e, y - d * x_from - e * y_from
 
 
 def _check_center(name: str, center: object) -> None:
-    if center is None:
-        return
-    for number in center if isinstance(center, tuple) else ():
-        check_number(name, number)
-    if not isinstance(center, tuple) or len(center) != 2 or not all(map(math.isfinite, center)):
+    if center is not None and len(numbers_of(name, center)) != 2:
         raise ValueError(f"{name} must be (x, y) in pixels; found {center!r}")
 
 
@@ -141,11 +107,8 @@ class RandomAffine(_Warp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.translate is not None:
-            if not isinstance(self.translate, tuple) or len(self.translate) != 2:
-                raise ValueError(f"translate must be two shares, of width and height; found {self.translate!r}")
-            for share in self.translate:
-                check_probability("translate", share)
+        if self.translate is not None and len(numbers_of("translate", self.translate, 0, 1)) != 2:
+            raise ValueError(f"translate must be two shares, of width and height; found {self.translate!r}")
         if self.scale is not None:
             check_range("scale", self.scale, 0, above=True)
         self._shears()
@@ -174,14 +137,9 @@ class RandomAffine(_Warp):
             *self._shears(),
         )
         angle, right, down, scale, shear_x, shear_y = map(between, bounds, numbers)
-        where = Affine.about(
-            self.center or (width / 2, height / 2),
-            angle=angle,
-            translate=(np.rint(right), np.rint(down)),
-            scale=scale,
-            shear=(shear_x, shear_y),
-        )
-        return self._warped(batch, Op.AFFINE, where.values)
+        center = self.center or (width / 2, height / 2)
+        values = affine(center, angle, (np.rint(right), np.rint(down)), scale, (shear_x, shear_y))
+        return self._warped(batch, Op.AFFINE, values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,8 +159,7 @@ class RandomRotation(_Warp):
         batch = batch.unsquashed()
         height, width = batch.size
         angle = between(around("degrees", self.degrees, 0), batch.draws.uniform(purpose, 1)[0])
-        where = Affine.about(self.center or (width / 2, height / 2), angle=-angle)
-        return self._warped(batch, Op.AFFINE, where.values)
+        return self._warped(batch, Op.AFFINE, affine(self.center or (width / 2, height / 2), -angle))
 
 
 @dataclass(frozen=True, repr=False)
@@ -245,17 +202,14 @@ def perspective(seen: Floats, corners: Floats) -> list[Floats]:
             equations[:, row, first + 2] = 1
             equations[:, row, 6:] = -place * to
     wanted = np.broadcast_to(corners.reshape(8, 1), (count, 8, 1))
-    try:
-        solved = np.linalg.solve(equations, wanted)
-    except np.linalg.LinAlgError:
-        solved = np.stack([_nearly_solved(*pair) for pair in zip(equations, wanted, strict=True)])
-    return list(solved[:, :, 0].T)
+    return list(_solved(equations, wanted)[:, :, 0].T)
 
 
-def _nearly_solved(equations: Floats, wanted: Floats) -> Floats:
-    """Returns the solution of one image's equations, by least squares if there is none, as when two corners meet."""
+def _solved(equations: Floats, wanted: Floats) -> Floats:
+    """Returns the solution of each image's equations; by least squares where there is none, as when corners meet."""
     try:
-        solved = np.linalg.solve(equations, wanted)
+        return np.linalg.solve(equations, wanted)  # type: ignore[return-value]
     except np.linalg.LinAlgError:
-        solved = np.linalg.lstsq(equations, wanted, rcond=None)[0]
-    return solved.astype(np.float64)
+        if len(equations) == 1:
+            return np.linalg.lstsq(equations[0], wanted[0], rcond=None)[0][None]  # type: ignore[no-any-return]
+        return np.concatenate([_solved(equations[i : i + 1], wanted[i : i + 1]) for i in range(len(equations))])

@@ -6,7 +6,7 @@ the mask go through the same steps as the image, as if they were its channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,12 +70,14 @@ class Masks:
 
         If `boxes` is None, there are only steps, and `flips` is ignored.
         """
+        masks = self
+        if boxes is not None:
+            sizes = np.tile(np.array(size), (len(flips), 1))
+            masks = self.placed(boxes, flips, sizes, size, np.zeros_like(sizes), "constant")
         moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
-        if boxes is None:
-            return self._moved(size, None, moving) if moving else self
-        sizes = np.tile(np.array(size), (len(flips), 1))
-        shown = [np.arange(side)[None] for side in size]
-        return self._moved(size, self._sources(boxes, flips, sizes, shown), moving)
+        if not moving:
+            return masks
+        return masks._changed(size, lambda mask, fill: _stepped(mask.clone() if masks is self else mask, moving, fill))
 
     def placed(
         self,
@@ -87,29 +89,19 @@ class Masks:
         mode: str,
     ) -> Masks:
         """Returns the masks of the images that `Batch.placed` makes."""
-        shown = [outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2)]
-        return self._moved(size, self._sources(boxes, flips, sizes, shown), ())
-
-    def _sources(
-        self, boxes: Boxes, flips: NDArray[np.bool_], sizes: NDArray[np.int64], shown: Sequence[NDArray[np.int64]]
-    ) -> tuple[MaskPlaces, MaskPlaces]:
-        """Returns the rows and columns of masks that the rows and columns `shown` of resized images show."""
-        down, across = shown
+        down, across = (outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2))
         across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
         rows = nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
-        return rows, nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
+        columns = nearest_places(boxes.lefts, boxes.widths, sizes[:, 1], self.size[1], across)
+        return self._changed(size, lambda mask, fill: taken(mask, rows, columns, fill))
 
-    def _moved(self, size: tuple[int, int], places: tuple[MaskPlaces, MaskPlaces] | None, moving: Steps) -> Masks:
-        """Returns masks of images of `size`, which show the rows and columns `places` (None: all) after steps."""
+    def _changed(self, size: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> Masks:
+        """Returns the masks of images of `size` that `change` makes of each mask and its fill, as integers."""
         by_name = {}
         for name, mask in self.by_name.items():
-            kept = mask.detach().view(_BYTES[mask.element_size()])
-            fill = torch.full((1,), self.fills[name], dtype=mask.dtype, device="cpu").view(kept.dtype)
-            if places is not None:
-                kept = taken(kept, *places, fill)
-            if moving:
-                kept = _stepped(kept.clone() if places is None else kept, moving, fill)
-            by_name[name] = kept.view(mask.dtype)
+            bits = _BYTES[mask.element_size()]
+            fill = torch.full((1,), self.fills[name], dtype=mask.dtype, device="cpu").view(bits)
+            by_name[name] = change(mask.detach().view(bits), fill).view(mask.dtype)
         return replace(self, size=size, by_name=by_name)
 
     @staticmethod

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.foreign import name_of, of_library
+from shardio.augment.checks import name_of, of_library
 from shardio.augment.masks import Masks
 
 # Generators are of the process: two threads that seed them would disturb each other.
@@ -56,12 +56,13 @@ class PerSample(Transform):
         batch = batch.unsquashed().finished()
         images, masks = batch.images, batch.masks
         call = self._call_for(masks)
-        generators = _Generators(images.device, _generators_of(self.transform))
+        generators = [*_shared_generators(images.device), *_generators_of(self.transform)]
         made: list[_Sample] = []
-        with generators.kept():
+        with _restored(generators):
             for number, key in enumerate(batch.draws.keys(purpose).tolist()):
                 seed = key % (1 << 63)
-                generators.seed(seed)
+                for generator in generators:
+                    _seed(generator, seed)
                 if hasattr(self.transform, "set_random_seed"):  # Albumentations has generators of its own
                     self.transform.set_random_seed(seed % (1 << 32))
                 own = {} if masks is None else {name: mask[number] for name, mask in masks.by_name.items()}
@@ -74,10 +75,9 @@ class PerSample(Transform):
                 made.append((image, own))
         pictures = self._stacked("an image", [image for image, _ in made], batch.draws.indices)
         if masks is not None:
-            stacked = {
-                name: self._stacked(f"masks[{name!r}]", [own[name] for _, own in made], batch.draws.indices)
-                for name in masks.by_name
-            }
+            moved = {name: [own[name] for _, own in made] for name in masks.by_name}
+            indices = batch.draws.indices
+            stacked = {name: self._stacked(f"masks[{name!r}]", parts, indices) for name, parts in moved.items()}
             masks = Masks.of(pictures, stacked, masks.fills)
         return batch.holding(pictures, masks)
 
@@ -177,49 +177,43 @@ def _generators_of(function: object) -> list[Generator]:
     return found
 
 
-class _Generators:
-    """The random generators that a function may draw from.
-
-    These are the global generators of torch (for the CPU and for `device`), Python and NumPy, and the function's `own`.
-    """
-
-    def __init__(self, device: torch.device, own: list[Generator]) -> None:
-        shared = [torch.default_generator, random.getstate.__self__, np.random.get_state.__self__]  # type: ignore[attr-defined]
-        if device.type == "cuda":
-            shared.append(torch.cuda.default_generators[device.index or 0])
-        self._all: list[Generator] = [*shared, *own]
-
-    def seed(self, number: int) -> None:
-        for one in self._all:
-            if isinstance(one, torch.Generator):
-                one.manual_seed(number)
-            elif isinstance(one, np.random.Generator):
-                one.bit_generator.state = type(one.bit_generator)(number).state
-            else:
-                one.seed(number % (1 << 32))
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """A context manager that restores the state of the generators at its end. Other threads wait to enter it."""
-        with _seeding:
-            before = [_state_of(one) for one in self._all]
-            try:
-                yield
-            finally:
-                for one, state in zip(self._all, before, strict=True):
-                    if isinstance(one, torch.Generator):
-                        one.set_state(torch.from_numpy(state))
-                    elif isinstance(one, np.random.Generator):
-                        one.bit_generator.state = state
-                    elif isinstance(one, np.random.RandomState):
-                        one.set_state(state)
-                    else:
-                        one.setstate(state)
+def _shared_generators(device: torch.device) -> list[Generator]:
+    """Returns the global generators of torch (for the CPU and for `device`), Python and NumPy."""
+    shared = [torch.default_generator, random.getstate.__self__, np.random.get_state.__self__]  # type: ignore[attr-defined]
+    return [*shared, torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else shared
 
 
-def _state_of(one: Generator) -> Any:
-    if isinstance(one, torch.Generator):
-        return one.get_state().numpy()
-    if isinstance(one, np.random.Generator):
-        return one.bit_generator.state
-    return one.get_state(legacy=False) if isinstance(one, np.random.RandomState) else one.getstate()
+def _seed(generator: Generator, number: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(number).state
+    else:
+        generator.seed(number % (1 << 32))
+
+
+@contextmanager
+def _restored(generators: list[Generator]) -> Iterator[None]:
+    """A context manager that restores the state of the generators at its end. Other threads wait to enter it."""
+    with _seeding:
+        before = [_state_of(generator) for generator in generators]
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                if isinstance(generator, torch.Generator):
+                    generator.set_state(torch.from_numpy(state))
+                elif isinstance(generator, np.random.Generator):
+                    generator.bit_generator.state = state
+                elif isinstance(generator, np.random.RandomState):
+                    generator.set_state(state)
+                else:
+                    generator.setstate(state)
+
+
+def _state_of(generator: Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state(legacy=False)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 from shardio.augment.checks import Fill, check_whole, fill_of, whole
-from shardio.augment.geometry import SAMPLINGS, Affine, Reading
+from shardio.augment.geometry import SAMPLINGS, Reading, affine
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, WARPS, Op, Sampling
 
 Floats = NDArray[np.float64]
@@ -38,11 +38,11 @@ class _Operation(NamedTuple):
 # those of factors are the difference to 1.
 _OPERATIONS: dict[str, _Operation] = {
     "Identity": _Operation(Op.NOTHING),
-    "ShearX": _Operation(Op.AFFINE, lambda m, size: Affine(b=m).values),
-    "ShearY": _Operation(Op.AFFINE, lambda m, size: Affine(d=m).values),
-    "TranslateX": _Operation(Op.AFFINE, lambda m, size: Affine(c=-m).values),
-    "TranslateY": _Operation(Op.AFFINE, lambda m, size: Affine(f=-m).values),
-    "Rotate": _Operation(Op.AFFINE, lambda m, size: Affine.about((size[1] / 2, size[0] / 2), angle=-m).values),
+    "ShearX": _Operation(Op.AFFINE, lambda m, size: (1, m, 0, 0, 1, 0)),
+    "ShearY": _Operation(Op.AFFINE, lambda m, size: (1, 0, 0, m, 1, 0)),
+    "TranslateX": _Operation(Op.AFFINE, lambda m, size: (1, 0, -m, 0, 1, 0)),
+    "TranslateY": _Operation(Op.AFFINE, lambda m, size: (1, 0, 0, 0, 1, -m)),
+    "Rotate": _Operation(Op.AFFINE, lambda m, size: affine((size[1] / 2, size[0] / 2), -m)),
     "Brightness": _Operation(Op.BRIGHTNESS, lambda m, size: (1 + m,)),
     "Color": _Operation(Op.SATURATION, lambda m, size: (1 + m,)),
     "Contrast": _Operation(Op.CONTRAST, lambda m, size: (1 + m,)),
@@ -60,32 +60,32 @@ _SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *_COLORS)
 _SPACE = (*_SIGNED, "Posterize", "Solarize", "AutoContrast", "Equalize")
 
 
-@dataclass(frozen=True)
-class _Bins:
-    """The magnitudes of a policy: `count` bins from nothing to the maximum."""
+def _bins(
+    count: int,
+    size: tuple[int, int],
+    shear: float = 0.3,
+    translate: float | None = None,
+    rotate: float = 30.0,
+    factor: float = 0.9,
+    bits: int = 4,
+) -> dict[str, Floats]:
+    """Returns magnitudes by operation, (count,) each, from nothing to the maximum. Other operations have none.
 
-    count: int
-    shear: float = 0.3
-    translate: float | None = None  # pixels; None: 150 of 331 of the size
-    rotate: float = 30.0
-    factor: float = 0.9
-    bits: int = 4  # that are left at the maximum
-
-    def table(self, size: tuple[int, int]) -> dict[str, Floats]:
-        """Returns the magnitudes of all bins, by operation. Other operations have none."""
-        down, right = (self.translate or 150 / 331 * side for side in size)
-        up = np.linspace(0.0, 1.0, self.count)
-        return {
-            "ShearX": self.shear * up,
-            "ShearY": self.shear * up,
-            "TranslateX": np.trunc(np.linspace(0, right, self.count, dtype=np.float32)).astype(np.float64),
-            "TranslateY": np.trunc(np.linspace(0, down, self.count, dtype=np.float32)).astype(np.float64),
-            "Rotate": self.rotate * up,
-            **dict.fromkeys(_COLORS, self.factor * up),
-            "Posterize": np.rint(8 - np.arange(self.count) / ((self.count - 1) / (8 - self.bits))),
-            # Divided last: a threshold that is a whole gray level must be so exactly.
-            "Solarize": 255 * np.arange(self.count)[::-1] / (self.count - 1),
-        }
+    The maximum of `translate` is in pixels; None is 150 / 331 of the size. `bits` are left at the maximum.
+    """
+    down, right = (translate or 150 / 331 * side for side in size)
+    up = np.linspace(0.0, 1.0, count)
+    return {
+        "ShearX": shear * up,
+        "ShearY": shear * up,
+        "TranslateX": np.trunc(np.linspace(0, right, count, dtype=np.float32)).astype(np.float64),
+        "TranslateY": np.trunc(np.linspace(0, down, count, dtype=np.float32)).astype(np.float64),
+        "Rotate": rotate * up,
+        **dict.fromkeys(_COLORS, factor * up),
+        "Posterize": np.rint(8 - np.arange(count) / ((count - 1) / (8 - bits))),
+        # Divided last: a threshold that is a whole gray level must be so exactly.
+        "Solarize": 255 * np.arange(count)[::-1] / (count - 1),
+    }
 
 
 def _number(share: Floats, count: int) -> Numbers:
@@ -114,15 +114,12 @@ class _Policy(Transform):
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         """Yields the operations to apply, in order. Each item holds an operation for every image."""
 
-    def _at_bins(
-        self, space: _Bins, size: tuple[int, int], chosen: Numbers, bins: Numbers | int, sign: Floats
-    ) -> _Choice:
+    def _at_bins(self, space: dict[str, Floats], chosen: Numbers, bins: Numbers | int, sign: Floats) -> _Choice:
         """Returns the operations `chosen`, numbers into `names`, at the magnitudes of `bins` of `space`.
 
         Operations that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
         """
-        by_name = space.table(size)
-        table = np.stack([by_name.get(name, np.zeros(space.count)) for name in self.names])
+        table = np.stack([space.get(name, np.zeros_like(space["Rotate"])) for name in self.names])
         has_sign = np.array([name in _SIGNED for name in self.names])[chosen]
         return _Choice(chosen, table[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1))
 
@@ -172,7 +169,7 @@ class RandAugment(_Policy):
         for number in range(self.num_ops):
             which, sign = batch.draws.uniform(f"{purpose}/{number}", 2)
             chosen = _number(which, len(self.names))
-            yield self._at_bins(_Bins(self.num_magnitude_bins), batch.size, chosen, self.magnitude, sign)
+            yield self._at_bins(_bins(self.num_magnitude_bins, batch.size), chosen, self.magnitude, sign)
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,8 +188,8 @@ class TrivialAugmentWide(_Policy):
     def _draws(self, batch: Batch, purpose: str) -> Iterator[_Choice]:
         which, share, sign = batch.draws.uniform(purpose, 3)
         chosen, bins = _number(which, len(self.names)), _number(share, self.num_magnitude_bins)
-        space = _Bins(self.num_magnitude_bins, 0.99, 32.0, 135.0, 0.99, 2)
-        yield self._at_bins(space, batch.size, chosen, bins, sign)
+        space = _bins(self.num_magnitude_bins, batch.size, 0.99, 32.0, 135.0, 0.99, 2)
+        yield self._at_bins(space, chosen, bins, sign)
 
 
 # The appendix of the paper: subpolicies, each of two operations with probability in tenths and magnitude, of 10 bins.
@@ -229,7 +226,6 @@ _LEARNED = {
         "ShearY 8 5, AutoContrast 7 0; ShearX 7 2, Invert 1 0"
     ),
 }
-Learned = Literal["imagenet", "cifar10", "svhn"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -239,7 +235,7 @@ class AutoAugment(_Policy):
     Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
     """
 
-    policy: Learned = "imagenet"
+    policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
     interpolation: Reading = "nearest"
     fill: Fill = None
 
@@ -252,7 +248,7 @@ class AutoAugment(_Policy):
         for place, (whether, sign) in enumerate((numbers[1:3], numbers[3:5])):
             chosen = np.array([self.names.index(parts[place][0]) for parts in pairs])[pair]
             p, bins = (np.array([int(parts[place][at]) for parts in pairs])[pair] for at in (1, 2))
-            yield self._at_bins(_Bins(10), batch.size, chosen, bins, sign)._replace(applied=whether * 10 < p)
+            yield self._at_bins(_bins(10, batch.size), chosen, bins, sign)._replace(applied=whether * 10 < p)
 
 
 # What timm calls its default set, whose magnitudes are shares of the maximum at level 10.
@@ -260,9 +256,6 @@ _TIMM = (
     *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),
     *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY"),
 )
-
-
-PillowReading = Literal["random", "bilinear", "bicubic"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -280,7 +273,7 @@ class TimmRandAugment(_Policy):
     """
 
     config: str = "rand-m9-mstd0.5-inc1"
-    interpolation: PillowReading = "random"
+    interpolation: Literal["random", "bilinear", "bicubic"] = "random"
     fill: Fill = (124, 116, 104)
 
     names = _TIMM

@@ -12,7 +12,7 @@ from shardio.augment.checks import check_whole
 from shardio.augment.choice import RandomApply, RandomChoice
 from shardio.augment.color import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
 from shardio.augment.erasing import RandomErasing
-from shardio.augment.mix import CutMix, Mixup
+from shardio.augment.mix import CutMix, Mixup, Partner
 from shardio.augment.policies import TimmRandAugment, TrivialAugmentWide
 from shardio.augment.transforms import (
     AlternatingFlip,
@@ -29,6 +29,15 @@ Recipe = Callable[[int | None, int], Transform]
 _MEANS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
+def _mixing(num_classes: int, alpha: float, partner: Partner = "flip", smoothing: float = 0.0) -> Transform:
+    return RandomChoice(
+        [
+            Mixup(num_classes, alpha, partner=partner, label_smoothing=smoothing),
+            CutMix(num_classes, 1.0, partner=partner, label_smoothing=smoothing),
+        ]
+    )
+
+
 def _torchvision_v2(size: int | None, num_classes: int) -> Transform:
     # https://pytorch.org/blog/how-to-train-state-of-the-art-models-using-torchvision-latest-primitives/
     return Compose(
@@ -38,7 +47,7 @@ def _torchvision_v2(size: int | None, num_classes: int) -> Transform:
             TrivialAugmentWide(),
             Normalize("imagenet"),
             RandomErasing(0.1),
-            RandomChoice([Mixup(num_classes, 0.2, label_smoothing=0.1), CutMix(num_classes, 1.0, label_smoothing=0.1)]),
+            _mixing(num_classes, 0.2, "roll", 0.1),
         ]
     )
 
@@ -53,12 +62,7 @@ def _timm_rsb(level: int, alpha: float, usual: int, smoothing: float) -> Recipe:
                 HorizontalFlip(),
                 TimmRandAugment(f"rand-m{level}-mstd0.5-inc1"),
                 Normalize("imagenet"),
-                RandomChoice(
-                    [
-                        Mixup(num_classes, alpha, partner="flip", label_smoothing=smoothing),
-                        CutMix(num_classes, 1.0, partner="flip", label_smoothing=smoothing),
-                    ]
-                ),
+                _mixing(num_classes, alpha, smoothing=smoothing),
             ]
         )
 
@@ -76,7 +80,7 @@ def _deit3(size: int | None, num_classes: int) -> Transform:
             RandomChoice([RandomGrayscale(1.0), RandomSolarize(128, 1.0), GaussianBlur(9)]),
             ColorJitter(0.3, 0.3, 0.3),
             Normalize("imagenet"),
-            RandomChoice([Mixup(num_classes, 0.8, partner="flip"), CutMix(num_classes, 1.0, partner="flip")]),
+            _mixing(num_classes, 0.8),
         ]
     )
 
@@ -113,23 +117,26 @@ def _moco_v2(size: int | None, num_classes: int) -> Transform:
     return Views([view, view])
 
 
+def _view_of_dino(side: int, scale: tuple[float, float], flips: list[Transform], *more: Transform) -> Transform:
+    return Compose(
+        [
+            RandomResizedCrop(side, scale=scale, interpolation="bicubic"),
+            *flips,
+            RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
+            RandomGrayscale(0.2),
+            *more,
+            Normalize("imagenet"),
+        ]
+    )
+
+
 def _dino(size: int | None, num_classes: int) -> Transform:
     # Caron, Touvron, Misra, Jégou, Mairal, Bojanowski, Joulin, "Emerging properties in self-supervised vision
     # transformers", ICCV 2021: two global views, and eight local ones of 96 pixels at 224. Its blur is Pillow's.
     side = size or 224
 
     def view(side: int, scale: tuple[float, float], blur: float, *more: Transform) -> Transform:
-        return Compose(
-            [
-                RandomResizedCrop(side, scale=scale, interpolation="bicubic"),
-                HorizontalFlip(),
-                RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
-                RandomGrayscale(0.2),
-                RandomApply([GaussianBlur(13)], blur),
-                *more,
-                Normalize("imagenet"),
-            ]
-        )
+        return _view_of_dino(side, scale, [HorizontalFlip()], RandomApply([GaussianBlur(13)], blur), *more)
 
     large, small = (0.4, 1.0), (0.05, 0.4)
     local = view(round(side * 96 / 224), small, 0.5)
@@ -141,23 +148,11 @@ def _dinov3(size: int | None, num_classes: int) -> Transform:
     # probability 1 - p of its configuration, so the first view is never blurred, and the second with 0.9.
     side = size or 256
 
-    def view(side: int, scale: tuple[float, float], *more: Transform) -> Transform:
-        return Compose(
-            [
-                RandomResizedCrop(side, scale=scale, interpolation="bicubic"),
-                RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
-                RandomGrayscale(0.2),
-                *more,
-                Normalize("imagenet"),
-            ]
-        )
-
-    def blur(p: float) -> Transform:
-        return RandomApply([GaussianBlur(9)], p)
-
-    large = (0.32, 1.0)
-    local = view(round(side * 112 / 256), (0.05, 0.32), blur(0.5))
-    return Views([view(side, large), view(side, large, blur(0.9), RandomSolarize(128, 0.2)), *[local] * 8])
+    large, blur = (0.32, 1.0), [GaussianBlur(9)]
+    first = _view_of_dino(side, large, [])
+    second = _view_of_dino(side, large, [], RandomApply(blur, 0.9), RandomSolarize(128, 0.2))
+    local = _view_of_dino(round(side * 112 / 256), (0.05, 0.32), [], RandomApply(blur))
+    return Views([first, second, *[local] * 8])
 
 
 def _mae(size: int | None, num_classes: int) -> Transform:

@@ -85,9 +85,6 @@ class Step:
             table[:, place] = value
         return cls(np.broadcast_to(np.asarray(op, np.uint8), count), table)
 
-    def __len__(self) -> int:
-        return len(self.codes)
-
     def where(self, chosen: NDArray[np.bool_]) -> Step:
         """Returns the step for `chosen` images only, bool (B,). The operation of other images is NOTHING."""
         return replace(self, codes=np.where(chosen, self.codes, np.uint8(Op.NOTHING)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,24 +14,25 @@ from numpy.typing import NDArray
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes, outside_places, random_resized_boxes
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, Probability, as_pair, check_whole, fill_of, positive_range
+from shardio.augment.checks import (
+    Fill,
+    Probability,
+    as_pair,
+    check_pair,
+    check_whole,
+    fill_of,
+    numbers_of,
+    positive_range,
+)
 from shardio.augment.description import LATER
 from shardio.augment.resample import Interpolation, to_device
-from shardio.errors import check_choice
 
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
-# Mean and standard deviation of red, green and blue, from 0 to 1.
-_STATISTICS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
+# Mean and standard deviation of red, green and blue in ImageNet, from 0 to 1.
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
-
-def _check_size(name: str, size: object) -> None:
-    pair = as_pair(size)
-    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
-        raise ValueError(f"{name} must be a positive integer, or (height, width); found {size!r}")
-
-
-Size = Annotated[int | tuple[int, int], _check_size]
+Size = Annotated[int | tuple[int, int], check_pair]
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,13 +171,8 @@ class CenterCrop(Transform):
     """
 
     size: Size
-    padding_mode: PaddingMode | None = field(default=None, metadata=LATER)
+    padding_mode: Literal[PaddingMode, None] = field(default=None, metadata=LATER)
     fill: Fill = field(default=None, metadata=LATER)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.padding_mode is not None:
-            check_choice("padding_mode", self.padding_mode, PaddingMode)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         border = None if self.padding_mode is None else (self.padding_mode, self.fill)
@@ -244,17 +241,6 @@ class AlternatingFlip(Transform):
         return batch.mirrored(first ^ bool(batch.draws.epoch % 2))
 
 
-def _numbers(name: str, values: object) -> tuple[float, ...]:
-    """Returns `values`, a number or a number per channel, as a tuple. Raises TypeError or ValueError otherwise."""
-    try:
-        numbers = np.atleast_1d(np.asarray(values, np.float64))
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, or a number per channel; found {values!r}") from None
-    if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
-        raise ValueError(f"{name} must be a finite number, or a finite number per channel; found {values!r}")
-    return tuple(numbers.tolist())
-
-
 @dataclass(frozen=True, repr=False)
 class Normalize(Transform):
     """Computes (x / 255 - mean) / std as float32; torchvision's ToTensor is included.
@@ -266,39 +252,36 @@ class Normalize(Transform):
     mean: str | float | Sequence[float] = "imagenet"
     std: float | Sequence[float] | None = None
     keeps_places = True
-    _values: tuple[tuple[float, ...], tuple[float, ...]] = field(init=False, repr=False, default=((), ()))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.mean, str):
-            if self.mean not in _STATISTICS or self.std is not None:
-                names = ", ".join(_STATISTICS)
-                raise ValueError(
-                    f"mean must be numbers, or {names} without std; found mean={self.mean!r}, std={self.std}"
-                )
-            values: tuple[tuple[float, ...], tuple[float, ...]] = _STATISTICS[self.mean]
-        else:
-            values = (_numbers("mean", self.mean), _numbers("std", self.std))
-            if min(values[1]) <= 0:
-                raise ValueError(f"std must be above 0; found {self.std}")
-            if len({len(numbers) for numbers in values} - {1}) > 1:
-                raise ValueError(f"std must have as many numbers as mean; found std={self.std}, mean={self.mean}")
-        object.__setattr__(self, "_values", values)
+        _ = self.statistics
 
-    @property
+    @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation, each with a number for all channels or a number per channel."""
-        return self._values
+        if isinstance(self.mean, str):
+            if self.mean != "imagenet" or self.std is not None:
+                raise ValueError(
+                    f"mean must be numbers, or imagenet without std; found mean={self.mean!r}, std={self.std}"
+                )
+            return _IMAGENET
+        mean, std = numbers_of("mean", self.mean), numbers_of("std", self.std)
+        if min(std) <= 0:
+            raise ValueError(f"std must be above 0; found {self.std}")
+        if len({len(mean), len(std)} - {1}) > 1:
+            raise ValueError(f"std must have as many numbers as mean; found std={self.std}, mean={self.mean}")
+        return mean, std
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         channels = batch.images.shape[1]
-        mean, std = (values * channels if len(values) == 1 else values for values in self._values)
+        mean, std = (values * channels if len(values) == 1 else values for values in self.statistics)
         for values in (mean, std):
             if len(values) != channels:
                 raise ValueError(f"Normalize needs images of {len(values)} channels; found {channels}")
         if batch.is_cast:
             raise ValueError("Normalize needs uint8 images, 0 to 255: put it before ToDtype, and use it only once")
-        return replace(batch, statistics=(mean, std))
+        return replace(batch, how=replace(batch.how, statistics=(mean, std)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,7 +301,8 @@ class ToDtype(Transform):
             raise ValueError(f"dtype must be a floating point type of torch; found {self.dtype!r}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
+        how = replace(batch.how, dtype=self.dtype)
         if self.scale and not batch.is_cast:
             channels = batch.images.shape[1]
-            batch = replace(batch, statistics=((0.0,) * channels, (1.0,) * channels))
-        return replace(batch, dtype=self.dtype)
+            how = replace(how, statistics=((0.0,) * channels, (1.0,) * channels))
+        return replace(batch, how=how)

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from shardio.augment import Compose, HorizontalFlip
-from shardio.augment.foreign import check_foreign
+from shardio.augment.checks import check_foreign
 
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2._geometry"
 ALBUMENTATIONS, KORNIA = "albumentations.augmentations.crops.transforms", "kornia.augmentation._2d.geometric.crop"
@@ -31,29 +31,24 @@ class Own(nn.Module):
 
 
 FLIP = double(V2, "RandomHorizontalFlip", nn.Module)
-SUBCLASS = type("Mine", (type(FLIP),), {"__module__": "user"})()
 
 
 @pytest.mark.parametrize(
-    ("function", "names"),
+    ("function", "name"),
     [
-        (FLIP, ["RandomHorizontalFlip", "HorizontalFlip of"]),
-        (SUBCLASS, ["Mine", "HorizontalFlip of"]),
-        (double(V1, "ColorJitter"), ["ColorJitter of"]),
-        (double(V1, "MixUp"), ["Mixup of"]),
-        (double(V2, "RandomUnknown"), ["RandomUnknown", "transforms of"]),
-        (double(V1, "Compose", transforms=[double(V1, "ToTensor"), double(V1, "RandomCrop")]), ["RandomCrop of"]),
-        (nn.Sequential(nn.Identity(), nn.Sequential(FLIP)), ["HorizontalFlip of"]),
-        (double(ALBUMENTATIONS, "OneOf"), ["OneOf", "RandomChoice of"]),
-        (double(ALBUMENTATIONS, "Normalize"), ["Normalize"]),
+        (FLIP, "RandomHorizontalFlip"),
+        (type("Mine", (type(FLIP),), {"__module__": "user"})(), "Mine"),
+        (double(V1, "ColorJitter"), "ColorJitter"),
+        (double(V1, "Compose", transforms=[double(V1, "ToTensor"), double(V1, "RandomCrop")]), "RandomCrop"),
+        (nn.Sequential(nn.Identity(), nn.Sequential(FLIP)), "RandomHorizontalFlip"),
+        (double(ALBUMENTATIONS, "OneOf"), "OneOf"),
+        (double(ALBUMENTATIONS, "Normalize"), "Normalize"),
     ],
 )
-def test_classes_that_draw_once_for_a_batch_are_refused_by_name(function: Any, names: list[str]) -> None:
-    with pytest.raises(ValueError, match="PerSample") as caught:
-        check_foreign(function)
-    assert all(name in str(caught.value) for name in names)
-    with pytest.raises(ValueError, match="PerSample"):
-        Compose([HorizontalFlip(), function])
+def test_classes_that_draw_once_for_a_batch_are_refused_by_name(function: Any, name: str) -> None:
+    for refuse in (check_foreign, lambda function: Compose([HorizontalFlip(), function])):
+        with pytest.raises(ValueError, match=f"{name} .*PerSample"):
+            refuse(function)
 
 
 def test_kornia_may_not_draw_once_for_a_batch() -> None:

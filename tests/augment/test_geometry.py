@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardio.augment import RandomAffine, RandomPerspective, RandomRotation, VerticalFlip
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.geometry import Affine, perspective
+from shardio.augment.geometry import affine, perspective
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling
 
 COUNT = 300_000
@@ -175,7 +175,7 @@ def test_a_translation_is_of_whole_pixels_and_brings_the_fill(interpolation: Any
     ],
 )
 def test_maps_about_a_point_by_hand(options: dict[str, Any], expected: list[float]) -> None:
-    found = np.array(Affine.about((5.0, 7.0), **options).values, np.float64)
+    found = np.array(affine((5.0, 7.0), **options))
     assert np.allclose(found, expected, atol=1e-12)
 
 
@@ -187,9 +187,7 @@ def test_maps_about_a_point_are_the_inverse_of_movements_one_after_the_other() -
         turn, x, y = np.radians([angle, shear_x, shear_y])
         rotate = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
         movement = rotate @ np.array([[1, 0], [-np.tan(y), 1]]) @ np.array([[1, -np.tan(x)], [0, 1]]) * scale
-        a, b, c, d, e, f = Affine.about(
-            tuple(center), angle=angle, translate=tuple(way), scale=scale, shear=(shear_x, shear_y)
-        ).values
+        a, b, c, d, e, f = affine(tuple(center), angle, tuple(way), scale, (shear_x, shear_y))
         for point in rng.uniform(-100, 100, (5, 2)):
             seen = movement @ (point - center) + center + way
             assert np.allclose([a * seen[0] + b * seen[1] + c, d * seen[0] + e * seen[1] + f], point)

@@ -220,7 +220,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
         last = (cut.windows.lefts + cut.windows.widths) * cut.num_channels
         assert np.array_equal(firsts + bottoms * lines + last, cut.ends[1:])
         images = cut.resampled(pixels)
-        return images if cut.batch.dtype is None else images.to(cut.batch.dtype)
+        return images if cut.how.dtype is None else images.to(cut.how.dtype)
 
     def hand_over(transfer: FakeTransfer) -> Tensors:
         if not transfer.finished:

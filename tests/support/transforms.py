@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from shardio.augment import (
@@ -91,6 +93,17 @@ OF_BATCHES: list[Transform] = [
 
 SINGLE = [*FIXED, *RANDOM]
 ALL = [*SINGLE, *OF_BATCHES]
+
+
+def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Returns what a transform makes of images, by seed 0 and indices from 0 unless `options` say otherwise."""
+    result = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def name_of(transform: object) -> str:
+    return type(transform).__name__
 
 
 def by_torch(images: torch.Tensor) -> torch.Tensor:
