@@ -14,7 +14,7 @@ from shardio.cache.cached_split import open_source
 from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.iterator import LoaderIterator
-from shardio.loading.mixture import Sets, as_mixture, open_mixture
+from shardio.loading.mixture import Mixture, Sets, open_mixture
 from shardio.loading.options import Check, Function, Options, check_function, choose_device
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import LoaderReport
@@ -142,19 +142,18 @@ class ShardLoader(LikeDataLoader):
         if together and cache is None:
             raise ValueError("together=True copies into a cache on each node: give cache=, a folder on its own disk")
         meet = meet_in_torch if together else lambda: None
-        mixture = as_mixture(path)
         source: SplitSource | MixedSource
         order: Order
-        if mixture is not None:
+        if isinstance(path, (str, os.PathLike)):
+            source = open_source(path, split, cache, digest, meet)
+        else:
+            mixture = path if isinstance(path, Mixture) else Mixture(path)
             given = {"weights": weights, "indices": indices, "digest": digest}
             if wrong := [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{wrong[0]} is for one set: a mixture has shares, and a Part its indices and digest")
             if epoch_batches is None:
                 raise ValueError("a mixture has no end: say how many batches an epoch has, by epoch_batches")
             source, order = open_mixture(mixture, split, cache, meet, shuffle, options.seed)
-        else:
-            assert isinstance(path, (str, os.PathLike))
-            source = open_source(path, split, cache, digest, meet)
         try:
             if not isinstance(source, MixedSource):
                 order = make_order(

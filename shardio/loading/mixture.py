@@ -74,13 +74,6 @@ Sets: TypeAlias = str | os.PathLike[str] | Mapping[str, Number] | Sequence[Part]
 """The first argument of ShardLoader: one set, or a mixture."""
 
 
-def as_mixture(path: Sets) -> Mixture | None:
-    """Returns the mixture that the first argument of ShardLoader is; None if it is a path."""
-    if isinstance(path, (str, os.PathLike)):
-        return None
-    return path if isinstance(path, Mixture) else Mixture(path)
-
-
 def open_mixture(
     mixture: Mixture,
     split: str,

@@ -31,7 +31,6 @@ from shardio.loading.world import least_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
 from shardio.reading.reader import GuardedReader, Reader, Request
-from shardio.reading.shardset import ShardSet
 from shardio.system.machine import memory_left, usable_cores
 from shardio.system.threads import close_at_exit
 
@@ -114,17 +113,15 @@ class Pipeline:
         """Returns the reader of `num_samples` different samples, whose batches will take `reserved` bytes."""
         source, shards, options = self._source, self._shards, self.options
         tables = (*([] if self.parts.image_shape is None else [""]), *self.parts.arrays)
-        splits: list[tuple[SplitSource, ShardSet, int]]
-        if isinstance(source, MixedSource):
-            assert isinstance(shards, MixedSet)
-            sizes = [len(one) for one in shards.sets]
-            splits = list(zip(source.sources, shards.sets, sizes, strict=True))
-        else:
-            assert isinstance(shards, ShardSet)
-            splits = [(source, shards, num_samples)]
-        nbytes = [count * sum(one.table_of(name).row_nbytes for name in tables) for _, one, count in splits]
+        sources = source.sources if isinstance(source, MixedSource) else (source,)
+        sets = shards.sets if isinstance(shards, MixedSet) else (shards,)
+        counts = [num_samples] if len(sets) == 1 else [len(one) for one in sets]
+        nbytes = [
+            count * sum(one.table_of(name).row_nbytes for name in tables)
+            for one, count in zip(sets, counts, strict=True)
+        ]
         readers: list[Reader] = []
-        for (each, one, count), mine in zip(splits, nbytes, strict=True):
+        for each, one, count, mine in zip(sources, sets, counts, nbytes, strict=True):
             # What the others will take of the page cache is not there for this one.
             reader = each.make_reader(options.io, count, tables, reserved + sum(nbytes) - mine)
             readers.append(reader if options.check == "off" else GuardedReader(reader, one, each.make_second()))

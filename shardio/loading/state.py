@@ -40,7 +40,6 @@ class Position:
         self.indices = order.indices if isinstance(order, Subset) else None
         """The samples given by the `indices` argument; None for all samples of the split."""
         self.sampler = sampler
-        self.is_endless = sampler.length is not None
         self.next = Place(0, 0)
         self.num_padded = 0
         """The number of samples of the latest batch that came earlier in the same epoch."""
@@ -56,8 +55,10 @@ class Position:
         return replace(self.sampler, start=place.consumed, length=None if length is None else length - place.batch)
 
     def _consumed_before(self, epoch: int) -> int:
-        """Returns how many samples of an endless order come before an epoch."""
-        since, length = self._since, self.sampler.length or 0
+        """Returns how many samples of an endless order come before an epoch; 0 in any other order."""
+        since, length = self._since, self.sampler.length
+        if length is None:
+            return 0
         batches = epoch * length - since.epoch * length - since.batch
         if batches < 0:
             since, batches = Place(0, 0), epoch * length
@@ -100,7 +101,7 @@ class Position:
         # If it is the epoch that is next anyway, `load_state` may have said where in it to go on.
         place = self.next
         if epoch != place.epoch:
-            place = Place(epoch, self._consumed_before(epoch) if self.is_endless else 0)
+            place = Place(epoch, self._consumed_before(epoch))
         self._check_end(place)
         order, draws = self.sampler.order, place.consumed // self.sampler.repeats
         if isinstance(order, MixedOrder) and draws < (first := order.start):
@@ -111,7 +112,7 @@ class Position:
 
     def _check_end(self, place: Place) -> None:
         """Raises ValueError if the positions of an epoch that begins at `place` are too large for an order."""
-        if self.is_endless and self.after(place).consumed > MAX_N:
+        if self.after(place).consumed > MAX_N:
             raise ValueError(f"the samples of all epochs must be fewer than 2**62; found {place.consumed} before this")
 
     def state(self) -> dict[str, Any]:
@@ -185,10 +186,9 @@ class Position:
 
     def _identity(self) -> dict[str, Any]:
         """Returns everything that the order of samples depends on. A state must have equal values to be loaded."""
+        shards = self._shards
         return {
-            **(
-                {} if isinstance(shards := self._shards, MixedSet) else {"digest": shards.digest, "split": shards.split}
-            ),
+            **({} if isinstance(shards, MixedSet) else {"digest": shards.digest, "split": shards.split}),
             "order_version": ORDER_VERSION,
             **self.sampler.order.describe(),
             **({"repeats": self.sampler.repeats} if self.sampler.repeats > 1 else {}),

@@ -240,21 +240,6 @@ def test_capacity_bounds_the_slots_that_wait_for_reuse(capacity: int) -> None:
     assert len(made) == 8 + 2 * (8 - capacity)
 
 
-def test_at_least_the_slots_that_came_back_are_used_before_new_ones_are_made() -> None:
-    made: list[Slot] = []
-
-    def make() -> Slot:
-        made.append(new_slot(BATCH, SHAPE))
-        return made[-1]
-
-    ring = Ring(2, make)
-    for _ in range(50):
-        first, second = ring.acquire(), ring.acquire()
-        ring.release(first)
-        ring.release(second)
-    assert len(made) == 2
-
-
 def test_an_error_while_a_slot_is_made_is_told_alone() -> None:
     def make() -> Slot:
         raise MemoryError("no room for a slot")
@@ -265,13 +250,15 @@ def test_an_error_while_a_slot_is_made_is_told_alone() -> None:
     assert caught.value.__context__ is None
 
 
-def test_the_slot_that_came_back_last_is_used_first() -> None:
+def test_slots_that_came_back_are_used_before_new_ones_are_made_and_the_last_first() -> None:
     ring = make_ring()
     first, second = ring.acquire(), ring.acquire()
-    ring.release(first)
-    ring.release(second)
-    assert ring.acquire() is second
-    assert ring.acquire() is first
+    for _ in range(50):
+        ring.release(first)
+        ring.release(second)
+        assert ring.acquire() is second
+        assert ring.acquire() is first
+    assert ring.num_made == 2
 
 
 def test_a_batch_outlives_its_ring_and_keeps_no_other_slot_alive() -> None:

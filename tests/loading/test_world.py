@@ -86,9 +86,64 @@ def test_a_single_variable_is_no_launcher(environ: dict[str, str], world: World,
         ), world.source
 
 
-def test_half_of_a_launcher_does_not_hide_the_next() -> None:
-    assert find_world(environ={"RANK": "7", **OPEN_MPI}) == IN_ORDER[1][1]
-    assert find_world(environ={"WORLD_SIZE": "8", **SLURM}) == IN_ORDER[3][1]  # many batch scripts export it
+BATCH_SCRIPT = {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "4(x2)"}
+# mpirun with fewer processes than its allocation has nodes starts its helpers by srun.
+HELPER = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "world"),
+    [
+        ((), {}, World(0, 1, None, "default")),
+        # Half of a launcher does not hide the next: many batch scripts export one of these.
+        ((), {"RANK": "7", **OPEN_MPI}, World(7, 10, 3, "Open MPI")),
+        ((), {"WORLD_SIZE": "8", **SLURM}, World(6, 8, 2, "SLURM")),
+        ((), {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"}, World(3, 4, 1, "PMI")),
+        ((), {"PMI_RANK": "3", "PMI_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1"}, World(3, 4, 1, "PMI")),
+        ((), {**HELPER, **OPEN_MPI}, World(7, 10, 3, "Open MPI")),
+        ((), BATCH_SCRIPT, World(0, 1, None, "default")),
+        ((), {**BATCH_SCRIPT, **SLURM}, World(6, 8, 2, "SLURM")),
+        # Arguments are believed whatever a launcher says, and its local rank only if it started this process.
+        ((7, 10), OPEN_MPI, World(7, 10, 3, "arguments")),
+        ((1, 2), OPEN_MPI, World(1, 2, None, "arguments")),
+        ((1, 2), {}, World(1, 2, None, "arguments")),
+        ((1, 2), {**TORCHRUN, "RANK": "fifth"}, World(1, 2, 1, "arguments")),
+        ((1, 2), {**TORCHRUN, "RANK": "11"}, World(1, 2, 1, "arguments")),
+        ((1, 2), {**PMI, "PMI_SIZE": ""}, World(1, 2, None, "arguments")),
+    ],
+)
+def test_a_process_without_torch_distributed_asks_arguments_and_launchers(
+    arguments: tuple[int, ...], environ: dict[str, str], world: World
+) -> None:
+    assert find_world(*arguments, environ=environ) == world
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "local_rank"),
+    [
+        ((), {}, None),
+        ((), OPEN_MPI, None),
+        ((), {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}, 1),
+        ((), {"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, 1),  # Lightning's own launcher sets no RANK
+        # RANK may be the node's, from which a script has made the rank that it told torch.
+        ((), {"RANK": "0", "WORLD_SIZE": "2"}, None),
+        ((), {"RANK": "x"}, None),
+        ((), {**TORCHRUN, **SLURM}, 1),
+        ((), {**PMI, **SLURM, "RANK": "9"}, None),
+        # One task of srun that spawns three processes: all of them inherit its variables.
+        ((), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}, None),
+        ((), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"}, 1),
+        ((0, 4), {**TORCHRUN, **PMI}, 1),
+        ((0, 2), {"LOCAL_RANK": "1"}, 1),
+    ],
+)
+def test_torch_distributed_comes_before_launchers_and_after_arguments(
+    arguments: tuple[int, ...], environ: dict[str, str], local_rank: int | None, distributed: FakeDistributed
+) -> None:
+    assert distributed.is_initialized()
+    rank, world_size = arguments or (2, 3)
+    source = "arguments" if arguments else "torch.distributed"
+    assert find_world(*arguments, environ=environ) == World(rank, world_size, local_rank, source)
 
 
 @pytest.mark.parametrize("change", [{"RANK": "1"}, {"WORLD_SIZE": "9"}, {"RANK": "0", "WORLD_SIZE": "1"}])
@@ -123,68 +178,6 @@ def test_torchrun_under_another_launcher_numbers_its_processes_itself(world_size
     assert find_world(environ={**torchrun, **SLURM}) == World(0, world_size, 0, "torchrun")
 
 
-def test_torch_distributed_is_believed_whatever_the_environment_says(distributed: FakeDistributed) -> None:
-    """RANK may be the node's, from which a script has made the rank that it told torch."""
-    assert distributed.is_initialized()
-    for environ in (
-        {"RANK": "0", "WORLD_SIZE": "2"},
-        {"RANK": "x"},
-        {**TORCHRUN, **SLURM},
-        {**PMI, **SLURM, "RANK": "9"},
-    ):
-        world = find_world(environ=environ)
-        assert (world.rank, world.world_size, world.source) == (2, 3, "torch.distributed")
-
-
-@pytest.mark.parametrize("local_rank", ["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"])
-def test_pmi_has_several_names_for_the_local_rank(local_rank: str) -> None:
-    assert find_world(environ={"PMI_RANK": "3", "PMI_SIZE": "4", local_rank: "1"}) == World(3, 4, 1, "PMI")
-
-
-def test_local_rank_alone_is_believed(distributed: FakeDistributed) -> None:
-    """Lightning's own launcher sets no RANK."""
-    assert distributed.is_initialized()
-    assert find_world(environ={"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) == World(2, 3, 1, "torch.distributed")
-    assert find_world(0, 2, environ={"LOCAL_RANK": "1"}) == World(0, 2, 1, "arguments")
-
-
-def test_the_local_rank_of_a_launcher_that_means_another_process_is_not_taken(distributed: FakeDistributed) -> None:
-    """One task of srun that spawns three processes: all of them inherit its variables."""
-    srun = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
-    assert distributed.is_initialized()
-    assert find_world(environ=srun) == World(2, 3, None, "torch.distributed")
-    same = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"}
-    assert find_world(environ=same) == World(2, 3, 1, "torch.distributed")
-
-
-def test_mpirun_may_have_fewer_processes_than_the_nodes_of_its_allocation() -> None:
-    mpi = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    daemon = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
-    assert find_world(environ={**mpi, **daemon}) == World(2, 4, 0, "Open MPI")
-
-
-def test_a_slurm_batch_script_without_srun_is_rank_0_of_1() -> None:
-    batch_script = {
-        "SLURM_JOB_ID": "77",
-        "SLURM_NTASKS": "8",
-        "SLURM_NPROCS": "8",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "0",
-        "SLURM_TASKS_PER_NODE": "4(x2)",
-    }
-    assert find_world(environ=batch_script) == World(0, 1, None, "default")
-
-
-def test_srun_sets_what_is_asked_for() -> None:
-    srun = {"SLURM_NTASKS": "8", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}
-    assert find_world(environ=srun) == World(3, 8, 3, "SLURM")
-
-
-def test_with_nothing_known_it_is_0_of_1() -> None:
-    assert find_world(environ={}) == World(0, 1, None, "default")
-
-
 def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for variables, _ in IN_ORDER:
         for name in variables:
@@ -193,33 +186,6 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
     assert find_world() == IN_ORDER[3][1]
-
-
-def test_arguments_come_before_all_else(distributed: FakeDistributed) -> None:
-    assert distributed.is_initialized()
-    assert find_world(0, 4, environ={**TORCHRUN, **PMI}) == World(0, 4, 1, "arguments")
-
-
-def test_arguments_keep_the_local_rank_of_the_launcher() -> None:
-    assert find_world(7, 10, environ=OPEN_MPI) == World(7, 10, 3, "arguments")
-    assert find_world(1, 2, environ=OPEN_MPI) == World(1, 2, None, "arguments")
-    assert find_world(1, 2, environ={}) == World(1, 2, None, "arguments")
-
-
-@pytest.mark.parametrize(
-    "environ", [{**TORCHRUN, "RANK": "fifth"}, {**TORCHRUN, "RANK": "11"}, {**PMI, "PMI_SIZE": ""}]
-)
-def test_arguments_are_believed_whatever_the_launcher_says(environ: dict[str, str]) -> None:
-    world = find_world(1, 2, environ=environ)
-    assert (world.rank, world.world_size, world.source) == (1, 2, "arguments")
-
-
-def test_torch_distributed_comes_before_launchers(distributed: FakeDistributed) -> None:
-    assert distributed.is_initialized()
-    assert find_world(environ=OPEN_MPI) == World(2, 3, None, "torch.distributed")
-    torchrun = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}
-    assert find_world(environ=torchrun) == World(2, 3, 1, "torch.distributed")
-    assert find_world(environ={}) == World(2, 3, None, "torch.distributed")
 
 
 @pytest.mark.parametrize("missing", ["available", "initialized"])
