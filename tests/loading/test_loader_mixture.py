@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ CROPPED = Compose([RandomResizedCrop(12), HorizontalFlip()])
 COUNTS = {"photos": 57, "drawn": 23, "few": 5}
 SHARES = {"photos": 10, "drawn": 5, "few": 1}
 
-Write = Callable[..., Path]
 Open = Callable[..., ShardLoader]
 
 
@@ -180,32 +177,6 @@ def test_a_stream_goes_on_with_other_ranks_sets_and_shares(folder: Path, tmp_pat
         again = mixed(shares=shares)
         again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
         assert samples_of(again) == samples_of(loader)
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_batch_size_and_shares_may_change_wherever_a_stream_is_resumed(
-    world_size: int, folder: Path, mixed: Open
-) -> None:
-    stages = [(6, {"photos": 3, "drawn": 1}), (2, {"photos": 1, "drawn": 1}), (4, {"photos": 0, "drawn": 1})]
-    order, state, position = None, None, 0
-    for batch_size, shares in stages:
-        sets = {str(folder / name): share for name, share in shares.items()}
-        ranks = [
-            mixed(batch_size, sets, rank=rank, world_size=world_size, epoch_batches=20) for rank in range(world_size)
-        ]
-        if order is None:
-            order = ranks[0]._position.sampler.order
-        assert isinstance(order, MixedOrder)
-        now = tuple(shares["drawn" if component.start else "photos"] for component in order.components)
-        order = replace(order, shares=now, start=position, before=order.delivered(position))
-        if state is not None:
-            for loader in ranks:
-                loader.load_state_dict(state)
-        steps = islice(zip(*ranks, strict=True), 4)
-        read = [index for step in steps for _, _, indices, _ in step for index in indices.tolist()]
-        assert len(read) == 4 * batch_size * world_size
-        assert read == order(0, np.arange(position, position + len(read))).tolist()
-        state, position = ranks[0].state_dict(), position + len(read)
 
 
 def test_mixtures_that_are_killed_and_changed_lose_and_repeat_no_sample() -> None:
