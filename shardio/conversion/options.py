@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain, islice
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +18,16 @@ from typing import Any, Literal
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Color, DecodeOptions, parse_color
 from shardio.conversion.images.fit import Fit, FitMode, Resample
+from shardio.conversion.images.mask import read_dtype
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.datasets import Dataset, list_datasets
 from shardio.conversion.sources.detect import SourceKind, list_source
 from shardio.conversion.sources.listed import describe
 from shardio.conversion.sources.listing import EmptyClasses, Labels
-from shardio.conversion.sources.masks import with_masks
 from shardio.conversion.sources.names import by_split
 from shardio.conversion.sources.table import Contents, Table, Tables, read_table
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES
-from shardio.errors import SourceError, check_choice, show
+from shardio.errors import DecodeError, SourceError, check_choice, show
 from shardio.format.layout import RowType, SampleShape, check_split_name
 from shardio.sets.names import check_apart, check_local, check_usable, looks_like_a_set
 from shardio.system.machine import usable_cores
@@ -41,6 +42,9 @@ DEFAULT_MAX_BAD = 0.01
 
 # The options that also matter to samples without pixels.
 _OF_ARRAYS = ("shard_nbytes", "order", "seed")
+
+# Pictures whose masks are looked for before the folder counts as a wrong one.
+_MOST_TRIED = 1000
 
 MASK = "mask"
 """The name of the array with the masks from a folder of masks."""
@@ -121,14 +125,25 @@ class SourceOptions:
         return self.annotate(self._collect(src), options)
 
     def annotate(self, collection: Collection, options: ConvertOptions) -> Collection:
-        """Returns the collection with its masks, if there are `masks`."""
+        """Returns the collection with its masks, of the dtype of the first readable mask, if there are `masks`."""
         if self.masks is None:
             return collection
         if not collection.has_pixels:
             raise ValueError("masks are for images, and SRC has arrays without images: leave them out")
-        collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
-        masks = ArraySpec(MASK, "mask", RowType(dtype.str, options.fitting.size), "file")
-        return replace(collection, arrays=(*collection.arrays, masks))
+        origin = replace(collection.origin, masks=Path(os.path.abspath(self.masks)))
+        first: DecodeError | None = None
+        for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):
+            try:
+                dtype = read_dtype(origin.read_mask(source))
+            except DecodeError as error:
+                first = first or error
+                continue
+            masks = ArraySpec(MASK, "mask", RowType(dtype.str, options.fitting.size), "file")
+            return replace(collection, origin=origin, arrays=(*collection.arrays, masks))
+        raise SourceError(
+            f"{origin.masks}: expected a mask for each picture, at the same path below this folder as below SRC; for "
+            f"the first: {first.detail if first else 'no picture'}; and none for the others that were tried"
+        )
 
     @property
     def tables(self) -> Mapping[str, Table]:

@@ -20,6 +20,7 @@ from folders import everything, hashes
 from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image
+from torch.utils.data import Subset, TensorDataset
 
 from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import decode_image
@@ -100,6 +101,21 @@ def test_splits_are_a_mapping_of_datasets(tmp_path: Path) -> None:
         assert open_shards(tmp_path / "out", split).classes == ("a", "b", "c")
     convert(pairs(4), tmp_path / "numbered", **OPTIONS)
     assert open_shards(tmp_path / "numbered").classes == ("0", "1", "2")
+
+
+def test_torch_datasets_are_datasets(tmp_path: Path) -> None:
+    images = torch.stack([torch.from_numpy(picture(i)).permute(2, 0, 1) for i in range(23)])
+    dataset = TensorDataset(images, torch.arange(23) % 3)
+    convert(dataset, tmp_path / "tensors", **OPTIONS)
+    check_set(tmp_path / "tensors", "train", 23)
+    convert(Subset(dataset, range(11)), tmp_path / "subset", **OPTIONS)
+    check_set(tmp_path / "subset", "train", 11)
+
+
+def test_classes_are_the_datasets_own(tmp_path: Path) -> None:
+    convert(Pictures(3, classes=["a", "b", "c", "never seen"]), tmp_path / "out", **OPTIONS)
+    assert open_shards(tmp_path / "out").classes == ("a", "b", "c", "never seen")
+    assert open_shards(tmp_path / "out").manifest.class_names == ()
 
 
 def test_png_files_that_pillow_opens_lazily_give_the_set_of_the_tree(tmp_path: Path) -> None:

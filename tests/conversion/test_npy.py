@@ -108,6 +108,21 @@ def test_datasets_that_are_no_arrays_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dataset_may_use_its_memory_again_for_the_next_array(tmp_path: Path) -> None:
+    class Reusing:
+        memory = np.empty_like(LATENTS[0])
+
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> NDArray[np.float16]:
+            self.memory[:] = LATENTS[index]
+            return self.memory
+
+    convert(Reusing(), tmp_path / "out", order="source")
+    np.testing.assert_array_equal([sample.arrays["array"] for sample in open_shards(tmp_path / "out")], LATENTS)
+
+
 def test_a_picture_that_is_declared_an_array_is_stored_as_it_is(tmp_path: Path) -> None:
     items = [{"plan": np.full((8, 8), i, np.uint8)} for i in range(9)]
     convert(items, tmp_path / "out", arrays={"plan": ("array", "uint8", (8, 8))}, order="source")
@@ -235,6 +250,12 @@ def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:
 
 
 # --- kills, parts and repairs -----------------------------------------------------------------------------------------
+
+
+def test_rows_and_checksums_tell_files_with_the_same_keys_apart(tmp_path: Path) -> None:
+    one, other = scan(npy(tmp_path / "a.npy")), scan(npy(tmp_path / "b.npy", LATENTS[::-1]))
+    assert one.identity != other.identity
+    assert scan(npz(tmp_path / "a.npz")).identity != scan(npz(tmp_path / "b.npz", more=LABELS)).identity
 
 
 def test_no_sample_is_read_from_a_file_that_is_replaced_meanwhile(tmp_path: Path) -> None:

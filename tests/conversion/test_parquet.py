@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import shardio
-from conversions import OPTIONS, Interrupt, rejects
+from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
@@ -352,6 +354,72 @@ def test_an_interrupt_while_copying_leaves_whole_copies_and_the_same_call_does_t
     convert(src, out, **OPTIONS)
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     assert hashes(out) == hashes(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 11, 500, -1, -4, -8, -300])
+def test_a_truncated_file_is_refused_by_name(src: Path, tmp_path: Path, length: int) -> None:
+    path = src / "data" / "train-00001-of-00003.parquet"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: ."):
+        convert(src, tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_tells_of_the_copies_first_and_none_are_left_in_the_end(src: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    there: list[set[str]] = []
+
+    def note(progress: Progress) -> None:
+        seen.append(progress)
+        there.append(set(copies(tmp_path / "out")))
+
+    convert(src, tmp_path / "out", **OPTIONS, on_progress=note)
+    assert len(there[-1]) == 4
+    published = everything(tmp_path / "out")
+    assert ".convert" not in os.listdir(tmp_path / "out")
+    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
+    assert everything(tmp_path / "out") == published
+    spooling = [progress for progress in seen if progress.done == 0]
+    assert [progress.spooled for progress in spooling] == sorted(progress.spooled for progress in spooling)
+    assert spooling[-1] == Progress(0, 0, 18, spooled=18)
+    assert seen[-1] == Progress(18, 0, 18, spooled=18)
+
+
+@pytest.mark.parametrize(("spooled", "whole"), [(4, 0), (8, 1), (18, 3)])
+def test_a_conversion_that_is_killed_while_it_copies_goes_on(
+    image_tree: Path, src: Path, tmp_path: Path, spooled: int, whole: int
+) -> None:
+    out = tmp_path / "out"
+    code = (
+        "import os, signal, sys, shardio\n"
+        "def kill(progress):\n"
+        "    if progress.spooled == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shardio.convert(sys.argv[1], sys.argv[2], on_progress=kill, size=16, shard_size=4096 + 3 * 768, workers=1)\n"
+    )
+    command = [sys.executable, "-c", code, str(src), str(out), str(spooled)]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert len(copies(out)) == whole  # the last one that was reported was not yet published
+    left_over = {path.name for path in out.glob(".convert/.*.images.*.tmp")}
+    assert len(left_over) == 1
+    seen: set[str] = set()
+    convert(src, out, **OPTIONS, on_progress=lambda _: seen.update(path.name for path in out.glob(".convert/.*.tmp")))
+    assert not seen & left_over
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
+def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, src: Path, tmp_path: Path) -> None:
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    for attempt in range(2):
+        out = tmp_path / f"out-{attempt}"
+        assert not convert_twice_at_once(src, out), attempt
+        assert hashes(out) == hashes(tmp_path / "reference"), attempt
+
+
+def test_a_plan_of_parquet_counts_rows_that_would_be_refused(tmp_path: Path, picture: bytes) -> None:
+    put_parquet(tmp_path / "train.parquet", hub_table([picture, None, b"", picture], [0, 0, 1, 1]))
+    assert estimate(tmp_path, size=16, seconds=5).refused == {"empty": 2}
 
 
 def test_copies_are_not_made_again_nor_at_all_where_every_shard_is_done(

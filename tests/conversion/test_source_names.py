@@ -9,6 +9,7 @@ import torch
 from shardio.conversion.sources.names import (
     NO_VECTORS,
     Numbering,
+    by_split,
     check_label,
     clutter,
     in_split_order,
@@ -16,6 +17,7 @@ from shardio.conversion.sources.names import (
     number_labels,
     split_name,
 )
+from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES
 
 
@@ -41,6 +43,13 @@ def test_known_words_mean_a_split_in_any_case_and_others_are_splits_of_their_own
         assert split_name(word) == word
         assert known_split(word) == ""
     assert in_split_order(["fold", "test", "a", "val", "train", "val"]) == ["train", "val", "test", "a", "fold"]
+
+
+def test_two_words_for_one_split_are_refused() -> None:
+    assert by_split("SRC", {"Train": 1, "dev": 2, "fold": 3, "Fold": 4}) == {"train": 1, "val": 2, "fold": 3, "Fold": 4}
+    for words, named in ((["train", "val", "dev"], "'val' and 'dev'"), (["Train", "train"], "'Train' and 'tr")):
+        with pytest.raises(SourceError, match=f"SRC: .*{named}"):
+            by_split("SRC", dict.fromkeys(words))
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------

@@ -388,6 +388,10 @@ def test_however_it_is_converted_the_set_is_the_same(
     assert report.num_samples == {split: len(some) for split, some in expected.items()}
     assert report.unlabeled == (tuple(expected) if kind in UNLABELED else ())
     assert verify(tmp_path / "whole").ok
+    for split, some in expected.items():
+        shards = open_shards(tmp_path / "whole", split)
+        found = [shards[i].label for i in range(len(shards))]
+        assert found == [some[os.fsdecode(key)][0] for key in shards.index["key"].tolist()]
     whole, seen = hashes(tmp_path / "whole"), everything(tmp_path / "whole")
     assert convert(src, tmp_path / "whole", **options).num_converted == 0
     assert everything(tmp_path / "whole") == seen

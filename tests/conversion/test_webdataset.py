@@ -264,6 +264,12 @@ def test_a_tar_tells_its_split_by_its_folder_or_its_name(tar: str, split: str, t
     assert rows(scan_tars(tmp_path), name) == [(f"{split}/cat/1.jpg".lstrip("/").encode(), 0)]
 
 
+def test_words_for_a_split_may_differ_in_case(tmp_path: Path) -> None:
+    write_tar(tmp_path / "val-0.tar", *pair("1"))
+    write_tar(tmp_path / "Val-1.tar", *pair("2"))
+    assert list(scan_tars(tmp_path).splits) == ["val"]
+
+
 def test_the_first_folder_of_all_samples_tells_the_split_if_no_tar_does(tmp_path: Path) -> None:
     files = [*pair("train/a/1", "a"), *pair("validation/a/2", "a"), *pair("train/b/3", "b")]
     found = scan_tars(write_tar(tmp_path / "0.tar", *files))

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from folders import put
+from loaders import check_every_way
 from numpy.typing import NDArray
 from pictures import encode, random_jpeg
 from PIL import Image
@@ -143,3 +144,21 @@ def test_one_command_gives_the_same_pixels_and_their_own_labels(
             assert (sample.label if label is None else np.asarray(sample.label).tolist()) == label
             if "mask" in sample.arrays:
                 assert (sample.arrays["mask"] == number).all()
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_pictures_without_labels_are_the_same_read_in_every_way(
+    io: str, pictures: list[bytes], pixels: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    flat(tmp_path / "src", pictures * 5)
+    convert(tmp_path / "src", tmp_path / "out", size=SIDE, shard_size=4096 + 9 * pixels[0].nbytes)
+    keys = open_shards(tmp_path / "out").index["key"].tolist()
+
+    def checked(batch: tuple[Any, ...]) -> list[int]:
+        images, indices = batch
+        numbers: list[int] = indices.tolist()
+        expected = pixels[[int(keys[number].removesuffix(b".jpg")) % COUNT for number in numbers]]
+        np.testing.assert_array_equal(images.permute(0, 2, 3, 1).numpy(), expected)
+        return numbers
+
+    check_every_way(tmp_path / "out", checked, io, tmp_path, "images")
