@@ -19,7 +19,6 @@ from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, sample_nb
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import SoundFiles, open_sound
-from shardio.kernels.rowcopy import Windows
 from shardio.system.opening import OpenFile
 
 
@@ -145,21 +144,6 @@ class SplitLayout:
             raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
         return indices.astype(np.int64, copy=False)
 
-    def check_gather(
-        self, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None, name: str = ""
-    ) -> NDArray[np.int64]:
-        """Checks the arguments of `ShardSet.gather`, or of `gather_array` with `name`. Returns the indices as int64.
-
-        Raises ValueError or IndexError as these functions do.
-        """
-        indices = self.check_indices(indices)
-        if windows is not None:
-            _check_windows(out, self.sample_shape, len(indices), windows)
-            return indices
-        row = self.array(name).row if name else RowType("|u1", self.sample_shape)
-        _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
-        return indices
-
     def array(self, name: str) -> ArrayEntry:
         """Returns the manifest's entry of an array. Raises ValueError if the split has no array of this name."""
         if name not in self.content.arrays:
@@ -180,29 +164,8 @@ def _counts(shards: Sequence[ShardEntry]) -> list[int]:
     return [shard.num_samples for shard in shards]
 
 
-def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows: Windows) -> None:
-    """Raises ValueError or IndexError unless there is a window for each of `count` pictures of this shape, and `out`
-    can hold them."""
-    height, width, channels = picture
-    windows.check_inside(height, width)
-    if len(windows) != count:
-        raise IndexError(f"expected {count} windows, one for each index; found {len(windows)}")
-    shape: tuple[int, ...] = (int(windows.num_pixels.sum()) * channels,)
-    if out.ndim != 1 and count:  # windows of one size may have an axis each
-        shape = (count, int(windows.heights[0]), int(windows.widths[0]), channels)
-        if (windows.heights != shape[1]).any() or (windows.widths != shape[2]).any():
-            raise ValueError(f"`out` must have one dimension for windows of several sizes; found shape {out.shape}")
-    _check_out(out, np.dtype(np.uint8), shape if count else out.shape)
-
-
 def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
     """Returns a view of C-contiguous memory, (n, ...), as bytes: uint8 (n, nbytes)."""
     nbytes = math.prod(out.shape[1:]) * out.itemsize
     rows: NDArray[np.uint8] = out.reshape(-1).view(np.uint8).reshape(len(out), nbytes)
     return rows
-
-
-def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    if out.shape != shape or out.dtype != dtype or not out.flags.carray:
-        what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
-        raise ValueError(f"`out` must be C-contiguous, writeable {dtype} of shape {shape}; found {what}")

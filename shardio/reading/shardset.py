@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, ShardioError, printable
-from shardio.format.layout import LABELS_NAME
+from shardio.format.layout import LABELS_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.kernels.rowcopy import Windows
@@ -256,7 +256,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
         file was truncated. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
         """
-        indices = self.check_gather(indices, out, windows)
+        indices = self.check_indices(indices)
+        if windows is None:
+            _check_out(out, np.dtype(np.uint8), (len(indices), *self.sample_shape))
+        else:
+            _check_windows(out, self.sample_shape, len(indices), windows)
         if not len(indices):
             return
         if windows is None:
@@ -271,8 +275,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         `out` is the caller's: C-contiguous, of the array's dtype, with a value for each of `indices`. Raises
         ValueError if the split has no such array.
         """
-        self.array(name)
-        indices = self.check_gather(indices, out, name=name)
+        row = self.array(name).row
+        indices = self.check_indices(indices)
+        _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
         if len(indices):
             self.mapped(name).copy(indices, as_rows(out))
 
@@ -336,3 +341,24 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         self._index.copy(indices, rows, name)
         column: NDArray[Any] = rows.view(dtype)[name][:, 0]
         return column
+
+
+def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows: Windows) -> None:
+    """Raises ValueError or IndexError unless there is a window for each of `count` pictures of this shape, and `out`
+    can hold them."""
+    height, width, channels = picture
+    windows.check_inside(height, width)
+    if len(windows) != count:
+        raise IndexError(f"expected {count} windows, one for each index; found {len(windows)}")
+    shape: tuple[int, ...] = (int(windows.num_pixels.sum()) * channels,)
+    if out.ndim != 1 and count:  # windows of one size may have an axis each
+        shape = (count, int(windows.heights[0]), int(windows.widths[0]), channels)
+        if (windows.heights != shape[1]).any() or (windows.widths != shape[2]).any():
+            raise ValueError(f"`out` must have one dimension for windows of several sizes; found shape {out.shape}")
+    _check_out(out, np.dtype(np.uint8), shape if count else out.shape)
+
+
+def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if out.shape != shape or out.dtype != dtype or not out.flags.carray:
+        what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
+        raise ValueError(f"`out` must be C-contiguous, writeable {dtype} of shape {shape}; found {what}")
