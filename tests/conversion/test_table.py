@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from folders import put
-from storages import CLASSES, draw_imagenet, rows, scan_tree, write_list
+from storages import rows
 
 from shardio.conversion.options import SourceOptions
 from shardio.conversion.sources.collection import Collection
@@ -125,14 +125,6 @@ def test_keys_are_relative_to_the_list_wherever_paths_begin(folder: Path) -> Non
     outside = listed(folder / "lists", f"../a/1.jpg 0\n{folder}/a/2.jpg 1\n")
     assert [key for key, _ in rows(outside)] == [b"../a/1.jpg", os.fsencode(folder / "a/2.jpg")]
     assert [outside.origin.read(source) for source in outside.splits["train"]] == [b"x"] * 2
-
-
-def test_a_list_of_a_tree_gives_its_keys_labels_and_classes(tmp_path: Path) -> None:
-    tree = draw_imagenet(tmp_path / "imagenet")
-    found, expected = list_table(Table(write_list(tree, tree / "list.csv"))).collect(), scan_tree(tree)
-    assert found.classes == CLASSES == expected.classes
-    for split in ("train", "val"):
-        assert sorted(rows(found, split)) == sorted(rows(expected, split))
 
 
 def test_a_file_that_is_not_there_is_a_source_that_is_refused(folder: Path) -> None:
