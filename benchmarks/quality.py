@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.conversion.images.decode import decode_image
-from shardio.conversion.images.fit import Fit, Resample
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.options import Resample
 from shardio.errors import DecodeError
 
 FILTERS: dict[Resample, Image.Resampling] = {

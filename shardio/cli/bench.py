@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import json_option, mix_option, set_argument
+from shardio.cli.options import json_option, mix_option, set_argument, split_option
 from shardio.cli.output import Column, show, table
 from shardio.cli.pictures import read_chain
 from shardio.errors import counted
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Measure how fast this machine reads a set.")
 @set_argument
-@click.option("--split", default="train")
+@split_option
 @click.option(
     "--batch-size",
     type=click.IntRange(1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -10,13 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from shardio.cli.options import (
-    conditions,
     folder,
-    indices_option,
     json_option,
-    parse_share,
-    parsed,
-    random_seed,
+    selection_options,
     set_argument,
     splits_option,
     together,
@@ -27,6 +22,7 @@ from shardio.errors import bytes_text, counted, first_of
 if TYPE_CHECKING:
     from shardio.changes.carry import ChangeReport, Room
     from shardio.format.layout import ArrayKind
+    from shardio.sets.selection import Selection
 
 _MOST_CLASSES = 10
 
@@ -45,7 +41,7 @@ def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bo
 
     with BytesBar() as bar:
         report = change(*arguments, on_room=tell_room, on_progress=bar.add, **options)
-    show(dataclasses.asdict(report) if as_json else _summary(report))
+    show(report if as_json else _summary(report))
 
 
 def tell_room(room: Room) -> None:
@@ -104,13 +100,7 @@ def _parse_arrays(
 @click.option("--keep", "step", flag_value="keep", help="Keep only the samples that match.")
 @click.option("--drop", "step", flag_value="drop", help="Drop the samples that match.")
 @splits_option
-@conditions
-@click.option("--list", "listed", type=folder, metavar="FILE", help="Keys, one per line, or an NPY or NPZ file.")
-@click.option(
-    "--random", callback=parsed(parse_share), metavar="P%", help="A share of the samples that match, drawn by --seed."
-)
-@click.option("--seed", type=random_seed, default=0, help="Seed of --random.")
-@indices_option
+@selection_options("listed", "random", "seed", "indices")
 @click.option(
     "--labels",
     type=folder,
@@ -138,6 +128,7 @@ def change(
     new: Path,
     step: str | None,
     split: tuple[str, ...],
+    selection: Selection,
     classes: str | None,
     arrays: dict[str, tuple[ArrayKind, Path]],
     **options: Any,
@@ -154,10 +145,7 @@ def change(
     """
     from shardio.changes.change import change as change_set
     from shardio.sets.given import read_lines
-    from shardio.sets.selection import Selection
 
-    names = ("keys", "where", "listed", "random", "seed", "indices")
-    selection = Selection(classes=options.pop("selected"), **{name: options.pop(name) for name in names})
     if step is None and not selection.is_all:
         raise click.UsageError("the options choose samples: add --keep or --drop")
     run_change(

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from shardio.cli.options import (
-    cores_option,
-    folder,
-    image_options,
-    json_option,
-    parse_part,
-    parsed,
-    with_tables,
-)
+from shardio.cli.options import convert_options, folder, json_option, table_options, with_tables
 from shardio.cli.output import counts_text, next_step, say, show
 from shardio.errors import bytes_text, counted, first_of
 
@@ -32,51 +24,11 @@ if TYPE_CHECKING:
 _MOST_WARNINGS = 5
 
 
-def _parse_background(text: str) -> tuple[int, int, int]:
-    from shardio.conversion.images.decode import parse_color
-
-    try:
-        return parse_color(text)
-    except ValueError:
-        raise ValueError("a color such as 255,255,255, #ffffff or white") from None
-
-
 @click.command(short_help="Turn images or arrays into a shard set.")
 @click.argument("src", type=folder)
 @click.argument("out", type=folder)
-@image_options
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    show_default="all; 1 for each shard on a cluster",
-    help="Cores to use.",
-)
-@click.option(
-    "--order",
-    type=click.Choice(["shuffled", "source"]),
-    default="shuffled",
-    help="How samples are stored. shuffled: any contiguous run is a fair sample of the whole.",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the order.")
-@click.option("--exif-rotate", is_flag=True, help="Apply the Exif orientation of pictures.")
-@click.option(
-    "--background",
-    callback=parsed(_parse_background),
-    metavar="COLOR",
-    default="white",
-    help="Color under transparent pixels: R,G,B or #rrggbb or a name.",
-)
-@click.option(
-    "--scheduler",
-    metavar="ADDRESS",
-    help="Do the work on a Dask cluster; the address of its scheduler, such as tcp://host:8786.",
-)
-@click.option(
-    "--part",
-    callback=parsed(parse_part),
-    metavar="K/N",
-    help="Make every N-th shard, from the K-th: for array jobs. The last part to finish publishes the set.",
-)
+@convert_options()
+@table_options
 @json_option
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images, or the arrays, in SRC into a shard set in OUT.
@@ -92,16 +44,10 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     Damaged images are left out and listed in OUT/rejects.jsonl. After an interruption or a kill, the same command keeps
     finished shards and makes the missing shards. docs/guide/sources.md has the command for every kind of SRC.
     """
-    run_convert(src, out, as_json, **options)
-
-
-def run_convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
-    """Converts SRC to OUT, and prints progress and the result. `options` are options of `shardio.convert`."""
     import shardio.conversion.convert as converter
-    from shardio.conversion.report import run_with_bar
 
     source, options = with_tables(src, **options)
-    report = run_with_bar(lambda tell: converter.convert(source, out, on_progress=tell, **options), src)
+    report = converter.convert(source, out, progress=True, **options)
     if as_json:
         show(
             {
@@ -164,8 +110,20 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
 @click.command(short_help="Show what convert would do, and how long.")
 @click.argument("src", type=folder)
 @click.argument("out", type=folder, required=False)
-@image_options
-@cores_option
+@convert_options(
+    "source",
+    "labels",
+    "empty_classes",
+    "size",
+    "fit",
+    "resample",
+    "quality",
+    "masks",
+    "shard_size",
+    "max_bad",
+    "workers",
+)
+@table_options
 @click.option(
     "--seconds",
     type=click.FloatRange(0.01),

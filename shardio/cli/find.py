@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import conditions, folder, indices_option, json_option, set_argument, splits_option
+from shardio.cli.options import folder, json_option, selection_options, set_argument, split_option, splits_option
 from shardio.cli.output import next_view, say, telling_of_servers
 from shardio.errors import counted, printable, shortened
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardio.sets.index import IndexedSet
+    from shardio.sets.selection import Selection
 
 # Lines that are written at a time: a million of single ones would take most of the time.
 _CHUNK = 10_000
@@ -28,11 +29,9 @@ _WIDEST_CLASS = 24
 @click.command(short_help="Find samples by class, key and columns.")
 @click.argument("out")
 @splits_option
-@conditions
+@selection_options()
 @json_option
-def find(
-    out: str, split: Sequence[str], selected: Sequence[str], keys: Sequence[str], where: Sequence[str], as_json: bool
-) -> None:
+def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) -> None:
     """Print number, class and key of the samples in OUT, a folder or a URL, that match every condition.
 
     \b
@@ -41,9 +40,7 @@ def find(
     shardio find out/ --where 'source_width >= 500' --where 'source_height < 200'
     """
     from shardio.sets.index import read_indexes
-    from shardio.sets.selection import Selection
 
-    selection = Selection(classes=selected, keys=keys, where=where)
     with telling_of_servers([out]):
         indexed = read_indexes(out, split)
     found = [selection.samples(rows, indexed.manifest) for rows in indexed.splits.values()]
@@ -119,19 +116,10 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
 
 @click.command(short_help="Write samples as PNGs.")
 @set_argument
-@click.option("--split", default="train", help="Split of the samples.")
-@indices_option
-@conditions
+@split_option
+@selection_options("indices")
 @click.option("-o", "--output", type=folder, required=True, metavar="DIR", help="Folder of the files.")
-def extract(
-    out: Path,
-    split: str,
-    indices: list[int] | Path | None,
-    selected: Sequence[str],
-    keys: Sequence[str],
-    where: Sequence[str],
-    output: Path,
-) -> None:
+def extract(out: Path, split: str, selection: Selection, output: Path) -> None:
     """Write samples of the set in OUT into DIR, as files for other programs.
 
     Pixels and masks become lossless PNGs, other arrays NPY files; labels.csv describes each file.
@@ -141,11 +129,9 @@ def extract(
     shardio extract out/ --split val --class tench -o tenches/
     """
     from shardio.reading.shardset import open_shards
-    from shardio.sets.selection import Selection
     from shardio.system.progress import Bar
     from shardio.viewing.extract import LABELS_FILE, extract
 
-    selection = Selection(classes=selected, keys=keys, where=where, indices=indices)
     if selection.is_all:
         raise click.UsageError("choose samples: give --indices, or some of --class, --key and --where")
     shards = open_shards(out, split)

@@ -28,10 +28,9 @@ from shardio.cli.find import extract, find
 from shardio.cli.info import info
 from shardio.cli.output import say
 from shardio.cli.replay import replay
-from shardio.cli.report import report
 from shardio.cli.share import evict, list_sets, publish, stage
 from shardio.cli.verify import repair, verify
-from shardio.cli.view import view
+from shardio.cli.view import report, view
 from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
 from shardio.version import __version__
 

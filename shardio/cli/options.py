@@ -5,13 +5,17 @@ A function `parse_...` returns the value of a text, or raises ValueError with th
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
+
+from shardio.conversion.options import ConvertOptions, literal_of
 
 # More are better kept in a file.
 _MOST_NUMBERS = 10_000
@@ -122,15 +126,6 @@ def workers_option(help: str, default: int | None = None) -> Callable[[Command],
     return click.option("--workers", type=click.IntRange(1), default=default, help=help)
 
 
-cores_option = workers_option("Cores to use.  [default: all]")
-_KINDS = ["tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
-source_option = click.option(
-    "--source",
-    type=click.Choice(["auto", *_KINDS]),
-    metavar="KIND",
-    default="auto",
-    help=f"Kind of SRC: {', '.join(_KINDS)}. auto: detect it.",
-)
 table_options = together(
     click.option(
         "--table",
@@ -193,73 +188,7 @@ def by_split(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-masks_option = click.option(
-    "--masks",
-    type=folder,
-    metavar="DIR",
-    help="A mask for each picture, for the array `mask`: a PNG or lossless WebP at the same path below DIR. A picture "
-    "without its mask is refused.",
-)
-size_option = click.option(
-    "--size",
-    callback=parsed(parse_size),
-    metavar="N|HxW",
-    default="256",
-    help="Pixels of every sample.",
-)
-max_bad_option = click.option(
-    "--max-bad",
-    callback=parsed(parse_max_bad),
-    metavar="N|P%",
-    default="1%",
-    help="Refused images to accept, as a number or a share; with more, nothing is published.",
-)
-
-
-labels_option = click.option(
-    "--labels",
-    type=click.Choice(["folders", "none"]),
-    help="folders: the first folders in SRC or a split are classes. none: no image has a label.  [default: folders of "
-    "images are classes]",
-)
-empty_classes_option = click.option(
-    "--empty-classes",
-    type=click.Choice(["refuse", "omit", "keep"]),
-    default="refuse",
-    help="Class folders without images. omit: labels number the other classes. keep: a label without samples.",
-)
 random_seed = click.IntRange(0, (1 << 64) - 1)
-
-conditions = together(
-    click.option(
-        "--class",
-        "selected",
-        multiple=True,
-        metavar="CLASS",
-        help="Class by name, display name or number. May be given again.",
-    ),
-    click.option(
-        "--key",
-        "keys",
-        multiple=True,
-        metavar="PATTERN",
-        help="Pattern of keys, with * and ?. May be given again.",
-    ),
-    click.option(
-        "--where",
-        multiple=True,
-        metavar="'COLUMN >= NUMBER'",
-        help="Comparison with a column of the index, such as 'source_width < 500'. Samples must match all of them.",
-    ),
-)
-"""The options that choose samples. Parameters are named like the fields of `Selection`, but --class is `selected`."""
-
-splits_option = click.option(
-    "--split",
-    multiple=True,
-    metavar="NAME",
-    help="Split to use. May be given again.  [default: all]",
-)
 
 
 def parse_indices(text: str) -> list[int] | Path:
@@ -279,47 +208,105 @@ def parse_indices(text: str) -> list[int] | Path:
     return numbers
 
 
-indices_option = click.option(
-    "--indices",
-    callback=parsed(parse_indices),
-    metavar="5,17,0-9|FILE.npy",
-    help="Sample numbers of one split, in this order, or an NPY file of numbers or of a mask.",
+split_option = click.option("--split", default="train", help="Split of the samples.")
+splits_option = click.option(
+    "--split", multiple=True, metavar="NAME", help="Split to use. May be given again.  [default: all]"
 )
+_CHOOSE = {
+    "classes": click.option(
+        "--class",
+        "selected",
+        multiple=True,
+        metavar="CLASS",
+        help="Class by name, display name or number. May be given again.",
+    ),
+    "keys": click.option(
+        "--key",
+        "keys",
+        multiple=True,
+        metavar="PATTERN",
+        help="Pattern of keys, with * and ?. May be given again.",
+    ),
+    "where": click.option(
+        "--where",
+        multiple=True,
+        metavar="'COLUMN >= NUMBER'",
+        help="Comparison with a column of the index, such as 'source_width < 500'. Samples must match all of them.",
+    ),
+    "listed": click.option(
+        "--list", "listed", type=folder, metavar="FILE", help="Keys, one per line, or an NPY or NPZ file."
+    ),
+    "random": click.option(
+        "--random",
+        callback=parsed(parse_share),
+        metavar="P%",
+        help="A share of the samples that match, drawn by --seed.",
+    ),
+    "seed": click.option("--seed", type=random_seed, default=0, help="Seed of --random."),
+    "indices": click.option(
+        "--indices",
+        callback=parsed(parse_indices),
+        metavar="5,17,0-9|FILE.npy",
+        help="Sample numbers of one split, in this order, or an NPY file of numbers or of a mask.",
+    ),
+}
 
 
-image_options = together(
-    source_option,
-    labels_option,
-    empty_classes_option,
-    size_option,
-    click.option(
-        "--fit",
-        type=click.Choice(["crop", "squash", "pad", "adm"]),
-        default="crop",
-        help="crop: short side to SIZE, then the center. squash: ignore the aspect ratio. pad: black margins. adm: as "
-        "ADM, DiT, SiT and EDM2.",
-    ),
-    click.option(
-        "--resample",
-        type=click.Choice(["bicubic", "bilinear", "lanczos"]),
-        default="bicubic",
-        help="Filter, antialiased.",
-    ),
-    click.option(
-        "--quality",
-        type=click.Choice(["exact", "fast"]),
-        default="exact",
-        help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
-    ),
-    masks_option,
-    click.option(
-        "--shard-size",
-        callback=parsed(parse_nbytes),
-        metavar="SIZE",
-        default="1GiB",
-        help="Maximum size of a shard file. A shard also has at most 16,384 samples.",
-    ),
-    max_bad_option,
-    table_options,
-)
-"""The options of `convert` and `plan` about images and shards."""
+def selection_options(*more: str) -> Callable[[Command], Command]:
+    """Returns a decorator that adds --class, --key, --where and `more` options that choose samples.
+
+    The command gets all of them as one argument, the `selection`. They are named as the arguments of `Selection`.
+    """
+    names = ("classes", "keys", "where", *more)
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def call(selected: Sequence[str], **options: Any) -> Any:
+            from shardio.sets.selection import Selection
+
+            given = {name: options.pop(name) for name in names if name != "classes"}
+            return command(selection=Selection(classes=selected, **given), **options)
+
+        return together(*(_CHOOSE[name] for name in names))(call)  # type: ignore[return-value]
+
+    return add
+
+
+# --- the options of convert -------------------------------------------------------------------------------------------
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "size": parse_size,
+    "shard_size": parse_nbytes,
+    "max_bad": parse_max_bad,
+    "part": parse_part,
+}
+
+
+def convert_options(*names: str) -> Callable[[Command], Command]:
+    """Returns a decorator that adds the options of `shardio.convert` with these names; by default all with a help."""
+    found = {one.name: one for one in fields(ConvertOptions) if "help" in one.metadata}
+    return together(*(_made_option(found[name]) for name in names or found))
+
+
+def _made_option(one: Field[Any]) -> Callable[[Command], Command]:
+    literal, metavar = literal_of(one), one.metadata.get("metavar")
+    made: dict[str, Any] = {"help": one.metadata["help"], "metavar": metavar, "default": one.default}
+    if one.type is bool:
+        made["is_flag"] = True
+    elif literal is not None:
+        made["type"] = click.Choice(get_args(literal))
+    elif "least" in one.metadata:
+        made["type"] = click.IntRange(one.metadata["least"])
+    elif metavar == "DIR":
+        made["type"] = folder
+    elif one.name in _PARSERS:
+        made |= {"callback": parsed(_PARSERS[one.name]), "default": _as_text(one.default)}
+    return click.option(f"--{one.name.replace('_', '-')}", **made)
+
+
+def _as_text(default: Any) -> str | None:
+    """Returns a default as its parser takes it."""
+    if isinstance(default, float):
+        return f"{default:.0%}"
+    return default and (str(default) if default < 1 << 30 else f"{default >> 30}GiB")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option, mix_option, output_file, parsed, set_argument
+from shardio.cli.options import folder, json_option, mix_option, output_file, parsed, set_argument, split_option
 from shardio.cli.output import Column, say, show, table
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
@@ -39,7 +39,7 @@ def _parse_shuffle(text: str) -> Shuffle:
 
 @click.command(short_help="Show the batch of a training step.")
 @set_argument
-@click.option("--split", default="train", help="Split that was trained on.")
+@split_option
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Batch size of one rank.")
 @click.option("--epoch", type=click.IntRange(0), default=0)
 @click.option("--step", type=click.IntRange(0), help="Batches of this rank before this one in the epoch.  [default: 0]")

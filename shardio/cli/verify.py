@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import (
-    cores_option,
+    convert_options,
     folder,
     json_option,
-    masks_option,
     parse_share,
     parsed,
     random_seed,
     set_argument,
-    source_option,
     table_options,
     with_tables,
     workers_option,
@@ -101,10 +99,8 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
 @click.command(short_help="Make damaged files of a set again.")
 @set_argument
 @click.argument("src", type=folder)
-@source_option
+@convert_options("source", "masks", "workers")
 @table_options
-@masks_option
-@cores_option
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     """Make the damaged files of OUT again from SRC, the images that OUT was converted from.

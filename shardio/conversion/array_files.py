@@ -148,7 +148,7 @@ def _make_values(
 ) -> Generator[NDArray[Any], None, None]:
     """Yields the array's values for the samples in `rows`, in blocks."""
     sources = {source.key: source for source in task.sources}
-    shape = task.options.sample_shape
+    shape = task.sample_shape
     assert shape is not None
     # A value may be small, and its source a picture.
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(shape)))
@@ -234,14 +234,15 @@ def make_value(task: ShardTask, spec: ArraySpec, source: Source, source_size: tu
     `source_size` is the (height, width) of the sample's picture. Raises the errors of `check_values` if the source has
     changed.
     """
-    fit = task.options.fitting
+    pictures = task.pictures
+    assert pictures is not None
     found: bytes | DatasetItem = b""
-    if spec.source == "item" or task.options.decode.exif_rotate:
+    if spec.source == "item" or pictures.decode.exif_rotate:
         found = task.origin.read(source)
-    orientation = read_turn(found.image if isinstance(found, DatasetItem) else found, task.options.decode)
+    orientation = read_turn(found.image if isinstance(found, DatasetItem) else found, pictures.decode)
     raw = _raw(task, spec, source, found, orientation, source_size)
     if spec.kind == "mask":
-        return fit.apply_nearest(raw)
+        return pictures.fit.apply_nearest(raw)
     return raw.copy()  # the dataset may use its memory again for the next item
 
 

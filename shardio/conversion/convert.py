@@ -12,27 +12,17 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from shardio.conversion.arrays import ArrayDeclaration, ArraySpec
+from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.claim import claimed, leave, published
+from shardio.conversion.collect import Src, check, collect
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.images.decode import Color
-from shardio.conversion.images.fit import FitMode, Resample
-from shardio.conversion.options import (
-    DEFAULT_MAX_BAD,
-    ConvertOptions,
-    Quality,
-    Size,
-    SourceOptions,
-    Src,
-    StoredOrder,
-    check_max_bad,
-)
+from shardio.conversion.options import ConvertOptions, Progress, count_bad, with_options
 from shardio.conversion.plan import Plan, PlanPart, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (
     ShardRecord,
@@ -45,18 +35,13 @@ from shardio.conversion.records import (
 from shardio.conversion.report import (
     ConvertReport,
     Monitor,
-    Progress,
     TooManyBad,
     UnfinishedParts,
     report_set,
     report_work,
     run_with_bar,
 )
-from shardio.conversion.sources.datasets import Dataset
-from shardio.conversion.sources.detect import SourceKind
-from shardio.conversion.sources.listing import EmptyClasses, Labels
-from shardio.conversion.sources.table import Tables
-from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
+from shardio.conversion.writing.publish import SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, MAX_CLASSES, REJECTS_NAME, has_label
@@ -70,67 +55,34 @@ from shardio.system.files import write_atomic
 from shardio.system.machine import usable_cores
 
 
-def convert(
-    src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset],
-    out: str | os.PathLike[str],
-    *,
-    source: SourceKind = "auto",
-    labels: Labels | None = None,
-    empty_classes: EmptyClasses = "refuse",
-    size: Size | None = 256,
-    fit: FitMode = "crop",
-    resample: Resample = "bicubic",
-    quality: Quality = "exact",
-    shard_size: int = DEFAULT_SHARD_NBYTES,
-    order: StoredOrder = "shuffled",
-    seed: int = 0,
-    exif_rotate: bool = False,
-    background: Color | str = "white",
-    workers: int | None = None,
-    max_bad: int | float = DEFAULT_MAX_BAD,
-    table: Tables | None = None,
-    masks: str | os.PathLike[str] | None = None,
-    arrays: Mapping[str, ArrayDeclaration] | None = None,
-    scheduler: str | None = None,
-    part: tuple[int, int] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    progress: bool = False,
-) -> ConvertReport:
+@with_options(ConvertOptions)
+def convert(src: Src, out: str | os.PathLike[str], options: ConvertOptions) -> ConvertReport:
     """Converts the images in `src` into a shard set in the folder `out`, and returns a report of it.
 
-    - `src`: a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`)
-    - `source` to `empty_classes`, `table`, `masks`, `arrays`: see `SourceOptions`
-    - `size` to `background`: see `ConvertOptions`
-    - `workers`, `scheduler`: see `Engine`; `part=(k, n)` makes every n-th shard, from the k-th
-    - `max_bad`: sources that may be refused, as a count (int) or a share (float)
-    - `on_progress` is called in this thread; `progress` shows a bar, also in a notebook
+    `src` is a path, a Python dataset, or a dataset for each split (`shardio.conversion.sources.datasets.Dataset`). All
+    other arguments are options: `shardio convert --help` explains them.
 
     Raises SourceError, ConvertError, SpaceError or OSError if nothing is published. However the call ends, finished
     shards are kept, and the same call, made again, makes the remaining shards.
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
-    options = ConvertOptions(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background)
-    sources = SourceOptions(source, labels, empty_classes, table, masks, arrays or {})
-    check_max_bad(max_bad)
-    engine = Engine(workers, scheduler, serial=not isinstance(src, (str, os.PathLike)))
-    chosen = PlanPart(1, 1) if part is None else PlanPart(*part)
+    engine = Engine(options.workers, options.scheduler, serial=not isinstance(src, (str, os.PathLike)))
+    part = PlanPart(*(options.part or (1, 1)))
 
     def run(tell: Callable[[Progress], None] | None) -> ConvertReport:
-        plan = _plan(src, Path(os.path.abspath(out)), sources, options, engine)
-        return Conversion(plan, chosen, engine, check_max_bad(max_bad, plan.collection.num_sources), tell).run(start)
+        plan = _plan(src, Path(os.path.abspath(out)), options, engine)
+        return Conversion(plan, part, engine, tell).run(start)
 
-    if not progress:
-        return run(on_progress)
-    return run_with_bar(run, src, on_progress)
+    return run_with_bar(run, src, options.on_progress) if options.progress else run(options.on_progress)
 
 
-def _plan(src: Src, out: Path, sources: SourceOptions, options: ConvertOptions, engine: Engine) -> Plan:
+def _plan(src: Src, out: Path, options: ConvertOptions, engine: Engine) -> Plan:
     """Returns the plan. Checks all arguments first, and then scans SRC, which may take minutes."""
-    sources.check(src, out, options)
+    check(src, out, options)
     if not (out / MANIFEST_NAME).exists():
         engine.check()
-    collection = sources.collect(src, options)
+    collection = collect(src, options)
     if engine.sends:
         collection.origin.check_sendable()
     return make_plan(out, collection, options)
@@ -144,7 +96,7 @@ class Conversion:
     """The work of one call of `convert` after planning: finds or makes shards, and publishes. Not thread safe."""
 
     def __init__(
-        self, plan: Plan, part: PlanPart, engine: Engine, most_bad: int, on_progress: Callable[[Progress], None] | None
+        self, plan: Plan, part: PlanPart, engine: Engine, on_progress: Callable[[Progress], None] | None
     ) -> None:
         self._plan = plan
         self._part = part
@@ -153,6 +105,7 @@ class Conversion:
         mine = {task.name for task in self._mine}
         self._others = [task for task in plan.tasks if task.name not in mine]
         total = sum(len(task.sources) for task in self._mine)
+        most_bad = count_bad(plan.options.max_bad, plan.collection.num_sources)
         self._monitor = Monitor(total, most_bad, on_progress, plan.collection.notes)
         self._records: dict[str, ShardRecord] = {}
         """The records of the finished tasks, by name of the shard. Complete when this call publishes the set."""

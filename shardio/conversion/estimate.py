@@ -12,35 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.array_files import make_value, read_item
+from shardio.conversion.collect import check, collect
 from shardio.conversion.engines.engine import THREADS_PER_PROCESS
-from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.options import (
-    DEFAULT_MAX_BAD,
-    ConvertOptions,
-    Quality,
-    Size,
-    SourceOptions,
-    check_max_bad,
-    count_workers,
-)
+from shardio.conversion.options import ConvertOptions, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
-from shardio.conversion.sources.detect import SourceKind
-from shardio.conversion.sources.listing import EmptyClasses, Labels
-from shardio.conversion.sources.table import Tables
 from shardio.conversion.task import one_torch_thread, prepare
-from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, Reject
+from shardio.conversion.writing.publish import Reject
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.names import check_local
 
-DEFAULT_SECONDS = 2.0
 # Images that are read beforehand to measure with, where each costs a row group of parquet.
 _MOST_READ_AHEAD = 128
 
@@ -100,7 +88,7 @@ class Estimate:
     @property
     def most_bad(self) -> int:
         """How many of the `num_sources` sources may be refused, by `max_bad`."""
-        return check_max_bad(self.max_bad, self.num_sources)
+        return count_bad(self.max_bad, self.num_sources)
 
     @property
     def expected_bad(self) -> int:
@@ -114,38 +102,21 @@ class Estimate:
 
 
 def estimate(
-    src: str | os.PathLike[str],
-    out: str | os.PathLike[str] | None = None,
-    *,
-    source: SourceKind = "auto",
-    labels: Labels | None = None,
-    empty_classes: EmptyClasses = "refuse",
-    table: Tables | None = None,
-    size: Size = 256,
-    fit: FitMode = "crop",
-    resample: Resample = "bicubic",
-    quality: Quality = "exact",
-    shard_size: int = DEFAULT_SHARD_NBYTES,
-    max_bad: int | float = DEFAULT_MAX_BAD,
-    masks: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
-    seconds: float = DEFAULT_SECONDS,
+    src: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, seconds: float = 2.0, **given: Any
 ) -> Estimate:
-    """Estimates what `convert` would do with the same arguments. Nothing is written, and `out` need not exist.
+    """Estimates what `convert` would do with the same options. Nothing is written, and `out` need not exist.
 
     The rate is measured for about `seconds`. Raises the errors that `convert` would raise before its first image, for
     example if it cannot use `out`.
     """
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
-    options = ConvertOptions(size, fit, resample, quality, shard_size, order="source")
-    workers = count_workers(workers)
-    check_max_bad(max_bad)
+    options = ConvertOptions(**given, order="source")
+    workers = count_workers(options.workers)
     if out is not None:
         check_local(out, ConvertError, "a conversion needs a folder here")
         out = Path(os.path.abspath(out))
-    sources = SourceOptions(source, labels, empty_classes, table, masks)
-    sources.check(src, out)
-    collection = sources.collect(src, options)
+    check(src, out, options)
+    collection = collect(src, options)
     plan = make_plan(Path(os.devnull), collection, options)
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
@@ -166,7 +137,7 @@ def estimate(
         num_measured=len(reasons),
         refused={reason: count for reason, count in Counter(reasons).most_common() if reason},
         short_sides=tuple(np.quantile(short_sides, [0.1, 0.5, 0.9], method="lower").tolist()) if short_sides else (),
-        max_bad=max_bad,
+        max_bad=options.max_bad,
         workers=workers,
         images_per_second=rate,
         seconds=len(listed) / rate,
@@ -204,10 +175,10 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> tuple[str, int]:
-        if task.options.sample_shape is None:
+        if task.sample_shape is None:
             found = read_item(task, source)
             return found.reason if isinstance(found, Reject) else "", 0
-        pixels = np.empty(task.options.sample_shape, np.uint8)
+        pixels = np.empty(task.sample_shape, np.uint8)
         result = prepare(task, (source, pixels)).result
         if isinstance(result, Reject):
             return result.reason, 0
@@ -224,7 +195,7 @@ def _measure(
                 break
         return outcomes
 
-    with one_torch_thread(task.options.needs_torch), ThreadPoolExecutor(threads, "shardio-measure") as pool:
+    with one_torch_thread(task.needs_torch), ThreadPoolExecutor(threads, "shardio-measure") as pool:
         outcome(sources[0])  # what is done once, at the first image, does not count
         start = time.monotonic()
         deadline = start + seconds

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardio.conversion.arrays import ArraySpec, check_count, check_splits, label_array
+from shardio.conversion.images.fit import Pictures
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.writing.publish import samples_per_shard
@@ -24,6 +25,7 @@ from shardio.format.layout import (
     CRC32_ROW,
     LABELS_NAME,
     WORK_FOLDER,
+    SampleShape,
     array_shard_name,
     index_nbytes,
     key_field_nbytes,
@@ -51,7 +53,8 @@ class ShardTask:
     number: int
     sources: tuple[Source, ...]
     key_nbytes: int
-    options: ConvertOptions
+    pictures: Pictures | None
+    """None if samples have no pixels."""
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays of the set, other than the pixels."""
     measured: frozenset[int] = frozenset()
@@ -70,13 +73,23 @@ class ShardTask:
         return self.sources[0].indexed is not None
 
     @property
+    def sample_shape(self) -> SampleShape | None:
+        """(height, width, channels); None if samples have no pixels."""
+        return None if self.pictures is None else (*self.pictures.fit.size, 3)
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether torch resizes the pictures, not the kernel."""
+        return self.pictures is not None and self.pictures.fit.needs_torch
+
+    @property
     def name(self) -> str:
         return shard_name(self.split, self.number)
 
     @property
     def file_names(self) -> list[str]:
         """The names of the shard, if samples have pixels, and of its arrays' files."""
-        return [*([] if self.options.sample_shape is None else [self.name]), *map(self.array_name, self.arrays)]
+        return [*([] if self.pictures is None else [self.name]), *map(self.array_name, self.arrays)]
 
     def publishes(self, entry: FileEntry) -> bool:
         """Whether the task publishes the file: always in a conversion; in a repair if it is a wanted file, intact."""
@@ -89,7 +102,7 @@ class ShardTask:
     @property
     def nbytes(self) -> int:
         """Size of the shard and of its arrays' files if no source is refused."""
-        count, shape = len(self.sources), self.options.sample_shape
+        count, shape = len(self.sources), self.sample_shape
         pixels = 0 if shape is None else shard_nbytes(count, shape)
         return pixels + sum(spec.row.file_nbytes(count) for spec in self.arrays)
 
@@ -184,8 +197,9 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
     collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     shape = options.sample_shape
+    pictures = None if shape is None else Pictures.of(options)
     rows = [spec.row.nbytes for spec in specs] if shape is None else [sample_nbytes(shape)]
-    most = min(MAX_SAMPLES, samples_per_shard(options.shard_nbytes, max(rows)))
+    most = min(MAX_SAMPLES, samples_per_shard(options.shard_size, max(rows)))
     for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
         mine = (*specs, *label_array(ordered[0].label))
@@ -202,7 +216,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
                 number,
                 tuple(ordered[start:stop]),
                 key_nbytes,
-                options,
+                pictures,
                 mine,
                 frozenset((measured[(measured >= start) & (measured < stop)] - start).tolist()),
             )

@@ -15,17 +15,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from shardio.conversion.collect import MASK, annotate, check, readings
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.options import MASK, SourceOptions, count_workers, read_options
+from shardio.conversion.images.fit import Pictures
+from shardio.conversion.options import ConvertOptions, Labels, count_workers
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.detect import SourceKind
-from shardio.conversion.sources.listing import Labels
-from shardio.conversion.sources.table import Tables
 from shardio.errors import ConvertError, SourceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
@@ -54,19 +54,16 @@ def repair(
     path: str | os.PathLike[str],
     src: str | os.PathLike[str],
     *,
-    source: SourceKind = "auto",
-    table: Tables | None = None,
-    masks: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    **given: Any,
 ) -> RepairReport:
     """Repairs the set in the folder `path`, from `src`, the images that it was converted from.
 
-    Reads the whole set to find damaged files, and makes these files again. `convert` describes `source`, `table`,
-    `masks` and `workers`. To repair a damaged index, all images of its split are decoded. `on_verify` is
-    called, in any thread, with (bytes since the last call, bytes in total); `on_progress` in this thread with (sources
-    done, sources in total).
+    Reads the whole set to find damaged files, and makes these files again. The manifest has the options of `convert`;
+    `given` may be `source`, `table`, `masks` and `workers`. To repair a damaged index, all images of its split are
+    decoded. `on_verify` is called, in any thread, with (bytes since the last call, bytes in total); `on_progress` in
+    this thread with (sources done, sources in total).
 
     Raises ConvertError if `convert` did not make the set, if `src` lists other images now, or if a file cannot be made
     with the same bytes: such files are left as they are, and other files are repaired. Raises FormatError if the
@@ -78,16 +75,16 @@ def repair(
             f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
             "repaired: convert the dataset again into a new folder"
         )
-    workers = count_workers(workers)
-    sources = SourceOptions(source, table=table, masks=masks)
-    sources.check(src, None)
+    options = ConvertOptions(**given)
+    workers = count_workers(options.workers)
+    check(src, None, options)
     with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
         manifest = load_manifest(folder)
-    plan = _plan_again(folder, manifest, src, sources)
+    plan = _plan_again(folder, manifest, src, options)
     sweep_temporaries(folder)
     damaged = {problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems}
     columns_files = _without_columns(manifest, plan) & damaged
-    masks_files = _files_of_masks(manifest) if masks is None else set()
+    masks_files = _files_of_masks(manifest) if options.masks is None else set()
     work = _Repair(manifest, plan, damaged - columns_files - masks_files)
     try:
         origin = plan.collection.origin
@@ -131,7 +128,7 @@ def _files_of_masks(manifest: Manifest) -> set[str]:
     return {entry.file for array in arrays for entry in array.files}
 
 
-def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], sources: SourceOptions) -> Plan:
+def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], options: ConvertOptions) -> Plan:
     """Returns the plan of the set's conversion. Raises ConvertError if SRC no longer gives that plan."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
@@ -143,19 +140,21 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
             )
         raise ConvertError(f"{folder}: expected a set that `convert` has made, found another set: copy it again")
     try:
-        options = read_options(there)
+        options = options.as_described(there)
+        if options.size is not None:
+            Pictures.of(options)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
     changes = []
-    for collection in _readings(src, sources):
+    for collection in _readings(src, options):
         if (options.size is None) is collection.has_pixels:
             changes.append(f"{'images' if options.size is None else 'arrays'} instead of the others")
             continue
-        plan = make_plan(folder, sources.annotate(collection, options), options)
+        plan = make_plan(folder, annotate(collection, options), options)
         # The names of classes are in the manifest alone, and not every kind of storage has them.
         ignored = {"class_names_sha256"}
         ignored |= set() if collection.columns else {"columns_sha256"}
-        ignored |= {"masks"} if sources.masks is None else set()
+        ignored |= {"masks"} if options.masks is None else set()
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
         changes.append(difference(then, now))
         if not changes[-1]:
@@ -164,7 +163,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
     raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other sources than then ({closest})")
 
 
-def _readings(src: str | os.PathLike[str], sources: SourceOptions) -> Iterator[Collection]:
+def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[Collection]:
     """Yields the collections that SRC may have been converted as: with empty classes, without them, without labels.
 
     Raises SourceError if SRC cannot be converted in any way.
@@ -172,8 +171,8 @@ def _readings(src: str | os.PathLike[str], sources: SourceOptions) -> Iterator[C
     ways: tuple[Labels | None, ...] = ("folders", None)
     for labels in ways:
         with contextlib.suppress(SourceError):
-            yield from sources.readings(src, labels, "keep", "omit")
-    yield from sources.readings(src, "none", "keep")
+            yield from readings(src, replace(options, labels=labels), "keep", "omit")
+    yield from readings(src, replace(options, labels="none"), "keep")
 
 
 class _Repair:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from shardio.conversion.images.decode import JUNK
+from shardio.conversion.options import Progress
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, ShardRecord
 from shardio.conversion.writing.publish import Reject, read_rejects
@@ -17,21 +18,6 @@ from shardio.errors import printable, shortened
 from shardio.format.layout import REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.system.progress import Bar
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How many sources of a conversion, or of one part of a conversion, are done."""
-
-    done: int
-    refused: int
-    total: int
-    spooled: int = 0
-    """Sources copied out of parquet files. Copying ends before the first source is converted."""
-    kept: int = 0
-    """Sources in shards that earlier calls finished. `done` includes them before this call converts a source."""
-    notes: tuple[str, ...] = ()
-    """How SRC was understood, where that was guessed."""
 
 
 @dataclass(frozen=True)

@@ -82,13 +82,14 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
     Returns the outcome. If the source is refused, the row may hold anything.
     """
     source, row = item
-    options = task.options
+    pictures = task.pictures
+    assert pictures is not None
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
-            decoded = decode_image(image, options.decode, least_size=options.least_size)
-            options.fitting.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
+            decoded = decode_image(image, pictures.decode, least_size=pictures.least_size)
+            pictures.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:
@@ -157,7 +158,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
-    with one_torch_thread(task.options.needs_torch):
+    with one_torch_thread(task.needs_torch):
         return _do_task(task, control)
 
 
@@ -171,10 +172,10 @@ def _do_task(task: ShardTask, control: Control) -> ShardRecord:
         control.check()
         control.report(0, 0)  # raises if the work is to end
 
-    if task.options.sample_shape is None:
+    if task.sample_shape is None:
         record = make_rows(task, control.threads, on_block, control.report)
     else:
-        record = _make_shard(task, task.options.sample_shape, control)
+        record = _make_shard(task, task.sample_shape, control)
         record = replace(record, arrays=make_arrays(task, record, control.threads, on_block))
     record = replace(record, sources_sha256=digest(fingerprints))
     if task.wanted is None:

@@ -28,7 +28,7 @@ from places import ROOT
 from shardio.cli import main
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.report import Progress
+from shardio.conversion.options import Progress
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.system.opening import OpenFile
 from shardio.system.progress import Bar

@@ -47,9 +47,9 @@ from shardio.conversion import claim
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.images.decode import DecodeOptions, decode_image
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.options import ConvertOptions
+from shardio.conversion.options import ConvertOptions, Progress
 from shardio.conversion.plan import library_versions, order_sources
-from shardio.conversion.report import ConvertReport, Progress
+from shardio.conversion.report import ConvertReport
 from shardio.errors import ConvertError, FormatError, ShardioError, SourceError, SpaceError
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
@@ -463,7 +463,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
 def test_options_that_make_no_sense_are_refused_before_anything_is_written(
     image_tree: Path, out: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("shardio.conversion.options.scan")  # which may take minutes
+    monkeypatch.delattr("shardio.conversion.collect.list_source")  # which may take minutes
     with pytest.raises(ValueError, match=f"^{message}$"):
         convert(image_tree, out, **{**OPTIONS, **options})
     assert not out.exists()

@@ -17,7 +17,7 @@ from command import assert_one_clear_error, shardio
 from conversions import run_on
 
 from shardio.conversion.convert import convert
-from shardio.conversion.report import Progress
+from shardio.conversion.options import Progress
 from shardio.conversion.sources.table import Table
 from shardio.errors import ConvertError, SourceError, SpaceError
 
@@ -156,7 +156,7 @@ def test_a_missing_library_is_told_before_the_images_are_listed(
     monkeypatch.chdir(tmp_path)
     Path("columns.parquet").write_bytes(b"PAR1 and so on")
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delattr("shardio.conversion.options.scan")
+    monkeypatch.delattr("shardio.conversion.collect.list_source")
     with pytest.raises((ConvertError, SourceError), match=hint):
         convert(image_tree, tmp_path / "out", **OPTIONS, **options)
     assert not (tmp_path / "out").exists()

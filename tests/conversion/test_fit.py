@@ -23,8 +23,9 @@ from PIL import Image
 
 from shardio.conversion.convert import convert
 from shardio.conversion.images.decode import decode_image
-from shardio.conversion.images.fit import Fit, FitMode, Placement, Resample
+from shardio.conversion.images.fit import Fit, Placement
 from shardio.conversion.images.headers import MAX_PIXELS
+from shardio.conversion.options import FitMode, Resample
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
 from shardio.reading.shardset import open_shards

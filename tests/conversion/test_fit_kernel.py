@@ -10,7 +10,8 @@ import pytest
 from conversions import MODES
 from numpy.typing import NDArray
 
-from shardio.conversion.images.fit import Fit, FitMode
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.options import FitMode
 from shardio.kernels import resample as kernel
 
 pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="installed without a compiler")

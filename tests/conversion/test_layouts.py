@@ -17,9 +17,10 @@ from storages import tar_of
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
+from shardio.conversion.options import EmptyClasses
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.detect import EmptyClasses, scan
+from shardio.conversion.sources.detect import scan
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards

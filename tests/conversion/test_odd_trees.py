@@ -23,9 +23,8 @@ from pictures import random_jpeg, random_picture, write_jpeg
 from storages import scan_tree
 
 from shardio.conversion.convert import convert
-from shardio.conversion.options import ConvertOptions
+from shardio.conversion.options import ConvertOptions, Progress
 from shardio.conversion.plan import make_plan
-from shardio.conversion.report import Progress
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 

@@ -25,10 +25,10 @@ from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
 from storages import hub_metadata, hub_table, keys, put_parquet, write_parquet
 
-from shardio.cli.report import refused_pictures
+from shardio.cli.view import refused_pictures
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.report import Progress
+from shardio.conversion.options import Progress
 from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.detect import scan

@@ -21,8 +21,9 @@ from shardio.conversion import claim
 from shardio.conversion import convert as converter
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.engines.engine import Engine
+from shardio.conversion.options import Progress
 from shardio.conversion.plan import PlanPart
-from shardio.conversion.report import ConvertReport, Progress, UnfinishedParts
+from shardio.conversion.report import ConvertReport, UnfinishedParts
 from shardio.errors import ConvertError
 
 OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source", "workers": 1}

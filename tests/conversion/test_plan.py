@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.conversion.options import ConvertOptions, read_options
+from shardio.conversion.images.fit import Pictures
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
@@ -30,8 +31,8 @@ def tree(**splits: tuple[Source, ...]) -> Collection:
 
 
 def options(side: int = 4, per_shard: int = 10, **changes: Any) -> ConvertOptions:
-    base = ConvertOptions(side, shard_nbytes=HEADER_NBYTES + per_shard * side * side * 3)
-    return replace(base, **changes)
+    given: dict[str, Any] = {"size": side, "shard_size": HEADER_NBYTES + per_shard * side * side * 3}
+    return ConvertOptions(**given | changes)
 
 
 def plan_of(source_tree: Collection, chosen: ConvertOptions | None = None) -> Plan:
@@ -111,7 +112,7 @@ def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) 
     for _ in range(200):
         height, width = (int(n) for n in rng.integers(1, 40, 2))
         shard_nbytes, count = int(rng.integers(1, 60_000)), int(rng.integers(1, 300))
-        chosen = ConvertOptions((height, width), shard_nbytes=shard_nbytes)
+        chosen = ConvertOptions(size=(height, width), shard_size=shard_nbytes)
         tasks = plan_of(tree(train=sources(count)), chosen).tasks
         one = HEADER_NBYTES + height * width * 3
         for task in tasks:
@@ -124,7 +125,7 @@ def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) 
 
 def test_a_shard_has_at_most_16384_samples_and_by_default_1_gib() -> None:
     for count, shards in ((16_384, [16_384]), (16_385, [8192, 8193])):
-        plan = plan_of(tree(train=sources(count)), ConvertOptions(4))
+        plan = plan_of(tree(train=sources(count)), ConvertOptions(size=4))
         assert [len(task.sources) for task in plan.tasks] == shards
     plan = plan_of(tree(train=sources(5461)), ConvertOptions())
     assert [task.nbytes for task in plan.tasks] == [HEADER_NBYTES + 5461 * 256 * 256 * 3]
@@ -145,7 +146,7 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
         assert task.origin == replace(ORIGIN, spool=OUT / WORK_FOLDER)
-        assert (task.out, task.options) == (OUT, plan.options)
+        assert (task.out, task.pictures) == (OUT, Pictures.of(plan.options))
         assert task.wanted is None
 
 
@@ -236,7 +237,7 @@ def test_equal_descriptions_have_no_difference() -> None:
 )
 def test_options_are_read_back_from_their_description(chosen: ConvertOptions) -> None:
     description = json.loads(json.dumps(plan_of(tree(train=sources(20)), chosen).describe()))
-    assert read_options(description) == chosen
+    assert ConvertOptions().as_described(description) == chosen
 
 
 @pytest.mark.parametrize(
@@ -261,10 +262,10 @@ def test_options_are_read_back_from_their_description(chosen: ConvertOptions) ->
 def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     description = plan_of(tree(train=sources(3))).describe()
     with pytest.raises(ValueError):
-        read_options({**description, **change})
+        Pictures.of(ConvertOptions().as_described({**description, **change}))
     (name,) = change
     with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
-        read_options({key: value for key, value in description.items() if key != name})
+        ConvertOptions().as_described({key: value for key, value in description.items() if key != name})
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:
@@ -284,8 +285,8 @@ def test_libraries_that_decide_about_pixels_are_listed_with_their_versions() -> 
     [
         ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
         ({"quality": "good"}, "quality must be one of exact, fast; found 'good'"),
-        ({"shard_nbytes": 0}, "shard size must be a positive integer, in bytes; found 0"),
-        ({"shard_nbytes": -5}, "shard size must be a positive integer, in bytes; found -5"),
+        ({"shard_size": 0}, "shard size must be a positive integer, in bytes; found 0"),
+        ({"shard_size": -5}, "shard size must be a positive integer, in bytes; found -5"),
         ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*64 - 1; found -1"),
         ({"seed": 1 << 64}, r"seed must be an integer from 0 to 2\*\*64 - 1; found 18446744073709551616"),
     ],

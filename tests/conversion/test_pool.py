@@ -30,10 +30,9 @@ from shardio.conversion.convert import convert
 from shardio.conversion.engines import pool as executors
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.engines.pool import Pool, TaskLine, Terms, run_on_pool
-from shardio.conversion.options import ConvertOptions
+from shardio.conversion.options import ConvertOptions, Progress
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, load_record, refused_so_far
-from shardio.conversion.report import Progress
 from shardio.conversion.task import Control, do_task
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.system.files import sweep_temporaries
@@ -82,7 +81,7 @@ class Here(Executor):
 
 
 def tasks_of(src: Path, out: Path) -> tuple[ShardTask, ...]:
-    options = ConvertOptions(16, shard_nbytes=OPTIONS["shard_size"], order="source")
+    options = ConvertOptions(size=16, shard_size=OPTIONS["shard_size"], order="source")
     (out / ".convert").mkdir(parents=True, exist_ok=True)
     return make_plan(out, scan_tree(src), options).tasks
 
@@ -456,7 +455,7 @@ def task(image_tree: Path, out: Path) -> ShardTask:
     """All twelve sources of train, every other of which is bad."""
     for path in sorted((image_tree / "train").rglob("*.JPEG"))[::2]:
         path.write_bytes(b"")
-    plan = make_plan(out, scan_tree(image_tree / "train"), ConvertOptions(16, order="source"))
+    plan = make_plan(out, scan_tree(image_tree / "train"), ConvertOptions(size=16, order="source"))
     (out / ".convert").mkdir(parents=True)
     return plan.tasks[0]
 

@@ -9,7 +9,7 @@ import pytest
 from pictures import encode, random_picture
 from PIL import ImageFile
 
-from shardio.cli.report import refused_pictures
+from shardio.cli.view import refused_pictures
 from shardio.conversion.images.decode import decode_leniently
 from shardio.conversion.writing.publish import Reject
 

@@ -14,7 +14,8 @@ from folders import hashes
 
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
-from shardio.conversion.report import ImagesBar, Progress
+from shardio.conversion.options import Progress
+from shardio.conversion.report import ImagesBar
 
 
 @pytest.fixture

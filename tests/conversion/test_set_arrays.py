@@ -20,7 +20,7 @@ from shardio.conversion import array_files
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.report import Progress
+from shardio.conversion.options import Progress
 from shardio.errors import ConvertError
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards

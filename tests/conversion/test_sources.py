@@ -35,9 +35,10 @@ from storages import (
     write_webdataset,
 )
 
+from shardio.conversion.collect import read
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.options import SourceOptions
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection, DatasetItem, Source
 from shardio.conversion.sources.datasets import list_datasets
@@ -466,7 +467,7 @@ def test_a_table_describes_the_samples(
     rows = [f"{os.path.splitext(key)[0]},{number / 4},{number}" for number, key in enumerate(keys)][1:]
     (tmp_path / "table.csv").write_text("\n".join(["path,x,y", *rows, "train/missing,1,2"]))
     table = Table(tmp_path / "table.csv", label_columns=["x", "y"])
-    found = SourceOptions(table=table).read(src, None, "refuse")
+    found = read(src, ConvertOptions(table=table))
     assert found.ignored["image in no table"] == 1
     report = convert(src, tmp_path / "out", table=table, max_bad=1, **options)
     assert report.refused == {"incomplete": 1}

@@ -99,7 +99,7 @@ def test_a_folder_that_is_taken_is_told_before_the_images_are_listed(
 ) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_bytes(b"")
-    monkeypatch.delattr("shardio.conversion.options.scan")
+    monkeypatch.delattr("shardio.conversion.collect.list_source")
     with pytest.raises(
         ConvertError, match=r"expected no folder, an empty one or an unfinished conversion; found 'file'"
     ):

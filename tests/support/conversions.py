@@ -19,10 +19,10 @@ from shardio.conversion.convert import convert
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.engines.pool import Pool, run_on_pool
 from shardio.conversion.images.decode import DecodedImage, decode_image
-from shardio.conversion.images.fit import Fit, FitMode, Resample
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.options import FitMode, Progress, Resample
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
-from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection as sources
 from shardio.conversion.task import Report
 from shardio.errors import DecodeError

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from shardio.conversion.images.fit import Fit, FitMode
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.options import FitMode
 from shardio.viewing.overview import (
     Histogram,
     count_labels,

@@ -55,7 +55,7 @@ from shardio.augment import (
     Transform,
     Views,
 )
-from shardio.conversion.images.fit import FitMode
+from shardio.conversion.options import FitMode
 from shardio.errors import ShardioError
 
 SIZE = (24, 32)

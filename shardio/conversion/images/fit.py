@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.conversion.images.decode import DecodeOptions, LeastSize
 from shardio.conversion.images.headers import check_pixels
+from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
 from shardio.errors import DecodeError, check_choice
 from shardio.format.layout import MAX_SIDE
 from shardio.kernels import resample as kernel
-
-FitMode = Literal["crop", "squash", "pad", "adm"]
-Resample = Literal["bicubic", "bilinear", "lanczos"]
 
 
 @dataclass(frozen=True)
@@ -170,6 +169,27 @@ class Fit:
             sample[(rows < 0) | (rows >= height)] = 0
             sample[:, (columns < 0) | (columns >= width)] = 0
         return sample
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How the pictures of a conversion are decoded and fitted into samples."""
+
+    fit: Fit
+    decode: DecodeOptions
+    quality: Quality
+
+    @classmethod
+    def of(cls, options: ConvertOptions) -> Pictures:
+        """Returns what the options say. Raises ValueError if a picture cannot be fitted so."""
+        size: Any = options.size
+        color: Any = options.background
+        return cls(Fit(size, options.fit, options.resample), DecodeOptions(options.exif_rotate, color), options.quality)
+
+    @property
+    def least_size(self) -> LeastSize | None:
+        """The minimum size to decode a picture at; None to decode it at full size."""
+        return self.fit.least_size if self.quality == "fast" else None
 
 
 def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:

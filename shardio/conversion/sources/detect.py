@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Set
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
+from shardio.conversion.options import EmptyClasses, Labels, SourceKind
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, list_ilsvrc
 from shardio.conversion.sources.imagenet import images_folder, is_tiny_imagenet, list_kaggle, list_tiny_imagenet
 from shardio.conversion.sources.listed import list_table
-from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, EmptyClasses, Labels, Listing
+from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, Listing
 from shardio.conversion.sources.names import entries
 from shardio.conversion.sources.npy import list_arrays
 from shardio.conversion.sources.parquet import is_parquet, list_parquet
@@ -26,8 +26,6 @@ from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header,
 from shardio.conversion.sources.tree import holds_only_arrays, list_tree
 from shardio.conversion.sources.webdataset import is_pattern, list_webdataset
 from shardio.errors import SourceError, check_choice
-
-SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "tiny-imagenet", "list", "webdataset", "parquet", "arrays"]
 
 _CIFAR = {("data_batch_1", "batches.meta"): "CIFAR10", ("train", "test", "meta"): "CIFAR100"}
 """The files by which the datasets are known, which are pickles."""

@@ -20,9 +20,10 @@ import numpy as np
 
 from shardio.conversion.arrays import Label, as_float32
 from shardio.conversion.images.headers import has_image_suffix
+from shardio.conversion.options import EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection, Fault, FileOrigin, Source
 from shardio.conversion.sources.columns import make_columns, merge_columns
-from shardio.conversion.sources.listing import EmptyClasses, Found, Labels, Listing
+from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, are_measures, in_split_order, known_split, parse_number
 from shardio.conversion.sources.table import Contents, Table, read_table
 from shardio.errors import SourceError, counted

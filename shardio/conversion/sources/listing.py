@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from shardio.conversion.arrays import ArraySpec, Label
+from shardio.conversion.options import EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection, Fault, Origin, Place, Source
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
@@ -30,10 +31,6 @@ from shardio.conversion.sources.rows import Faults
 from shardio.errors import SourceError
 from shardio.format.layout import LABELS_NAME
 from shardio.format.parse import first_repeated
-
-Labels = Literal["folders", "none"]
-"""What the folders in SRC, or in the folder of a split, are: classes, or nothing."""
-EmptyClasses = Literal["refuse", "omit", "keep"]
 
 KINDS_OF_FOLDERS = ("tree", "arrays")
 """The kinds of storage whose folders may be classes or not."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ARRAY, ArraySpec, as_float32, declare, label_name
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
+from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import (
     DatasetItem,
     Extent,
@@ -33,7 +34,7 @@ from shardio.conversion.sources.collection import (
     identify,
     read_file,
 )
-from shardio.conversion.sources.listing import Found, Labels, Listing
+from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import known_split
 from shardio.conversion.sources.tree import ARRAYS, list_tree
 from shardio.errors import DecodeError, SourceError, SpaceError, counted

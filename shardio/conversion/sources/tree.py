@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from shardio.conversion.images.headers import holds_image
+from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import FileOrigin
-from shardio.conversion.sources.listing import Found, Labels, Listing
+from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
 
