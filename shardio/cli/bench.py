@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option, mix_option, set_argument, split_option
-from shardio.cli.output import Column, show, table
+from shardio.cli.output import show, table
 from shardio.cli.pictures import read_chain
 from shardio.errors import counted
 
@@ -94,14 +94,14 @@ def summary(result: BenchResult) -> Iterator[str]:
     rows = {names[kind]: speed for kind, speed in result.limits.items()} | {"ShardLoader": result.loader}
     speeds, title = rows.values(), "samples/s" if len(result.sample_shape) == 1 else "images/s"
     ratios = [_short(result.loader.ratio_to(speed)) for speed in result.limits.values()]
-    columns = [
-        Column("", [*rows]),
-        Column(title, [f"{speed.images_per_second:,.0f}" for speed in speeds], right=True),
-        Column("GB/s", [_short(result.gigabytes_per_second(speed)) for speed in speeds], right=True),
-        Column("CPU us/image", [_short(speed.cpu_microseconds_per_image) for speed in speeds], right=True),
-        Column("loader's ratio", [*ratios, ""], right=True),
-    ]
-    yield from table(columns)
+    columns = {
+        "": [*rows],
+        title: [f"{speed.images_per_second:,.0f}" for speed in speeds],
+        "GB/s": [_short(result.gigabytes_per_second(speed)) for speed in speeds],
+        "CPU us/image": [_short(speed.cpu_microseconds_per_image) for speed in speeds],
+        "loader's ratio": [*ratios, ""],
+    }
+    yield from table(columns, right=[*columns][1:])
     if "direct" in result.left_out:
         yield f"left out: O_DIRECT reads: {result.left_out['direct']}"
     yield ""

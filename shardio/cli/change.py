@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _MOST_CLASSES = 10
 
-new_argument = click.argument("new", type=folder)
-"""The folder of the new set."""
 change_options = together(
     json_option,
     click.option("--copy", is_flag=True, help="Copy files instead of sharing them by hard links."),
@@ -35,16 +33,16 @@ change_options = together(
 """The options of every command that makes a set from others."""
 
 
-def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bool, **options: Any) -> None:
+def _run(change: Callable[..., ChangeReport], *arguments: Any, as_json: bool, **options: Any) -> None:
     """Makes the set and prints the result. `change` is a function such as `shardio.change`."""
     from shardio.system.progress import BytesBar
 
     with BytesBar() as bar:
-        report = change(*arguments, on_room=tell_room, on_progress=bar.add, **options)
+        report = change(*arguments, on_room=_tell_room, on_progress=bar.add, **options)
     show(report if as_json else _summary(report))
 
 
-def tell_room(room: Room) -> None:
+def _tell_room(room: Room) -> None:
     """Prints how many bytes will be copied, and how many are needed. Prints nothing if no file is copied."""
     if room.copied_nbytes:
         say(
@@ -96,7 +94,7 @@ def _parse_arrays(
 
 @click.command(short_help="Keep, drop or relabel samples, add arrays, in a new set.")
 @set_argument
-@new_argument
+@click.argument("new", type=folder)
 @click.option("--keep", "step", flag_value="keep", help="Keep only the samples that match.")
 @click.option("--drop", "step", flag_value="drop", help="Drop the samples that match.")
 @splits_option
@@ -148,7 +146,7 @@ def change(
 
     if step is None and not selection.is_all:
         raise click.UsageError("the options choose samples: add --keep or --drop")
-    run_change(
+    _run(
         change_set,
         out,
         new,
@@ -190,4 +188,4 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
     """
     from shardio.changes.merge import merge as merge_sets
 
-    run_change(merge_sets, list(sets), new, **options)
+    _run(merge_sets, list(sets), new, **options)

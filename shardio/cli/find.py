@@ -91,8 +91,8 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
 def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
     """Prints the samples as one JSON object, piece by piece."""
     classes, names = indexed.manifest.classes, indexed.manifest.class_names
-    head = {"path": indexed.place, "num_samples": sum(map(len, found))}
-    click.echo(json.dumps(head)[:-1] + ', "samples": [', nl=False)
+    whole = {"path": indexed.place, "num_samples": sum(map(len, found)), "samples": []}
+    click.echo(json.dumps(whole).removesuffix("]}"), nl=False)
     comma = ""
     for split, samples in _chunks(indexed, found):
         facts = [

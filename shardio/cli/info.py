@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option
-from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers, wrapped
+from shardio.cli.output import levels_text, next_step, show, table, telling_of_servers, wrapped
 from shardio.errors import bytes_text, counted, shortened
 
 if TYPE_CHECKING:
@@ -209,15 +209,16 @@ def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
     classes, spreads = counts.classes, counts.spreads
     if classes:
         yield from _class_counts(manifest, split, classes)
-    columns = [
-        Column("", [shortened(name, 24) for name in spreads]),
-        *(
-            Column(name, [_number(getattr(spread, name)) for spread in spreads.values()], right=True)
+    columns = {
+        "": [shortened(name, 24) for name in spreads],
+        **{
+            name: [_number(getattr(spread, name)) for spread in spreads.values()]
             for name in ("minimum", "median", "maximum")
-        ),
-        Column("missing", [f"{one.num_missing:,}" if one.num_missing else "" for one in spreads.values()], right=True),
-    ]
-    yield from (f"          {line}" for line in table([one for one in columns if any(one.cells)]))
+        },
+        "missing": [f"{one.num_missing:,}" if one.num_missing else "" for one in spreads.values()],
+    }
+    shown = {title: cells for title, cells in columns.items() if any(cells)}
+    yield from table(shown, right=[*columns][1:], indent=" " * 10)
 
 
 def _class_counts(manifest: Manifest, split: str, classes: Sequence[tuple[int, int]]) -> Iterator[str]:
@@ -267,20 +268,19 @@ def _fact(title: str, text: str, whole: bool) -> list[str]:
 def _arrays(split: SplitEntry, in_use: list[int] | None) -> Iterator[str]:
     """Yields the lines of a table of the split's arrays; nothing if there are none."""
     arrays = split.arrays.items()
-    columns = [
-        Column("array", [name for name, _ in arrays]),
-        Column("kind", [array.kind for _, array in arrays]),
-        Column("type", [_type_text(array.row) for _, array in arrays]),
-        Column("size", [bytes_text(sum(entry.nbytes for entry in array.files)) for _, array in arrays], right=True),
-    ]
+    columns: dict[str, list[str]] = {
+        "array": [name for name, _ in arrays],
+        "kind": [array.kind for _, array in arrays],
+        "type": [_type_text(array.row) for _, array in arrays],
+        "size": [bytes_text(sum(entry.nbytes for entry in array.files)) for _, array in arrays],
+    }
     if any(array.order is not None for _, array in arrays):
-        stored = [
+        columns["order"] = [
             "" if array.order is None else f"{_stored(array.order, array.num_rows, in_use)} in use"
             for _, array in arrays
         ]
-        columns.append(Column("order", stored))
     if split.arrays:
-        yield from (f"          {line}" for line in table(columns))
+        yield from table(columns, right=["size"], indent=" " * 10)
 
 
 def _type_text(row: RowType) -> str:

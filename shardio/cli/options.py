@@ -156,31 +156,20 @@ table_options = together(
 """The options about tables. `with_tables` takes them."""
 
 
-def with_tables(
-    src: Path,
-    tables: tuple[str, ...] = (),
-    root: Path | None = None,
-    path_column: str = "",
-    label_columns: tuple[str, ...] = (),
-    split_column: str = "",
-    columns: tuple[str, ...] = (),
-    **others: Any,
-) -> tuple[Any, dict[str, Any]]:
+def with_tables(src: Path, tables: Sequence[str], **others: Any) -> tuple[Any, dict[str, Any]]:
     """Returns SRC, a `Table` if the options are about it, and the other options, with the tables that describe SRC."""
     from shardio.conversion.sources.table import Table
 
-    def table(file: str | Path) -> Table:
-        return Table(file, root, path_column, label_columns, split_column, columns)
-
+    names = ("root", "path_column", "label_columns", "split_column", "columns")
+    given = {name: others.pop(name) for name in names}
     if not tables:
-        is_table = any((root, path_column, label_columns, split_column, columns))
-        return table(src) if is_table else src, others
-    found = {split: table(file) for split, file in by_split(tables).items()}
+        return Table(src, **given) if any(given.values()) else src, others
+    found = {split: Table(file, **given) for split, file in _by_split(tables).items()}
     return src, {**others, "table": found.get("", found) if len(found) == 1 else found}
 
 
-def by_split(texts: Sequence[str]) -> dict[str, str]:
-    """Returns files by split, from texts such as train=FILE; or one file by ""."""
+def _by_split(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the values of --table by split, such as train=FILE; or one file by ""."""
     named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in texts]
     found = {split: file for split, _, file in named}
     if len(found) < len(named) or ("" in found and len(found) > 1):

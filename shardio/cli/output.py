@@ -9,7 +9,7 @@ import shlex
 import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,23 +52,15 @@ def next_view(out: object, split: str, samples: Sequence[int]) -> str:
     return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
 
 
-class Column(NamedTuple):
-    """One column of a table. `right` aligns it like numbers."""
-
-    title: str
-    cells: Sequence[str]
-    right: bool = False
-
-
-def table(columns: Sequence[Column]) -> Iterator[str]:
-    """Yields the lines of a table, with two spaces between columns."""
+def table(columns: Mapping[str, Sequence[str]], right: Sequence[str] = (), indent: str = "") -> Iterator[str]:
+    """Yields the lines of a table: `columns` has the cells by title. Columns in `right` are aligned like numbers."""
     padded = []
-    for column in columns:
-        texts = [column.title, *column.cells]
+    for title, cells in columns.items():
+        texts = [title, *cells]
         widest = max(map(len, texts))
-        padded.append([text.rjust(widest) if column.right else text.ljust(widest) for text in texts])
+        padded.append([text.rjust(widest) if title in right else text.ljust(widest) for text in texts])
     for row in zip(*padded, strict=True):
-        yield "  ".join(row).rstrip()
+        yield indent + "  ".join(row).rstrip()
 
 
 def wrapped(text: str, first: str, rest: str, most: int | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option, mix_option, output_file, parsed, set_argument, split_option
-from shardio.cli.output import Column, say, show, table
+from shardio.cli.output import say, show, table
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
 if TYPE_CHECKING:
@@ -234,12 +234,8 @@ def _tell(loader: ShardLoader, state: Mapping[str, Any], numbers: Sequence[int],
         show({**state, "rank": loader.world.rank, "indices": list(numbers), "labels": labels, "keys": keys})
         return
     names = shards.class_names
-    columns = [
-        Column("sample", [str(number) for number in numbers], right=True),
-        Column("class", [class_text(label, names) for label in labels]),
-        Column("key", keys),
-    ]
-    show(table(columns))
+    classes = [class_text(label, names) for label in labels]
+    show(table({"sample": [*map(str, numbers)], "class": classes, "key": keys}, right=["sample"]))
     say(
         f"epoch {state['epoch']}, after {state['consumed']:,} samples of all ranks; rank {loader.world.rank} of "
         f"{loader.world.world_size}"

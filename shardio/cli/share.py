@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option, parse_nbytes, parsed, set_argument, workers_option
-from shardio.cli.output import Column, next_step, say, show, table, telling_of_servers
+from shardio.cli.output import counts_text, next_step, say, show, table, telling_of_servers
 from shardio.errors import bytes_text, counted, first_of, printable
 
 if TYPE_CHECKING:
@@ -106,20 +106,18 @@ def _listed_facts(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] 
 def _listed(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
     """Yields the table of sets, with the cache's state if `copies` is given, and the root if there are several."""
     found = [(listing, entry) for listing in listings for entry in listing.sets]
-    columns = [
-        Column("name", [printable(entry.name) for _, entry in found]),
-        Column("samples", [", ".join(f"{s} {n:,}" for s, n in entry.num_samples.items()) for _, entry in found]),
-        Column(
-            "shape", [" x ".join(map(str, entry.sample_shape)) or (entry.digest and "arrays") for _, entry in found]
-        ),
-        Column("size", [bytes_text(entry.nbytes) if entry.digest else "" for _, entry in found]),
-        Column("digest", [entry.digest[:12] for _, entry in found]),
-        Column("state", [entry.state for _, entry in found]),
-    ]
+    columns: dict[str, list[str]] = {
+        "name": [printable(entry.name) for _, entry in found],
+        "samples": [counts_text(entry.num_samples) for _, entry in found],
+        "shape": [" x ".join(map(str, entry.sample_shape)) or (entry.digest and "arrays") for _, entry in found],
+        "size": [bytes_text(entry.nbytes) if entry.digest else "" for _, entry in found],
+        "digest": [entry.digest[:12] for _, entry in found],
+        "state": [entry.state for _, entry in found],
+    }
     if copies is not None:
-        columns.append(Column("cached", [_cached(copies.get(entry.digest)) for _, entry in found]))
+        columns["cached"] = [_cached(copies.get(entry.digest)) for _, entry in found]
     if len(listings) > 1:
-        columns.append(Column("root", [printable(listing.root) for listing, _ in found]))
+        columns["root"] = [printable(listing.root) for listing, _ in found]
     yield from table(columns)
     for _, entry in found:
         if entry.reason:

@@ -22,7 +22,7 @@ from shardio.cli.options import (
     with_tables,
     workers_option,
 )
-from shardio.cli.output import next_step, say, show
+from shardio.cli.output import next_step, show
 from shardio.errors import bytes_text, counted
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     with BytesBar(shown=not quick) as bar:
         report = verifier.verify(out, quick=quick, on_progress=bar.add, **options)
     show({**dataclasses.asdict(report), "ok": report.ok} if as_json else _verdict(report, out, quick))
-    if not as_json:
-        show([next_step("bench", out)] if report.ok else _way_out(report, out))
     sys.exit(0 if report.ok else 1)
 
 
@@ -91,6 +89,7 @@ def _verdict(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
         what = f"{' and '.join(some)} (seed {report.subset.seed}), sizes, headers and indexes"
     verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
     yield f"{out}: {verdict}: {what} of {counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}"
+    yield from [next_step("bench", out)] if report.ok else _way_out(report, out)
 
 
 # --- repair -----------------------------------------------------------------------------------------------------------
@@ -115,9 +114,6 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     with BytesBar(desc="verify") as read, Bar(unit=" images", desc="repair") as made:
         source, options = with_tables(src, **options)
         report = repairer.repair(out, source, on_verify=read.add, on_progress=made.reach, **options)
-    if as_json:
-        show(report)
-    else:
-        show(f"repaired: {out / file}" for file in report.repaired)
-        say(f"{out}: intact, {counted(len(report.repaired), 'file')} repaired")
-        say(next_step("verify", out))
+    lines = [f"repaired: {out / file}" for file in report.repaired]
+    lines += [f"{out}: intact, {counted(len(report.repaired), 'file')} repaired", next_step("verify", out)]
+    show(report if as_json else lines)

@@ -9,17 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from command import call
 
-from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.shardset import open_shards
 
 HOSTILE = os.fsencode("x\n\x1b[31m") + b"\xff.png"
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(cli, list(map(str, words)))
 
 
 def lines(*words: object) -> list[list[str]]:

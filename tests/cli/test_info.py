@@ -10,24 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command import called
 from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
 from shardio.changes.change import change
-from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
 from shardio.sets.index import count_classes, spread_of
 from shardio.sets.selection import Selection
 from shardio.sets.storage import FolderStorage
-
-
-def called(*words: object) -> str:
-    result = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_info_fits_a_screen_and_ends_with_what_to_type_next(

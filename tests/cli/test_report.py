@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from command import assert_one_clear_error, shardio
+from command import called
 from pictures import encode, random_picture, write_jpeg
 
 from shardio import change, convert
-from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.manifest_file import load_manifest
 
@@ -67,9 +65,8 @@ class Page(HTMLParser):
 
 
 def report_of(out: object, page: Path, *words: object) -> tuple[Page, str]:
-    result = CliRunner().invoke(cli, ["report", str(out), "-o", str(page), *map(str, words)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return Page(page), result.stdout
+    text = called("report", out, "-o", page, *words)
+    return Page(page), text
 
 
 def assert_needs_nothing_else(page: Page) -> None:
@@ -259,10 +256,3 @@ def test_a_page_of_many_classes_has_the_smallest_and_the_largest_and_stops_where
     shown = [picture for one in page.data["classes"] for _, _, picture in one[4]]
     assert 1 < len(shown) < 20
     assert sum(map(len, shown)) < 30_000
-
-
-def test_report_tells_what_is_wrong(make_set: Callable[..., Path], tmp_path: Path) -> None:
-    out = make_set(9)
-    assert_one_clear_error(shardio("report", tmp_path), 1, "holds no shard set")
-    assert_one_clear_error(shardio("report", out, "-o", tmp_path / "no" / "page.html"), 2, "--output", "does not exist")
-    assert not (tmp_path / "no").exists()

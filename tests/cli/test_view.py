@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,25 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from command import assert_one_clear_error, shardio
+from command import assert_one_clear_error, called, shardio
 from PIL import Image
 from replay_training import Histories, train
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, Transform, Views
-from shardio.cli.main import cli
 from shardio.cli.pictures import levels_of, read_chain
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 
 CHAIN = Compose([RandomResizedCrop(8), HorizontalFlip(), Normalize("imagenet")])
-
-
-def called(*words: object) -> str:
-    """Runs a command in this process, and returns what it printed."""
-    result = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture
@@ -92,22 +82,6 @@ def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
     shard.write_bytes(data)
     called("view", out, "--damaged", "--side", 12, "-o", tmp_path / "sheet.png")
     np.testing.assert_array_equal(pixels_of(tmp_path / "sheet.png")[6:18, 6:16], open_shards(out)[12].image)
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--indices", "5,61"], ["expected numbers of samples from 0 to 60, found 5 to 61"]),
-        (["--indices", "3,17-5"], ["expected ranges from the smaller number to the larger", "found '3,17-5'"]),
-        (["--indices", "a"], ["expected numbers such as 5,17 or 0-23, or an NPY file of numbers; found 'a'"]),
-        (["--class", "c33"], ["expected a class of the set, or a number from 0 to 6, found 'c33': did you mean c3"]),
-        ([], ["write the sheet to a file"]),
-        (["--augmented", "nothing"], ["nothing"]),
-        (["--augmented", "deit3", "--against", "."], ["give one of them"]),
-    ],
-)
-def test_view_tells_what_is_wrong(out: Path, words: list[str], parts: list[str]) -> None:
-    assert_one_clear_error(shardio("view", out, *words), 2, *parts)
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------
@@ -197,36 +171,6 @@ def test_replay_tells_a_table_and_draws_what_the_model_saw(out: Path, tmp_path: 
     assert lines[2].split() == ["8", "c1", "c1/8.png"]
     assert lines[-1] == "epoch 0, after 8 samples of all ranks; rank 0 of 1"
     assert pixels_of(tmp_path / "sheet.png").size
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--step", "15"], ["--step must be from 0 to 14, the steps of an epoch; found 15"]),
-        (["--consumed", "62"], ["62"]),
-        (["--step", "1", "--consumed", "4"], ["give only one of them"]),
-        (["--rank", "2"], ["rank"]),
-        (["--state", "/nowhere.json"], ["/nowhere.json"]),
-    ],
-)
-def test_replay_tells_what_is_wrong(out: Path, words: list[str], parts: list[str]) -> None:
-    result = shardio("replay", out, "--batch-size", "4", *words)
-    assert_one_clear_error(result, result.returncode or 2, *parts)
-
-
-def test_a_file_without_a_state_is_refused(out: Path, tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text('{"epoch": 3}')
-    (tmp_path / "state.pt").write_bytes(b"no checkpoint")
-    os.mkfifo(tmp_path / "fifo.pt")
-    with ShardLoader(out, 4, device="cpu") as loader:
-        (tmp_path / "seed.json").write_text(json.dumps({**loader.state_dict(), "seed": "x" * 10**6}))
-    for name, part in {
-        "state.json": "contains no state",
-        "state.pt": "expected JSON or a checkpoint of torch, found neither",
-        "fifo.pt": "FIFO",
-        "seed.json": "seed",
-    }.items():
-        assert_one_clear_error(shardio("replay", out, "--batch-size", "4", "--state", tmp_path / name), 2, name, part)
 
 
 @pytest.mark.parametrize("transform", [None, CHAIN, Compose([Normalize(0.5, 0.25)])])

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner, Result
 from places import CHAOS, ROOT
 
 # A benchmark sees no GPU, even if there is one: so there is one answer to each question.
@@ -30,6 +31,21 @@ def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, 
     assert len(result.stderr.strip().splitlines()) <= 4  # click's usage line, its hint, an empty line, the error
     for part in parts:
         assert part in result.stderr
+
+
+def call(*words: object) -> Result:
+    """Runs a command in this process."""
+    from shardio.cli.main import cli
+
+    return CliRunner().invoke(cli, list(map(str, words)))
+
+
+def called(*words: object) -> str:
+    """Runs a command in this process, which must succeed, and returns what it printed."""
+    result = call(*words)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
 
 
 def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
