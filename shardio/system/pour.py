@@ -80,13 +80,13 @@ class BackgroundSync:
         self._syncing: DaemonThread | None = None
         self._unsynced_nbytes = 0
 
-    def wrote(self, nbytes: int, sync: Callable[[], object], *, now: bool = False) -> None:
-        """Counts `nbytes` written bytes. Begins `sync` if SYNC_NBYTES are not synced yet, or if `now` is true.
+    def wrote(self, nbytes: int, sync: Callable[[], object]) -> None:
+        """Counts `nbytes` written bytes. Begins `sync` if SYNC_NBYTES are not synced yet.
 
         Begins nothing while a sync is under way. Raises the error of the last sync.
         """
         self._unsynced_nbytes += nbytes
-        if (now or self._unsynced_nbytes >= SYNC_NBYTES) and (self._syncing is None or self._syncing.is_over):
+        if self._unsynced_nbytes >= SYNC_NBYTES and (self._syncing is None or self._syncing.is_over):
             self.finish()
             self._syncing = DaemonThread(sync, self._name)
             self._syncing.begin()

@@ -73,9 +73,9 @@ def test_one_sync_at_a_time_begins_after_so_many_bytes(monkeypatch: pytest.Monke
     background.finish()
     background.wrote(0, lambda: sync("second"))
     background.finish()
-    background.wrote(1, lambda: sync("at once"), now=True)
+    background.wrote(10, lambda: sync("third"))
     background.close()
-    assert syncs == ["first", "second", "at once"]
+    assert syncs == ["first", "second", "third"]
 
 
 def test_an_error_of_an_earlier_piece_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
