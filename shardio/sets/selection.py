@@ -110,6 +110,19 @@ def describe_unknown(of: HasClasses, name: str | int) -> str:
     return f"expected a class of the set, or a number from 0 to {len(of.classes) - 1}, found {name!r}{hint}"
 
 
+def check_share(name: str, share: float, seed: int) -> None:
+    """Raises ValueError unless a share of samples, the argument `name`, can be drawn by this seed."""
+    if not 0 < share <= 1:
+        raise ValueError(f"`{name}` must be a share of the samples, more than 0 and at most 1; found {share}")
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
+
+
+def draw_share(num_samples: int, share: float, seed: int, number: int = 0) -> NDArray[np.int64]:
+    """Returns at least this share of the samples of `num_samples`, ascending. Each `number` draws another share."""
+    return np.sort(Permutation(num_samples, seed, number)(np.arange(math.ceil(share * num_samples))))
+
+
 class Selection:
     """Chooses samples: those that match every condition given.
 
@@ -134,10 +147,7 @@ class Selection:
         seed: int = 0,
         indices: Indices | None = None,
     ) -> None:
-        if random is not None and not 0 < random <= 1:
-            raise ValueError(f"`random` must be a share of the samples, more than 0 and at most 1; found {random}")
-        if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
+        check_share("random", 1 if random is None else random, seed)
         self.classes = (classes,) if isinstance(classes, (str, int)) else tuple(classes)
         self.globs = tuple(map(as_key, (keys,) if isinstance(keys, (str, bytes)) else keys))
         self.where = tuple(map(parse_condition, (where,) if isinstance(where, str) else where))
@@ -190,10 +200,7 @@ class Selection:
             )
             matches[left] = np.fromiter(is_wanted, np.bool_, len(left))
         found = np.flatnonzero(matches)
-        if self.share is not None and len(found):
-            count = math.ceil(self.share * len(found))
-            found = found[np.sort(Permutation(len(found), self.seed, 0)(np.arange(count)))]
-        return found
+        return found if self.share is None or not len(found) else found[draw_share(len(found), self.share, self.seed)]
 
     def _numbers(self, indices: NDArray[Any], count: int) -> NDArray[np.int64]:
         where, error = ("indices", ValueError) if self._file is None else (self._file, SourceError)

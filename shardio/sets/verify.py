@@ -31,8 +31,8 @@ from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
-from shardio.order.permutation import Permutation
 from shardio.sets.index import find_outside, read_rows
+from shardio.sets.selection import check_share, draw_share
 from shardio.sets.storage import FolderStorage
 from shardio.sets.stored import Sums, Values, compare_rows, values_of
 from shardio.system.opening import open_regular
@@ -64,10 +64,7 @@ class CheckedShare:
     """The number of values that were read, in all arrays."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"`subset` must be a share of the samples, more than 0 and at most 1; found {self.share}")
-        if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
+        check_share("subset", self.share, self.seed)
 
     def count(self, num_samples: int) -> int:
         """Returns how many samples to read from a shard with `num_samples` samples."""
@@ -75,7 +72,7 @@ class CheckedShare:
 
     def positions(self, num_samples: int, shard: int) -> NDArray[np.int64]:
         """Returns the samples of shard `shard` to read, in ascending order, which suits disks."""
-        return np.sort(Permutation(num_samples, self.seed, shard)(np.arange(self.count(num_samples))))
+        return draw_share(num_samples, self.share, self.seed, shard)
 
 
 @dataclass(frozen=True)
