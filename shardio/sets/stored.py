@@ -9,7 +9,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.entries import Crc32Entry, ShardEntry, SplitEntry
+from shardio.format.entries import ArrayEntry, Crc32Entry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, RowType, SampleShape, crc32, pixels_row
 
 
@@ -19,25 +19,19 @@ class Values:
 
     split: SplitEntry
     name: str
-    shards: tuple[ShardEntry, ...]
+    stored: SplitEntry | ArrayEntry
     row: RowType
-    order: int | None
-    crc32: Crc32Entry | None = None
-    """The checksums of an array; the index has the checksums of pixels."""
 
     @property
-    def num_rows(self) -> int:
-        return sum(shard.num_samples for shard in self.shards)
+    def crc32(self) -> Crc32Entry | None:
+        """The checksums of an array; the index has the checksums of pixels."""
+        return self.stored.crc32 if isinstance(self.stored, ArrayEntry) else None
 
 
 def values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[Values]:
     """Returns the pixels, if the split has any, and then the arrays, sorted by name."""
-    arrays = sorted(split.arrays.items())
-    row = None if sample_shape is None else pixels_row(sample_shape)
-    return [
-        *([] if row is None else [Values(split, "", split.shards, row, split.order)]),
-        *(Values(split, name, array.shards, array.row, array.order, array.crc32) for name, array in arrays),
-    ]
+    pixels = [] if sample_shape is None else [Values(split, "", split, pixels_row(sample_shape))]
+    return [*pixels, *(Values(split, name, array, array.row) for name, array in sorted(split.arrays.items()))]
 
 
 @dataclass(frozen=True)

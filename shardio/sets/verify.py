@@ -171,8 +171,8 @@ class _Verifier:
             if self.subset is not None:
                 with contextlib.suppress(OSError, FormatError):
                     sums = self.read_sums(values)
-            starts = accumulate((shard.num_samples for shard in values.shards), initial=0)
-            for first, shard in zip(starts, values.shards, strict=False):
+            starts = accumulate((shard.num_samples for shard in values.stored.shards), initial=0)
+            for first, shard in zip(starts, values.stored.shards, strict=False):
                 if self.subset is None:
                     checks.append(partial(self.check_shard, values, shard, first))
                     continue
@@ -192,15 +192,15 @@ class _Verifier:
             if values.crc32 is None:
                 raise
         samples = rows = np.arange(split.num_samples)
-        if values.order is not None:
-            order = read_rows(self.storage, split.orders[values.order])
+        if values.stored.order is not None:
+            order = read_rows(self.storage, split.orders[values.stored.order])
             samples = np.argsort(order, kind="stable")
             rows = order[samples]
-            is_stored = (rows >= 0) & (rows < values.num_rows)  # `check_order` reports the others
+            is_stored = (rows >= 0) & (rows < values.stored.num_rows)  # `check_order` reports the others
             samples, rows = samples[is_stored], rows[is_stored]
         if values.crc32 is not None:
             crc32s = read_rows(self.storage, values.crc32)
-            unused = np.setdiff1d(np.arange(values.num_rows), rows)
+            unused = np.setdiff1d(np.arange(values.stored.num_rows), rows)
             rows, samples = np.concatenate([rows, unused]), np.concatenate([samples, np.full(len(unused), -1)])
             by_row = np.argsort(rows, kind="stable")
             rows, samples = rows[by_row], samples[by_row]
@@ -218,7 +218,7 @@ class _Verifier:
     def check_order(self, split: SplitEntry, number: int) -> Problem | None:
         """Compares an order with its entry, and its numbers with the stored rows of pixels and arrays in this order."""
         values = values_of(split, self.manifest.sample_shape)
-        stored = {each.name or "pixels": each.num_rows for each in values if each.order == number}
+        stored = {each.name or "pixels": each.stored.num_rows for each in values if each.stored.order == number}
         what, fewest = min(stored.items(), key=lambda item: item[1])
         return self.check_numbers(split.orders[number], fewest, f"a stored row of the {what}")
 

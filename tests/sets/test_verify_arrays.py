@@ -55,10 +55,14 @@ def row_nbytes(name: str) -> int:
 
 def damage(out: Path, name: str, row: int) -> str:
     """Changes a stored row of the pixels or of an array. Returns the file's name."""
-    most, nbytes, prefix = (7, row_nbytes(name), f"train-{name}") if name else (10, NBYTES, "train")
-    file = f"{prefix}-{row // most:05d}.npy"
-    flip(out / file, HEADER_NBYTES + row % most * nbytes + nbytes - 1)
-    return file
+    train = load_manifest(out).splits["train"]
+    nbytes = row_nbytes(name) if name else NBYTES
+    for shard in train.arrays[name].shards if name else train.shards:
+        if row < shard.num_samples:
+            flip(out / shard.file, HEADER_NBYTES + row * nbytes + nbytes - 1)
+            return shard.file
+        row -= shard.num_samples
+    raise IndexError(row)
 
 
 @pytest.mark.parametrize("how", [{}, {"quick": True}, {"subset": 1}, {"subset": 0.1}], ids=str)
