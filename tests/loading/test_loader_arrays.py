@@ -34,7 +34,6 @@ from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.loading.cuda import CudaCopier
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.loading.ring import Ring, Slot
 from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
 from shardio.sets.rows import write_index
@@ -174,25 +173,7 @@ def test_repr_and_stats_tell_of_arrays(loader_of: Callable[..., ShardLoader]) ->
         assert loader.stats()["nbytes"] == len(ORDER) * (HEIGHT * WIDTH * 3 + 32 + 8)
 
 
-def spoil(slot: Slot) -> None:
-    for array in (slot.images, *slot.more.values()):
-        array.reshape(-1).view(np.uint8).fill(0xEE)
-
-
-@pytest.fixture
-def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each slot is spoiled when it is taken, so that a test that still holds it will see."""
-    acquire = Ring.acquire
-
-    def take(ring: Ring) -> Slot:
-        slot = acquire(ring)
-        spoil(slot)
-        return slot
-
-    monkeypatch.setattr(Ring, "acquire", take)
-
-
-@pytest.mark.usefixtures("spoiled")
+@pytest.mark.usefixtures("poison")
 def test_a_held_array_keeps_its_slot_from_reuse(loader_of: Callable[..., ShardLoader]) -> None:
     rng = random.Random(0)
     with loader_of(arrays=NAMES, columns=["year"], prefetch=1) as loader:
@@ -394,6 +375,7 @@ def look_on_device(simulation: Simulation, batch: tuple[Any, ...], seen: list[in
     simulation.launch(look, images, labels, indices, *more.values())
 
 
+@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("haste", [0.0, 0.4, 0.95])
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -403,13 +385,6 @@ def test_arrays_arrive_on_the_device_whenever_it_gets_to_them(
     simulation = Simulation(seed, haste)
     monkeypatch.setattr(shardio.loading.cuda, "torch", simulation.torch())
     monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
-    release = Ring.release
-
-    def poison(ring: Ring, slot: Slot) -> None:
-        spoil(slot)
-        release(ring, slot)
-
-    monkeypatch.setattr(Ring, "release", poison)
     seen: list[int] = []
     with ShardLoader(
         path, 5, device="cpu", seed=seed, prefetch=prefetch, return_indices=True, arrays=NAMES, columns=COLUMNS

@@ -239,17 +239,10 @@ LOADER_SHAPE = (6, 5, 3)
 
 
 @pytest.fixture
-def device_loader(monkeypatch: pytest.MonkeyPatch, make_set: Callable[..., Path]) -> Callable[..., ShardLoader]:
+def device_loader(
+    monkeypatch: pytest.MonkeyPatch, make_set: Callable[..., Path], poison: None
+) -> Callable[..., ShardLoader]:
     """A loader whose batches go through the given FakeCopier, and whose slots are spoiled when they come back."""
-    release = Ring.release
-
-    def poison(ring: Ring, slot: Slot) -> None:
-        slot.images.fill(POISON)
-        slot.labels.fill(-POISON)
-        slot.indices.fill(-POISON)
-        release(ring, slot)
-
-    monkeypatch.setattr(Ring, "release", poison)
 
     def make(copier: FakeCopier, batch_size: int, num_samples: int = 47, **options: object) -> ShardLoader:
         monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: copier)
