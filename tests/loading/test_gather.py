@@ -8,8 +8,10 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,19 @@ class StandIn(Reader):
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Any = None) -> None:
         self.before(indices)
         out[:] = indices.astype(np.uint8)[:, None, None, None]
+
+
+class Gate:
+    """Notes the samples of parts that are begun, and holds the parts back."""
+
+    def __init__(self) -> None:
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        self.copied: list[int] = []
+
+    def __call__(self, indices: NDArray[np.int64]) -> None:
+        self.copied += indices.tolist()
+        self.entered.set()
+        assert self.go_on.wait(DEADLINE_SECONDS)
 
 
 class Caller(Reader):
@@ -221,59 +236,20 @@ def test_a_batch_abandoned_from_within_its_own_part_returns_after_it() -> None:
     assert pending.done()
 
 
-def test_a_slot_abandoned_while_a_thread_writes_to_it_returns_when_the_thread_is_done() -> None:
-    entered, go_on, returned = threading.Event(), threading.Event(), threading.Event()
-    released: list[Slot] = []
-
-    def before(indices: NDArray[np.int64]) -> None:
-        entered.set()
-        assert go_on.wait(DEADLINE_SECONDS)
-
-    def release(slot: Slot) -> None:
-        released.append(slot)
-        returned.set()
-
-    threads = GatherThreads(1)
-    slot = fresh_slot()
-    pending = threads.submit(StandIn(before), Request(np.arange(9)), slot)
-    assert entered.wait(DEADLINE_SECONDS)
-    in_time(lambda: pending.abandon(release))  # does not wait for the thread
-    assert released == []
-    assert not pending.done()
-    go_on.set()
-    assert returned.wait(DEADLINE_SECONDS)
+def test_an_abandoned_slot_returns_when_no_thread_writes_to_it_and_a_queued_batch_is_not_copied() -> None:
+    gate, released = Gate(), SimpleQueue[Slot]()
+    threads, slots = GatherThreads(1), [fresh_slot(), fresh_slot()]
+    running, queued = (threads.submit(StandIn(gate), Request(np.arange(9)), slot) for slot in slots)
+    assert gate.entered.wait(DEADLINE_SECONDS)
+    for pending in (running, queued):
+        in_time(partial(pending.abandon, released.put))  # does not wait for the thread
+    assert released.empty()
+    assert not running.done()
+    gate.go_on.set()
+    assert [released.get(timeout=DEADLINE_SECONDS) for _ in slots] == slots
     threads.close()
-    assert released == [slot]
-    check(slot, np.arange(9))  # the last write was before the return
-
-
-def test_a_batch_abandoned_before_its_turn_is_not_copied() -> None:
-    entered, go_on, returned = threading.Event(), threading.Event(), threading.Event()
-    released: list[Slot] = []
-    copied: list[int] = []
-
-    def before(indices: NDArray[np.int64]) -> None:
-        copied.extend(indices.tolist())
-        entered.set()
-        assert go_on.wait(DEADLINE_SECONDS)
-
-    def release(slot: Slot) -> None:
-        released.append(slot)
-        returned.set()
-
-    threads = GatherThreads(1)
-    first = threads.submit(StandIn(before), Request(np.array([1])), fresh_slot())
-    slot = fresh_slot()
-    second = threads.submit(StandIn(before), Request(np.array([2])), slot)
-    assert entered.wait(DEADLINE_SECONDS)
-    second.abandon(release)
-    assert released == []  # its turn is still to come: the queue holds it
-    go_on.set()
-    first.wait()
-    assert returned.wait(DEADLINE_SECONDS)
-    threads.close()
-    assert released == [slot]
-    assert copied == [1]
+    check(slots[0], np.arange(9))  # the last write was before the return
+    assert gate.copied == list(range(9))
 
 
 def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once() -> None:
@@ -305,16 +281,11 @@ def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once() -> None
 
 
 def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, go_on, closing = threading.Event(), threading.Event(), threading.Event()
-
-    def before(indices: NDArray[np.int64]) -> None:
-        entered.set()
-        assert go_on.wait(DEADLINE_SECONDS)
-
+    gate, closing = Gate(), threading.Event()
     threads = GatherThreads(1)
-    running = threads.submit(StandIn(before), Request(np.arange(4)), slot := fresh_slot())
-    queued = [threads.submit(StandIn(before), Request(np.arange(4)), fresh_slot()) for _ in range(3)]
-    assert entered.wait(DEADLINE_SECONDS)
+    running = threads.submit(StandIn(gate), Request(np.arange(4)), slot := fresh_slot())
+    queued = [threads.submit(StandIn(gate), Request(np.arange(4)), fresh_slot()) for _ in range(3)]
+    assert gate.entered.wait(DEADLINE_SECONDS)
     (worker,) = threads._threads
     wait = worker.wait
     monkeypatch.setattr(worker, "wait", lambda: (closing.set(), wait()))
@@ -322,7 +293,7 @@ def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest
     closer.start()
     assert closing.wait(DEADLINE_SECONDS)
     assert closer.is_alive()  # it waits for what is being copied
-    go_on.set()
+    gate.go_on.set()
     closer.join(DEADLINE_SECONDS)
     assert not closer.is_alive()
     assert running.wait() is slot
