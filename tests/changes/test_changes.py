@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import re
 import shutil
 import threading
@@ -26,7 +25,6 @@ from places import CHAOS
 from shardio.changes import carry
 from shardio.changes.carry import ChangeReport, Room
 from shardio.changes.change import change
-from shardio.changes.labels import read_labels
 from shardio.changes.merge import merge
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
@@ -35,7 +33,6 @@ from shardio.errors import ConvertError, FormatError, SetNotFoundError, ShardioE
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.given import ArrayFile, read_keys
 from shardio.sets.new_folder import folder_of
 from shardio.sets.publish import publish
 from shardio.sets.selection import Condition, Selection, parse_condition
@@ -472,15 +469,7 @@ def test_the_steps_of_one_call_come_in_their_order(out: Path, new: Path) -> None
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"classes": "c1"}, [1, 8, 15, 22]),
         ({"classes": ["c1", 6]}, [1, 6, 8, 13, 15, 20, 22]),
-        ({"classes": "5"}, [5, 12, 19]),
-        ({"keys": "c1/?.png"}, [1, 8]),
-        ({"keys": [b"c1/*", "*/2.png"]}, [1, 2, 8, 15, 22]),
-        ({"where": "label >= 6"}, [6, 13, 20]),
-        ({"where": ["label>=2", "label != 2", "label<4.5"]}, [3, 4, 10, 11, 17, 18, 24]),
-        ({"listed": ["c3/24.png", "c2/2.png"]}, [2, 24]),
-        ({"listed": np.array([b"c3/24.png", b"c2/2.png"])}, [2, 24]),
         ({"classes": "c1", "where": "label == 1", "keys": "*2*"}, [22]),
         ({"indices": [24, 0, 0]}, [24, 0, 0]),
         ({"indices": np.arange(25) % 5 == 4}, [4, 9, 14, 19, 24]),
@@ -620,128 +609,6 @@ def test_conditions_are_one_comparison_with_a_number() -> None:
     assert not parse_condition(f"id == {1 << 62}").holds(rows).any()  # as integers, and not as floats
     assert parse_condition(f"id < {1 << 70}").holds(rows).all()
     assert not parse_condition("score >= -1e300").holds(rows).any()
-
-
-# --- files of keys and arrays, which may hold anything ----------------------------------------------------------------
-
-
-def test_keys_are_read_from_lines_and_from_arrays(out: Path, tmp_path: Path) -> None:
-    names = [key(3), key(17)]
-    (tmp_path / "lines.txt").write_bytes("\r\n".join(names).encode() + b"\r\n\n")
-    np.save(tmp_path / "text.npy", np.array(names))
-    np.save(tmp_path / "bytes.npy", np.array(names, "S"))
-    np.savez(tmp_path / "both.npz", keys=np.array(names), other=np.zeros(3))
-    for name in ("lines.txt", "text.npy", "bytes.npy", "both.npz"):
-        keep(out, tmp_path / f"by-{name}", listed=tmp_path / name)
-        assert samples_of(tmp_path / f"by-{name}") == [3, 17]
-
-
-def hostile_files(folder: Path) -> Mapping[str, Path]:
-    np.save(folder / "objects.npy", np.array([{}], object), allow_pickle=True)
-    np.savez(folder / "objects.npz", keys=np.array([{}], object))
-    np.savez(folder / "several.npz", a=np.zeros(1), b=np.zeros(1))
-    np.save(folder / "numbers.npy", np.zeros(25))
-    (folder / "empty").write_bytes(b"")
-    (folder / "gap").write_bytes(b"a\n\nb\n")
-    (folder / "cut.npy").write_bytes((folder / "numbers.npy").read_bytes()[:40])
-    (folder / "short.npy").write_bytes((folder / "numbers.npy").read_bytes()[:-8])
-    (folder / "zip.npz").write_bytes(b"PK\x03\x04" + b"x" * 40)
-    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1 << 60,), }"
-    (folder / "lie.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    (folder / "link").symlink_to("numbers.npy")
-    os.mkfifo(folder / "fifo")
-    return {path.name: path for path in folder.iterdir()}
-
-
-def test_files_that_hold_no_keys_or_no_array_are_refused_by_name(out: Path, new: Path, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    for name, path in hostile_files(tmp_path / "files").items():
-        with pytest.raises((SourceError, ConvertError)) as error:
-            keep(out, new, listed=path)
-        assert name in str(error.value) or "of no sample" in str(error.value)
-        if name != "numbers.npy":
-            with pytest.raises((SourceError, ConvertError), match=name):
-                change(out, new, arrays={"a": path})
-    with pytest.raises(FileNotFoundError):
-        keep(out, new, listed=tmp_path / "nothing")
-    assert not new.exists()
-
-
-@pytest.mark.parametrize(
-    ("numbers", "error", "told"),
-    [
-        (np.empty(0, np.int64), ConvertError, "no sample is left"),
-        (np.empty((0, 3), np.int64), SourceError, r"some\.npy: expected one row of integers.*\(0, 3\)"),
-        (np.array(3), SourceError, r"some\.npy: expected one row of integers.*\(\)"),
-    ],
-)
-def test_a_file_of_indices_without_a_row_is_a_clear_error(
-    numbers: NDArray[Any], error: type[ShardioError], told: str, out: Path, new: Path, tmp_path: Path
-) -> None:
-    np.save(tmp_path / "some.npy", numbers)
-    with pytest.raises(error, match=told):
-        keep(out, new, indices=tmp_path / "some.npy")
-
-
-@pytest.mark.parametrize("by", [False, True])
-def test_an_array_file_that_is_truncated_while_it_is_read_is_an_error_that_names_it(
-    by: bool, out: Path, new: Path, tmp_path: Path
-) -> None:
-    np.save(tmp_path / "big.npy", np.ones((25, 4 << 10), "<f8"))
-    given = [key(i) for i in range(24, -1, -1)] if by else None
-
-    def truncate(_: Room) -> None:
-        os.truncate(tmp_path / "big.npy", 1 << 14)
-
-    with pytest.raises(SourceError, match=r"big\.npy.*truncated"):
-        change(out, new, arrays={"a": tmp_path / "big.npy"}, array_keys=given, on_room=truncate)
-    assert left_beside(tmp_path) == []
-
-
-def test_an_archive_or_table_that_unpacks_to_far_more_than_it_is_gets_refused(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "bomb.npz", keys=np.zeros(1 << 20, "S100"))
-    with pytest.raises(SourceError, match=r"bomb\.npz.*unpacked"):
-        read_keys(tmp_path / "bomb.npz")
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    columns = {"key": pyarrow.array(["k" * 100] * (1 << 20)), "label": pyarrow.array([0] * (1 << 20))}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "bomb.parquet")
-    with pytest.raises(SourceError, match=r"bomb\.parquet.*unpacked"):
-        read_labels(tmp_path / "bomb.parquet")
-
-
-def test_no_damage_of_a_file_is_anything_but_a_clear_error(tmp_path: Path) -> None:
-    np.save(tmp_path / "array", np.zeros((25, 3), "<f4"))
-    np.save(tmp_path / "keys", np.array([f"k{i}" for i in range(9)]))
-    np.savez_compressed(tmp_path / "zip", keys=np.array([f"k{i}" for i in range(9)]))
-    (tmp_path / "labels.csv").write_text("key,label\na,b\nc,d\n")
-    readers: list[tuple[Callable[[Path], object], str]] = [
-        (lambda path: ArrayFile(path)[:], "array.npy"),
-        (read_keys, "keys.npy"),
-        (read_keys, "zip.npz"),
-        (read_labels, "labels.csv"),
-    ]
-    rng = random.Random(5)
-    refused = 0
-    for _ in range(600):
-        read, name = rng.choice(readers)
-        data = bytearray((tmp_path / name).read_bytes())
-        for _ in range(rng.randint(1, 6)):
-            at = rng.randrange(min(len(data), 130) if rng.random() < 0.7 else len(data))
-            change = rng.random()
-            if change < 0.5:
-                data[at] = rng.randrange(256)
-            elif change < 0.7:
-                data[at:at] = bytes(rng.choices(b"()[]{},'\"0123456789:<>Of\n", k=rng.randint(1, 60)))
-            else:
-                del data[at : at + rng.randint(1, 20)]
-            data = data or bytearray(b"x")
-        (tmp_path / "damaged").write_bytes(data)
-        try:
-            read(tmp_path / "damaged")
-        except SourceError as error:
-            refused += "damaged" in str(error)
-    assert refused > 300
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
@@ -1099,16 +966,6 @@ def test_every_change_is_a_command(image_tree: Path, tmp_path: Path) -> None:
         result = shardio(*words, cwd=tmp_path)
         if code:
             assert_one_clear_error(result, code, told)
-
-
-def test_the_folder_of_a_set_that_no_manifest_describes_is_told(tmp_path: Path, new: Path) -> None:
-    (tmp_path / "out").mkdir()
-    for call in (
-        lambda: keep(tmp_path / "out", new, classes="a"),
-        lambda: merge([tmp_path / "out"], new),
-    ):
-        with pytest.raises(SetNotFoundError):
-            call()
 
 
 def test_names_of_files_in_a_parent_may_be_any(make_set: Callable[..., Path], new: Path) -> None:

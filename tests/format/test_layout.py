@@ -161,40 +161,9 @@ def test_index_dtype_takes_the_widths_that_key_field_nbytes_gives_and_no_other()
 # --- names and shapes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "A", "0", "train", "train-00000.npy", "a.b_c-d", "x..y", "val.", "9" * 200, "con", "-".join("ab")]
-)
-def test_safe_names_are_accepted(name: str) -> None:
-    assert is_safe_name(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "",
-            ".",
-            "..",
-            ".hidden",
-            "-rf",
-            "_x",
-            "/x",
-            "a/b",
-            "../x",
-            "a\\b",
-            "a b",
-            " a",
-            "a\n",
-            "a\0b",
-            "a:b",
-            "a*",
-            "a~",
-        ),
-        *("\u00fc", "n\u0430me", "\u0661", "\ud800", "9" * 201, "x" * 300),
-    ],
-)
-def test_unsafe_names_are_refused(name: str) -> None:
-    assert not is_safe_name(name)
+def test_names_of_one_to_two_hundred_safe_characters_are_safe() -> None:
+    assert all(map(is_safe_name, ("a", "0", "train-00000.npy", "x..y", "val.", "9" * 200)))
+    assert not any(map(is_safe_name, ("", "..", ".hidden", "-rf", "../x", "a/b", "a\n", "\ud800", "9" * 201)))
 
 
 def test_safe_characters_are_exactly_these() -> None:
@@ -291,14 +260,6 @@ def test_golden_checksums_are_those_of_the_literals() -> None:
     published = {name: sha256 for name, sha256 in GOLDEN_SHA256.items() if name != "manifest.json"}
     assert {entry.file: entry.sha256 for entry in entries} == published
     assert verify(GOLDEN).ok
-
-
-def test_golden_set_is_readable_with_numpy_alone() -> None:
-    pixels = np.concatenate([np.load(GOLDEN / f"train-0000{n}.npy", mmap_mode="r") for n in range(2)])
-    np.testing.assert_array_equal(pixels, golden_array(), strict=True)
-    index = np.load(GOLDEN / "train-index.npy", mmap_mode="r", allow_pickle=False)
-    assert index["key"].tolist() == list(GOLDEN_KEYS)
-    assert index["label"].tolist() == list(GOLDEN_LABELS)
 
 
 def test_the_same_samples_give_the_golden_bytes_again(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ def shards(tmp_path: Path) -> ShardSet:
         ({"listed": ["y/9", "x/0"], "where": "half > 0"}, [9]),
         ({"indices": [4, 4, 1]}, [4, 4, 1]),
         ({"indices": np.arange(10) % 4 == 3}, [3, 7]),
+        ({"classes": "2"}, [2, 5, 8]),
+        ({"keys": [b"x/?", "*/3"]}, [0, 2, 3, 4, 6, 8]),
+        ({"listed": np.array([b"y/9", b"x/0"])}, [0, 9]),
     ],
 )
 def test_samples_match_every_condition(shards: ShardSet, conditions: dict[str, object], expected: list[int]) -> None:
