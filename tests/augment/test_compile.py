@@ -67,45 +67,38 @@ def test_a_compiled_function_calls_a_random_transform(compiled: Compile) -> None
         assert torch.equal(function(sample_images(6, SHAPE), epoch), twice(sample_images(6, SHAPE), epoch))
 
 
-def test_a_compiled_function_makes_a_loader(compiled: Compile, path: Path) -> None:
-    def total() -> torch.Tensor:
-        with loader_of(path) as loader:
-            return torch.stack([batch.float().mean() for batch, _ in loader])
+def by_a_new_loader(path: Path) -> torch.Tensor:
+    with loader_of(path) as loader:
+        return torch.stack([batch.float().mean() for batch, _ in loader])
 
-    assert torch.equal(compiled(total)(), total())
+
+def by_an_item(path: Path) -> torch.Tensor:
+    image, label = ShardDataset(path)[3]
+    return image.float().mean() + label
+
+
+def by_labels(path: Path) -> torch.Tensor:
+    shards = open_shards(path)
+    return len(shards) + torch.from_numpy(shards.labels_of(np.array([4, 5]))).sum()
+
+
+@pytest.mark.parametrize("function", [by_a_new_loader, by_an_item, by_labels])
+def test_a_compiled_function_opens_a_set(
+    compiled: Compile, path: Path, function: Callable[[Path], torch.Tensor]
+) -> None:
+    assert torch.equal(compiled(function)(path), function(path))
 
 
 def test_a_compiled_function_draws_from_an_iterator(compiled: Compile, path: Path) -> None:
     def total(loader: ShardLoader) -> tuple[torch.Tensor, int]:
-        found = torch.zeros(3)
         loader.set_epoch(1)
-        for batch, labels in loader:
-            found = found + batch.float().mean((0, 2, 3)) + labels.sum()
-        return found, loader.stats()["images"]
+        found = [batch.float().mean() + labels.sum() for batch, labels in loader]
+        return torch.stack(found), loader.stats()["images"]
 
     with loader_of(path, transform=RANDOM) as first, loader_of(path, transform=RANDOM) as second:
         expected, found = total(first), compiled(total)(second)
     assert torch.equal(found[0], expected[0])
     assert found[1] == expected[1] == 40
-
-
-def test_a_compiled_function_reads_a_dataset(compiled: Compile, path: Path) -> None:
-    dataset = ShardDataset(path)
-
-    def total() -> torch.Tensor:
-        image, label = dataset[3]
-        return image.float().mean() + label
-
-    assert torch.equal(compiled(total)(), total())
-
-
-def test_a_compiled_function_reads_a_set(compiled: Compile, path: Path) -> None:
-    shards = open_shards(path)
-
-    def total() -> torch.Tensor:
-        return len(shards) + torch.from_numpy(shards.labels_of(np.array([4, 5]))).sum()
-
-    assert torch.equal(compiled(total)(), total())
 
 
 def test_a_loader_tells_a_compiled_transform_the_seed_the_epoch_and_the_samples(compiled: Compile, path: Path) -> None:

@@ -47,7 +47,6 @@ SPLIT: list[Transform] = [
     Compose([HorizontalFlip(), RandomCrop(16), ToDtype(torch.float32, scale=True)]),
     Compose([Resize(30), CenterCrop(24), Normalize("imagenet"), ToDtype(torch.bfloat16)]),
     Compose([Resize((70, 65), antialias=False), HorizontalFlip(), RandomCrop(20), Normalize(0.5, 0.2)]),
-    Compose([Resize((10, 90), interpolation="bicubic"), CenterCrop((3, 5))]),
     Compose([CenterCrop(20), Resize((31, 9))]),
     Compose([RandomResizedCrop(24, interpolation="random"), HorizontalFlip(), Normalize("imagenet")]),
     Compose([Resize((9, 70), "random", antialias=False), RandomCrop(8)]),
@@ -119,8 +118,10 @@ def test_windows_alone_give_the_same_pixels(transform: Transform) -> None:
     rng = np.random.default_rng(1)
     for height, width in ((40, 50), (64, 33)):
         assert check(transform, stored(rng, height, width)) <= 1
-        sizes = rng.integers(40, 200, (COUNT, 2))
-        check(transform, stored(rng, height, width), sizes)
+        check(transform, stored(rng, height, width), rng.integers(40, 200, (COUNT, 2)))
+    if transform == RandomResizedCrop(24):
+        for channels in (1, 2, 4):
+            check(transform, stored(rng, 40, 50, channels))
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -132,24 +133,14 @@ def test_recipes_give_the_same_pixels(name: str) -> None:
         assert check(transform, stored(np.random.default_rng(2), 160, 160)) < 0.9
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4])
-def test_pictures_of_any_number_of_channels_are_cut(channels: int) -> None:
-    check(RandomResizedCrop(24), stored(np.random.default_rng(3), 40, 50, channels))
-
-
 def test_a_random_box_is_half_of_its_picture_and_a_window_no_larger_than_it_must_be() -> None:
     split = Split.of(RandomResizedCrop(224))
     assert split is not None
     cut = split.cut(Draws(0, 0, np.arange(20_000)), (256, 256, 3))
     assert 0.47 < cut.windows.num_pixels.mean() / 256**2 < 0.49
     boxes = cut.batch.region
-    for found, expected in (
-        (cut.windows.tops, boxes.tops),
-        (cut.windows.lefts, boxes.lefts),
-        (cut.windows.heights, boxes.heights),
-        (cut.windows.widths, boxes.widths),
-    ):
-        assert np.array_equal(found, expected)
+    for side in ("tops", "lefts", "heights", "widths"):
+        assert np.array_equal(getattr(cut.windows, side), getattr(boxes, side))
 
 
 @pytest.mark.parametrize("lines", [1, 2, 16, 48])
@@ -186,14 +177,9 @@ def test_whatever_neither_crops_nor_resizes_may_follow_another_transform_of_wind
 
 
 def test_a_transform_of_the_users_own_is_never_split_off() -> None:
-    class Own(ColorJitter):
-        pass
-
-    class OwnCrop(RandomResizedCrop):
-        pass
-
-    assert Split.of(Compose([RandomResizedCrop(24), Own()])) is None
-    assert Split.of(OwnCrop(24)) is None
+    for base in (ColorJitter(), RandomResizedCrop(24)):
+        own = type("Own", (type(base),), {"__module__": "user"})(**vars(base))
+        assert Split.of(own) is Split.of(Compose([RandomResizedCrop(24), own])) is None
 
 
 def test_a_cut_that_cannot_be_made_raises_what_the_transform_raises() -> None:

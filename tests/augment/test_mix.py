@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
+from drawn import assert_share
+from scipy.stats import beta, chisquare, ks_2samp, kstest
 
-from shardio.augment import Compose, CutMix, HorizontalFlip, Mixup, RandomChoice, ToDtype
+from shardio.augment import Compose, CutMix, Mixup, RandomChoice, ToDtype
 from shardio.augment.chain import Transform
 from shardio.augment.mix import beta_quantiles
 
@@ -35,18 +36,14 @@ def one_hot(labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.one_hot(labels, CLASSES).float()
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("alpha", [0.01, 0.2, 1.0, 8.0])
 def test_shares_are_of_a_beta_distribution(alpha: float) -> None:
-    """Kolmogorov-Smirnov against numpy's own, with 10^6 numbers of each: 1.95 is passed once in a thousand times."""
-    count = 1_000_000
-    numbers = np.random.default_rng(1).random(count)
-    found = np.sort(beta_quantiles(alpha, numbers))
-    others = np.sort(np.random.default_rng(2).beta(alpha, alpha, count))
-    assert (found >= 0).all()
-    assert (found <= 1).all()
-    at = np.linspace(1e-9, 1 - 1e-9, 20_001)
-    distance = np.abs(np.searchsorted(found, at) - np.searchsorted(others, at)).max() / count
-    assert distance < 1.95 * math.sqrt(2 / count)
+    numbers = np.random.default_rng(1).random(1_000_000)
+    found = beta_quantiles(alpha, numbers)
+    low = found[found < 0.5]  # next to 1, floats are too coarse
+    assert kstest(low, lambda share: 2 * beta(alpha, alpha).cdf(share)).pvalue > 1e-7
+    assert_share(found < 0.5, 0.5)
+    np.testing.assert_allclose(beta_quantiles(alpha, 1 - numbers), 1 - found, atol=1e-6)
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -103,11 +100,7 @@ def test_cutmixs_windows_are_torchvisions() -> None:
     for size in (height, width):
         center, reach = rng.integers(0, size, count), (half * size).astype(int)
         shares *= (np.minimum(center + reach, size) - np.maximum(center - reach, 0)) / size
-    grid = np.linspace(0, 1, 500)
-    distance = np.abs(
-        np.searchsorted(np.sort(covered), grid) - np.searchsorted(np.sort(shares.astype(np.float32)), grid)
-    ).max()
-    assert distance / count < 1.95 * math.sqrt(2 / count)
+    assert ks_2samp(covered, shares.astype(np.float32)).pvalue > 1e-7
 
 
 def test_sides_of_windows_may_be_drawn_between_two_shares_of_the_image() -> None:
@@ -151,8 +144,6 @@ def test_each_sample_is_mixed_in_its_own_way_if_both_draw_per_sample() -> None:
     assert abs(share - expected) < 5 * math.sqrt(0.21 / count)
     wanted = one_hot(labels) * own[:, None] + one_hot(other_labels) * (1 - own[:, None])
     torch.testing.assert_close(targets, wanted, atol=1e-4, rtol=0)
-    with pytest.raises(ValueError, match="labels"):
-        RandomChoice([CutMix(CLASSES, per_sample=True), HorizontalFlip()])(images.byte(), labels)
 
 
 @pytest.mark.parametrize("make", [Mixup, CutMix])
@@ -189,18 +180,11 @@ def test_bfloat16_images_are_mixed_by_exact_shares() -> None:
 
 
 @pytest.mark.parametrize("make", [Mixup, CutMix])
-def test_the_same_batch_is_mixed_alike_and_another_epoch_otherwise(make: type[Mixup] | type[CutMix]) -> None:
+def test_another_epoch_or_seed_mixes_otherwise(make: type[Mixup] | type[CutMix]) -> None:
     images, labels = batch()
     transform = Compose([AS_FLOATS, make(CLASSES)])
-    one, other, third = (mixed(transform, images, labels, epoch=epoch)[1] for epoch in (0, 0, 1))
-    assert torch.equal(one, other)
-    assert not torch.equal(one, third)
-
-
-def test_an_empty_batch_has_empty_targets() -> None:
-    images, labels = batch(0)
-    _, targets = mixed(CutMix(CLASSES), images, labels)
-    assert targets.shape == (0, CLASSES)
+    found = [mixed(transform, images, labels, **names)[1] for names in ({}, {}, {"epoch": 1}, {"seed": 1})]
+    assert [torch.equal(found[0], other) for other in found] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("make", "copies"), [(Mixup, 1), (CutMix, 2)])

@@ -108,13 +108,13 @@ def test_the_callers_generators_are_restored(make: Callable[[], Any]) -> None:
     def drawn() -> tuple[float, float, float]:
         return torch.rand(()).item(), random.random(), np.random.rand()
 
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
+    def seed() -> None:
+        for function in (torch.manual_seed, random.seed, np.random.seed):
+            function(1)  # type: ignore[operator]
+
+    seed()
     expected = drawn()
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
+    seed()
     PerSample(make())(IMAGES, seed=1)
     assert drawn() == expected
 

@@ -149,6 +149,8 @@ def test_values_that_make_no_sense_are_refused(kind: type[Exception], word: str,
         eval(call, NAMES)
 
 
+LABELS = torch.zeros(2, dtype=torch.int64)
+
 # What the error says, transforms, and the images (2, channels, 8, 8) and options that they refuse whatever they draw.
 BATCHES: list[tuple[str, list[str], int, Mapping[str, Any]]] = [
     ("does not fit into", ["CenterCrop(9)", "RandomCrop((3, 9))", "RandomCrop(13, 2)"], 3, {}),
@@ -203,8 +205,9 @@ BATCHES: list[tuple[str, list[str], int, Mapping[str, Any]]] = [
     ("normalized", ["RandomErasing(0.0, value='random')", "RandomErasing(0.0, value='color')"], 3, {}),
     ("from 0 to 255", ["RandomErasing(0.0, value=256)", "RandomErasing(0.0, value=(0, -1, 0))"], 3, {}),
     ("found none", ["CutMix(9)", "RandomChoice([CutMix(3)])"], 3, {}),
-    ("floating point", ["Mixup(9)"], 3, {"labels": torch.zeros(2, dtype=torch.int64)}),
-    ("mix once", ["Compose([CutMix(9), CutMix(9)])"], 3, {"labels": torch.zeros(2, dtype=torch.int64)}),
+    ("labels", ["RandomChoice([CutMix(9, per_sample=True), HorizontalFlip()])"], 3, {"labels": LABELS}),
+    ("floating point", ["Mixup(9)"], 3, {"labels": LABELS}),
+    ("mix once", ["Compose([CutMix(9), CutMix(9)])"], 3, {"labels": LABELS}),
     ("labels must be", ["CutMix(9)"], 3, {"labels": torch.zeros(3, dtype=torch.int64)}),
     ("found torch.float32", ["CutMix(9)"], 3, {"labels": torch.zeros(2)}),
 ]

@@ -50,6 +50,7 @@ def changed(*parts: Transform) -> Any:
 @pytest.mark.parametrize("place", ["random", "center"])
 def test_smaller_pictures_get_the_border_of_numpy_and_larger_ones_are_cropped(mode: Any, place: str) -> None:
     crop = RandomCrop(26, None, 50, mode, pad_if_needed=True) if place == "random" else CenterCrop(26, mode, 50)
+    fill = {"constant_values": 50} if mode == "constant" else {}
     numbers = Draws(SEED, 0, np.arange(COUNT)).uniform("Compose/RandomCrop 0", 2)
 
     def pasted(images: torch.Tensor, number: int) -> torch.Tensor:
@@ -60,10 +61,7 @@ def test_smaller_pictures_get_the_border_of_numpy_and_larger_ones_are_cropped(mo
                 before = int(share * (room + 1)) if place == "random" else room // 2
                 sides = [(0, 0)] * 3
                 sides[axis] = (before, room - before)
-                if mode == "constant":
-                    pixels = np.pad(pixels, sides, constant_values=50)
-                else:
-                    pixels = np.pad(pixels, sides, mode)
+                pixels = np.pad(pixels, sides, mode, **fill)
             else:
                 first = int(share * (1 - room)) if place == "random" else round(-room / 2)
                 pixels = pixels.take(range(first, first + 26), axis=axis)

@@ -10,7 +10,6 @@ from transforms import SINGLE
 from shardio.augment import (
     Compose,
     HorizontalFlip,
-    Normalize,
     RandomCrop,
     RandomResizedCrop,
     Resize,
@@ -56,21 +55,6 @@ def test_a_crop_on_the_grid_of_patches_is_a_part_of_the_shared_crop() -> None:
     assert lefts == set(range(7))
 
 
-def test_views_are_independent_and_each_is_what_its_number_gives() -> None:
-    images = coordinates(30)
-    labels = torch.arange(30)
-    augment = Compose([RandomResizedCrop(16), HorizontalFlip()])
-    small = Compose([RandomResizedCrop(8, scale=(0.05, 0.3))])
-    views, targets = Views([augment, augment, small])(images, labels, seed=2)
-    assert isinstance(views, tuple)
-    assert [tuple(view.shape) for view in views] == [(30, 3, 16, 16)] * 2 + [(30, 3, 8, 8)]
-    assert targets is labels
-    assert not (views[0] == views[1]).flatten(1).all(dim=1).any()
-    again = Views([augment, augment, small])(images, seed=2)
-    assert isinstance(again, tuple)
-    assert all(torch.equal(*pair) for pair in zip(views, again, strict=True))
-
-
 def test_views_inside_views_make_one_tuple_and_draw_independently() -> None:
     crop = RandomResizedCrop(16)
     nested = Views([Compose([HorizontalFlip(0.0), Views([crop, crop])]), Views([crop, crop, crop]), crop])
@@ -96,10 +80,12 @@ def test_equal_views_that_are_computed_together_are_those_that_are_computed_alon
     assert [view.stride() for view in together] == [view.stride() for view in alone]
 
 
-def test_no_samples_have_views_and_masks() -> None:
-    images, labels = coordinates(0), torch.arange(0)
-    transform = Compose([RandomResizedCrop(32), Views([HorizontalFlip(), Normalize("imagenet")])])
-    views, targets, arrays = transform(images, labels, masks={"m": images[:, 0]})
-    assert [view.shape for view in views] == [(0, 3, 32, 32)] * 2
-    assert [mask.shape for mask in arrays["m"]] == [(0, 32, 32)] * 2
-    assert targets.shape == (0,)
+@pytest.mark.parametrize("count", [5, 0])
+def test_views_have_a_mask_each_and_labels_once(count: int) -> None:
+    images, labels = coordinates(count), torch.arange(count)
+    transform = Compose([RandomResizedCrop(32), Views([HorizontalFlip(), RandomCrop(8), VerticalFlip(0.0)])])
+    views, targets, arrays = transform(images, labels, masks={"m": images.permute(0, 2, 3, 1)})
+    assert [view.shape for view in views] == [(count, 3, side, side) for side in (32, 8, 32)]
+    assert [mask.shape for mask in arrays["m"]] == [(count, side, side, 3) for side in (32, 8, 32)]
+    assert torch.equal(targets, labels)
+    assert transform(images, labels, masks={})[2] == {}
