@@ -292,7 +292,7 @@ class Torchrun:
 # --- what must be true -----------------------------------------------------------------------------------------------
 
 
-class Kept(NamedTuple):
+class Stretch(NamedTuple):
     """The steps of a run that count: those after `start`, up to `stop`. Each rank's log may go on beyond."""
 
     batch_size: int
@@ -311,7 +311,7 @@ def undisturbed(data: str, shuffle: str, seed: int, batch_size: int) -> list[lis
     return orders
 
 
-def faults_of(runs: Sequence[Kept], expected: Sequence[Sequence[int]]) -> list[str]:
+def faults_of(runs: Sequence[Stretch], expected: Sequence[Sequence[int]]) -> list[str]:
     """Returns how the runs, one after the other, differ from the epochs expected."""
     faults = []
     epochs: dict[int, list[int]] = defaultdict(list)
@@ -428,7 +428,7 @@ class Killer:
             return FIRST_PLAN
         return [(self._random.randint(1, 4), self._random.randint(1, 9)) for _ in range(self._random.randint(2, 4))]
 
-    def _run(self, run: Run, kill: bool) -> Kept:
+    def _run(self, run: Run, kill: bool) -> Stretch:
         counts = self.counts
         counts.runs += 1
         checkpoint = Checkpoint.load(Path(run.checkpoint))
@@ -448,11 +448,11 @@ class Killer:
             logs = [torchrun.read_log(rank) for rank in range(run.world_size)]
         done = max((log[-1].step for log in logs if log), default=start)
         if torchrun.process.returncode == 0:
-            return Kept(run.batch_size, start, done, logs)
+            return Stretch(run.batch_size, start, done, logs)
         stop = Checkpoint.load(Path(run.checkpoint)).steps
         counts.kills += logs[0][-1].state["consumed"] < NUM_SAMPLES
         counts.lost += done - stop
-        return Kept(run.batch_size, start, stop, logs)
+        return Stretch(run.batch_size, start, stop, logs)
 
     def _moment(self, place: dict[str, Any], global_batch_size: int) -> tuple[int, int]:
         """Returns a step to kill a run after, and the last it may do: both inside the epoch under way or the next."""

@@ -66,7 +66,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Received:
+class LogLine:
     """What a rank had in its hands: a line of the log."""
 
     rank: int
@@ -103,7 +103,7 @@ def train(run: Run) -> None:
                 for step, (images, labels, indices, *_) in zip(range(run.steps), loader, strict=False):
                     keys = loader.shards.column_of("key", indices.numpy())
                     named = [key.decode() for key in keys.tolist()]
-                    line = Received(rank, step, before, named, sha256_of(images, labels))
+                    line = LogLine(rank, step, before, named, sha256_of(images, labels))
                     log.write(json.dumps(asdict(line)) + "\n")
                     before = loader.state_dict()
                     if rank + 1 == run.world_size and step + 1 == run.kept:
@@ -197,10 +197,10 @@ class Histories(attack.Rounds[Counts]):
             self.counts.runs += 1
             self.counts.batches += len(log)
             for line in draw.sample(log, min(replays, len(log))):
-                self._replay(run, Received(**json.loads(line)), resumed=number > 0)
+                self._replay(run, LogLine(**json.loads(line)), resumed=number > 0)
         self.counts.rounds += 1
 
-    def _replay(self, run: Run, had: Received, resumed: bool) -> None:
+    def _replay(self, run: Run, had: LogLine, resumed: bool) -> None:
         folder = Path(run.log).parent
         words = [
             *("replay", run.data, "--batch-size", run.batch_size, "--rank", had.rank),
