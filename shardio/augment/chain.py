@@ -194,12 +194,11 @@ class Container(Transform):
     """A transform that consists of other transforms: the base class of Compose, Views, RandomApply and others."""
 
     transforms: Iterable[Transform]
-    may_be_empty: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", self._checked())
         super().__post_init__()
-        if not self.transforms and not self.may_be_empty:
+        if not self.transforms and not isinstance(self, Compose):
             raise ValueError(f"{type(self).__name__} needs one or more transforms; found none")
         if self.mask_fill is not None:
             check_mask_fill(self.mask_fill)
@@ -284,7 +283,6 @@ class Compose(Container):
 
     transforms: Iterable[Transform]
     mask_fill: MaskFill | None = field(default=None, metadata=LATER)
-    may_be_empty = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         (changed,) = self.branches(batch, purpose)
