@@ -254,7 +254,7 @@ def test_a_device_gets_windows_only_if_they_come_from_storage(path: Path, io: An
 @pytest.mark.usefixtures("far_away")
 def test_a_set_larger_than_memory_goes_to_a_device_in_windows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.reading.choose.memory_left", lambda: 1)
-    monkeypatch.setattr("shardio.reading.choose._resident_share", lambda *_: 0.5)
+    monkeypatch.setattr("shardio.reading.choose.resident_share_of", lambda *_: 0.5)
     with ShardLoader(path, 7, device="cpu", transform=USUAL, num_threads=2) as loader:
         assert loader.stats()["roi"] is True
         assert loader.stats()["io"] in ("direct", "pread")
