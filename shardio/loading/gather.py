@@ -69,8 +69,7 @@ class Pending:
         self._request = request
         self._slot = [slot]  # the thread that pops it owns it
         self._unfinished = [None] * num_parts
-        self._seconds: list[float] = []
-        self._cpu_seconds: list[float] = []
+        self._seconds: list[tuple[float, float]] = []
         self._errors: list[BaseException] = []
         self._release: Callable[[Slot], None] | None = None
         self._finished = False
@@ -95,8 +94,7 @@ class Pending:
                 self._reader.read(self._request, self._slot[0], part)
         except BaseException as error:
             self._errors.append(error)
-        self._seconds.append(time.perf_counter() - start)
-        self._cpu_seconds.append(time.thread_time() - cpu_start)
+        self._seconds.append((time.perf_counter() - start, time.thread_time() - cpu_start))
         self._unfinished.pop()
         if not self._unfinished:  # two threads may see this, and the rest may be done twice
             self._finished = True
@@ -107,15 +105,9 @@ class Pending:
         """Ends the head start."""
         self._begin_signal.put(None)
 
-    @property
-    def gather_seconds(self) -> float:
-        """The seconds spent on reading and copying, summed over the parts. Complete after wait()."""
-        return sum(self._seconds)
-
-    @property
-    def gather_cpu_seconds(self) -> float:
-        """The part of `gather_seconds` that threads spent on a core. Complete after wait()."""
-        return sum(self._cpu_seconds)
+    def seconds(self) -> tuple[float, float]:
+        """Returns the seconds that all parts took, and the share of them on a core. Complete after wait()."""
+        return sum(wall for wall, _ in self._seconds), sum(cpu for _, cpu in self._seconds)
 
     def done(self) -> bool:
         """Returns whether wait() would return at once."""

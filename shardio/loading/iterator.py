@@ -159,7 +159,6 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._position = position
         self._token = object()
         self._flow: Flow | None = None
-        self._failed = False
         self._place = position.next
         self._remaining = 0
 
@@ -216,16 +215,15 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         if flow is None and not pipeline.closed:
             flow = self._begin()
         if flow is not None and not self._remaining:
-            if not self._failed:
-                self._position.receive(self._token, self._position.after(self._place))
+            self._position.receive(self._token, self._position.after(self._place))
             raise StopIteration
         if flow is None or pipeline.closed:
             raise RuntimeError("this ShardLoader was closed: make another loader to read more batches")
         try:
             return self._next_of(flow)
         except BaseException:
-            self._remaining = 0  # as with a generator: after an error the iteration is over
-            self._failed = True
+            self._remaining = 0  # as with a generator: after an error the iteration is over,
+            self._token = object()  # and its end is not that of the epoch
             flow.abandon()
             raise
 

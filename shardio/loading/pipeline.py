@@ -211,8 +211,9 @@ class Pipeline:
                 slot = pending.wait()
         finally:
             meter.end_wait()
-        meter.counts.gather_seconds += pending.gather_seconds
-        meter.counts.gather_cpu_seconds += pending.gather_cpu_seconds
+        seconds, cpu_seconds = pending.seconds()
+        meter.counts.gather_seconds += seconds
+        meter.counts.gather_cpu_seconds += cpu_seconds
         return slot
 
     def lend(self, slot: Slot, size: int) -> Tensors:

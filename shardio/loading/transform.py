@@ -62,10 +62,10 @@ class TransformStep:
         if function is not None and parts.image_shape is None:
             raise ValueError(f"{shards.path}: transform changes images, but found no images: leave out transform=")
         self._shards = shards
-        ours = _ours(function)
+        self._ours = ours = _ours(function)
         if ours is not None:
             _check_classes(ours, parts.label_row, shards, indices)
-        if function is not None and ours is None:
+        elif function is not None:
             _check_function(function, parts.masks)
         self.split = self._split_of(ours) if cutting.splits and ours is not None else None
         """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
@@ -119,12 +119,11 @@ class TransformStep:
                 return cast(torch.Tensor, finished), targets, {**more, **(moved or {})}
             # The shapes of an empty batch are those of another sample.
             sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
-            ours = _ours(self.function)
-            if ours is None:
+            if self._ours is None:
                 with LoaderBatch(images, Draws(self._options.seed, epoch, counters), sizes).here():
                     return cast(torch.Tensor, self.function(images)), labels, more
             arrays = self._arrays(more)
-            made = ours(
+            made = self._ours(
                 images,
                 labels,
                 **arrays,
