@@ -332,11 +332,8 @@ class CopyFiller:
 
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
     """Returns the indexes and other tables, then `order`, then the rest, each file once."""
-    splits = manifest.splits.values()
-    tables = chain.from_iterable(split.tables for split in splits)
-    return tuple(
-        dict.fromkeys((*tables, *order, *chain.from_iterable(split.files for split in splits), manifest.rejects))
-    )
+    tables = chain.from_iterable(split.tables for split in manifest.splits.values())
+    return tuple(dict.fromkeys((*tables, *order, *manifest.files)))
 
 
 def link_from_others(

@@ -196,7 +196,7 @@ class _Maker:
         shards = []
         for i, held in enumerate(kept.shards):
             shard = held.entry
-            file = array_shard_name(split, name, i)
+            file = array_shard_name(split, name, None if draft.row.is_small and len(kept.shards) == 1 else i)
             shards.append(ArrayShard(file, shard.nbytes, shard.sha256, shard.num_samples, draft.row))
             self._keep(held, shards[-1])
         crc32 = Crc32Entry(array_crc32_name(split, name), 0, "")
@@ -297,8 +297,10 @@ class _Maker:
                 )
             return writer.finish()
 
-    def _rejects(self) -> RejectsEntry:
+    def _rejects(self) -> RejectsEntry | None:
         held = self._draft.rejects
+        if not held:
+            return None
         data = b"".join(read_checked(FolderStorage(one.folder), one.entry).tobytes() for one in held)
         path = self._folder / REJECTS_NAME
         if len(held) != 1 or not self._link(held[0], path):

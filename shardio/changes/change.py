@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.changes.draft import Draft, GivenArray, SplitDraft
 from shardio.changes.labels import Assignment, Classes, Labels, assign, read_labels
-from shardio.changes.parents import open_parent
+from shardio.changes.parents import Parent, open_parent
 from shardio.errors import ConvertError, SourceError
 from shardio.format.layout import (
     LABELS_NAME,
@@ -27,7 +27,9 @@ from shardio.format.layout import (
 )
 from shardio.format.manifest_file import check_split
 from shardio.sets.given import ArrayFile, Keys, read_keys, some_keys
+from shardio.sets.index import numbers_of
 from shardio.sets.selection import Selection
+from shardio.sets.storage import FolderStorage
 
 Values = str | os.PathLike[str] | NDArray[Any] | Iterable[NDArray[Any]]
 
@@ -79,7 +81,7 @@ def change(
     notes: dict[str, Any] = {}
     for name, selection in (("keep", keep), ("drop", drop)):
         if selection is not None:
-            draft = _select(draft, splits, selection, drop=name == "drop", named=split is not None)
+            draft = _select(parent, splits, selection, drop=name == "drop", named=split is not None)
             splits = [one for one in splits if one in draft.splits]
             arguments[name] = selection.describe() or "all"
     if labels is not None or classes is not None:
@@ -119,8 +121,9 @@ def _num_relabeled(before: Draft, after: Draft, split: str) -> int:
 # --- samples ---------------------------------------------------------------------------------------------------------
 
 
-def _select(draft: Draft, splits: Sequence[str], selection: Selection, *, drop: bool, named: bool) -> Draft:
+def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop: bool, named: bool) -> Draft:
     """Returns the set with only the selected samples of these splits, or without the selected samples."""
+    draft, storage = parent.draft, FolderStorage(parent.folder)
     if selection.is_all and not (drop and named):
         raise ValueError("the selection is empty: choose samples by classes, keys, conditions, a list or indices")
     if selection.indices is not None and len(splits) > 1:
@@ -137,7 +140,8 @@ def _select(draft: Draft, splits: Sequence[str], selection: Selection, *, drop: 
     made = dict(draft.splits)
     for name in splits:
         split = draft.splits[name]
-        samples = selection.samples(split.rows, draft)
+        numbers = numbers_of(storage, parent.manifest.splits[name])
+        samples = selection.samples(split.rows, draft, numbers)
         made[name] = split.take(np.delete(np.arange(len(split)), samples) if drop else samples)
     if selection.is_all:
         made = {name: split for name, split in made.items() if len(split)}

@@ -26,10 +26,9 @@ from shardio.format.layout import (
     array_shard_name,
     check_array_name,
     check_kind,
-    columns_of,
     has_label,
+    index_dtype,
     is_safe_name,
-    with_fields,
 )
 
 AnyEntry = TypeVar("AnyEntry", bound=FileEntry, covariant=True)
@@ -161,7 +160,9 @@ class SplitDraft:
     def with_labels(self, labels: NDArray[np.int64] | None) -> SplitDraft:
         """Returns the split with these labels in the index, and no array of labels; None removes the labels."""
         if labels is None or self.labels is None:
-            rows = with_fields(self.rows, columns_of(self.rows.dtype), has_label=labels is not None)
+            rows = np.zeros(len(self), index_dtype(self.rows.dtype["key"].itemsize, has_label=labels is not None))
+            for name in ("key", "source_width", "source_height", "crc32"):
+                rows[name] = self.rows[name]
         elif np.array_equal(labels, self.labels):
             return self
         else:
@@ -182,7 +183,7 @@ class Draft:
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]
     rejects: tuple[OldFile[RejectsEntry], ...]
-    """The old sets' rejects.jsonl files. The new set's file has the lines of all."""
+    """The old sets' rejects.jsonl files, if they have any. The new set's file has the lines of all."""
 
     def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:
         """Returns the set with these classes. Label i becomes numbers[i]; -1 there says that no sample has label i."""
@@ -211,7 +212,6 @@ def check_arrays(draft: Draft) -> None:
     """Raises ValueError for an array that no set can have, and ConvertError for too many arrays or names that clash."""
     splits = {name.lower(): name for name in draft.splits}
     for name, split in draft.splits.items():
-        columns = {column for column, _ in columns_of(split.rows.dtype)}
         every: dict[str, ArrayDraft | GivenArray] = {**split.arrays, **split.given}
         if len(every) > MAX_ARRAYS:
             raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(every)}")
@@ -222,8 +222,6 @@ def check_arrays(draft: Draft) -> None:
                 check_kind(array, content.kind, content.row, draft.sample_shape)
             except ValueError as error:
                 raise ValueError(f"array {array!r}: {error}") from None
-            if array in columns:
-                raise ConvertError(f"array {array!r}: a column has this name: choose another name for the array")
             # Names that differ only in case are one file on some filesystems.
             other = splits.get(f"{name}-{array}".lower())
             if other is not None:

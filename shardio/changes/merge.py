@@ -21,9 +21,7 @@ from shardio.errors import ConvertError, check_choice
 from shardio.format.layout import (
     HEADER_NBYTES,
     MAX_CLASSES,
-    IndexColumns,
     SampleShape,
-    columns_of,
     index_dtype,
     sample_nbytes,
 )
@@ -40,7 +38,7 @@ _MOST_COMPARED = 1000
 @dataclass(frozen=True)
 class MergeOptions:
     only_common: bool = False
-    """Whether to leave out columns and arrays that a set lacks, or has with another type. If not, they are an error."""
+    """Whether to leave out arrays that a set lacks, or has with another type. If not, they are an error."""
     same_keys: SameKeys = "refuse"
     """Whether two samples of a split may have the same key."""
     same_images: SameImages = "refuse"
@@ -68,10 +66,7 @@ def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOpti
             (draft.splits[name], where) for draft, where in zip(drafts, names, strict=True) if name in draft.splits
         ]
         splits[name] = _merge_split(name, [split for split, _ in having], [where for _, where in having], options)
-    rejects = tuple(held for draft in drafts for held in draft.rejects)
-    # Empty files say nothing.
-    some = tuple(held for held in rejects if held.entry.num_rejects)
-    return replace(drafts[0], splits=splits, rejects=some or rejects[:1])
+    return replace(drafts[0], splits=splits, rejects=tuple(held for draft in drafts for held in draft.rejects))
 
 
 def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> list[Draft]:
@@ -113,11 +108,9 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
             f"split {split!r}: expected all sets squashed or none, found only {squashed} squashed: convert one of them "
             "again with the `--fit` of the others"
         )
-    columns = [dict(columns_of(part.rows.dtype)) for part in parts]
-    common = _common(split, "columns", columns, names, options)
-    rows = _join_rows(parts, tuple(column for column in columns[0].items() if column[0] in common))
+    rows = _join_rows(parts)
     types = [{name: _type_of(array) for name, array in part.arrays.items()} for part in parts]
-    arrays = _common(split, "arrays", types, names, options)
+    arrays = _common(split, types, names, options)
     if options.same_keys == "refuse":
         keys, counts = np.unique(rows["key"], return_counts=True)
         if (twice := keys[counts > 1]).size:
@@ -138,9 +131,9 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
     )
 
 
-def _join_rows(parts: Sequence[SplitDraft], columns: IndexColumns) -> NDArray[np.void]:
+def _join_rows(parts: Sequence[SplitDraft]) -> NDArray[np.void]:
     width = max(part.rows.dtype["key"].itemsize for part in parts)
-    dtype = index_dtype(width, columns, has_label=parts[0].labels is not None)
+    dtype = index_dtype(width, has_label=parts[0].labels is not None)
     return np.concatenate([part.rows[[*(dtype.names or ())]] for part in parts], dtype=dtype)
 
 
@@ -148,10 +141,8 @@ def _type_of(array: ArrayDraft) -> str:
     return f"{array.kind} of {array.row.dtype} {array.row.shape}"
 
 
-def _common(
-    split: str, what: str, types: Sequence[Mapping[str, str]], names: Sequence[str], options: MergeOptions
-) -> list[str]:
-    """Returns the names of the columns or arrays that have the same type in all parts.
+def _common(split: str, types: Sequence[Mapping[str, str]], names: Sequence[str], options: MergeOptions) -> list[str]:
+    """Returns the names of the arrays that have the same type in all parts.
 
     Raises ConvertError if the parts differ, unless `options` allow it.
     """
@@ -163,8 +154,8 @@ def _common(
     for other, name in zip(types, names, strict=True):
         if not options.only_common and other != first:
             raise ConvertError(
-                f"split {split!r}: expected equal {what}, found {shown(first)} in {names[0]}, and {shown(other)} in "
-                f"{name}: `--only-common`, from Python `only_common=True`, leaves out {what} that differ"
+                f"split {split!r}: expected equal arrays, found {shown(first)} in {names[0]}, and {shown(other)} in "
+                f"{name}: `--only-common`, from Python `only_common=True`, leaves out arrays that differ"
             )
     return [name for name, kind in first.items() if all(other.get(name) == kind for other in types)]
 

@@ -34,7 +34,7 @@ class Parent:
         manifest = self.manifest
         with closing(FolderStorage(self.folder)) as storage:
             splits = {name: self._split(storage, name) for name in manifest.splits}
-        rejects = (OldFile(self.folder, manifest.rejects),)
+        rejects = () if manifest.rejects is None else (OldFile(self.folder, manifest.rejects),)
         return Draft(manifest.sample_shape, manifest.classes, manifest.class_names, splits, rejects)
 
     def _split(self, storage: FolderStorage, name: str) -> SplitDraft:

@@ -166,7 +166,7 @@ def change(
 @click.command(short_help="Join several sets.")
 @click.argument("sets", nargs=-1, metavar="A B ...", required=True)
 @click.argument("new", type=folder)
-@click.option("--only-common", is_flag=True, help="Keep only the columns and arrays that all sets have.")
+@click.option("--only-common", is_flag=True, help="Keep only the arrays that all sets have.")
 @click.option(
     "--same-keys",
     type=click.Choice(["refuse", "allow"]),

@@ -26,7 +26,7 @@ _CHUNK = 10_000
 _WIDEST_CLASS = 24
 
 
-@click.command(short_help="Find samples by class, key and columns.")
+@click.command(short_help="Find samples by class, key and numbers.")
 @click.argument("out")
 @splits_option
 @selection_options()
@@ -42,8 +42,8 @@ def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) ->
     from shardio.sets.index import read_indexes
 
     with telling_of_servers([out]):
-        indexed = read_indexes(out, split)
-    found = [selection.samples(rows, indexed.manifest) for rows in indexed.splits.values()]
+        indexed = read_indexes(out, split, selection)
+    found = list(indexed.found.values())
     if as_json:
         _print_json(indexed, found)
     elif any(map(len, found)):
@@ -135,7 +135,7 @@ def extract(out: Path, split: str, selection: Selection, output: Path) -> None:
     if selection.is_all:
         raise click.UsageError("choose samples: give --indices, or some of --class, --key and --where")
     shards = open_shards(out, split)
-    chosen = selection.samples(shards.index, shards)
+    chosen = selection.samples(shards.index, shards, shards.numbers)
     if not len(chosen):
         say(selection.describe_none(shards.index["key"].tolist()))
         return

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,22 +65,25 @@ def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _
     import numpy as np
 
     from shardio.errors import FormatError
-    from shardio.sets.index import count_classes, read_index, spread_of, spreads_of
+    from shardio.sets.index import count_classes, numbers_of, read_index, spread_of, spreads_of
     from shardio.sets.names import is_url
 
-    nbytes = manifest.splits[split].index.nbytes
+    entry = manifest.splits[split]
+    tables = [entry.index, *chain.from_iterable(one.shards for one in entry.arrays.values() if not one.row.shape)]
+    nbytes = sum(table.nbytes for table in tables)
     if is_url(storage.name) and nbytes > _MOST_FETCHED_NBYTES and not verbose:
-        return _Counts(reason=f"not counted: --verbose reads the index, {bytes_text(nbytes)}")
+        return _Counts(reason=f"not counted: --verbose reads {bytes_text(nbytes)}")
     try:
         rows = read_index(storage, manifest, split)
+        spreads = spreads_of(rows, numbers_of(storage, entry))
     except (FormatError, OSError) as error:
         return _Counts(reason=f"not counted: {error}")
-    if not manifest.splits[split].index.has_label:
-        return _Counts([], spreads_of(rows))
+    if not entry.index.has_label:
+        return _Counts([], spreads)
     classes = count_classes(rows["label"], len(manifest.classes))
     per_class = spread_of(np.array([count for _, count in classes]))
     assert per_class is not None  # a split has a sample
-    return _Counts(classes, {"samples per class": per_class, **spreads_of(rows)})
+    return _Counts(classes, {"samples per class": per_class, **spreads})
 
 
 def _in_use(storage: Storage, split: SplitEntry) -> list[int]:
@@ -111,9 +115,8 @@ def _facts(
             name: {**_split_facts(split, in_use.get(name)), **_count_facts(counts.get(name))}
             for name, split in manifest.splits.items()
         },
-        "columns": {name: dict(split.index.columns) for name, split in manifest.splits.items()},
         "nbytes": manifest.nbytes,
-        "num_rejects": manifest.rejects.num_rejects,
+        "num_rejects": manifest.num_rejects,
         "provenance": dict(manifest.provenance),
     }
 
@@ -181,14 +184,12 @@ def _summary(
         )
         unlabeled = "" if split.label_row else ", no labels"
         yield f"  {split_name:<7} {held}{squashed}{unlabeled}"
-        if columns := ", ".join(column for column, _ in split.index.columns):
-            yield from _fact("", f"columns {columns}", verbose)
         if split.order is not None:
             yield f"          order {_stored(split.order, split.num_rows, in_use.get(split_name))} samples in use"
         yield from _arrays(split, in_use.get(split_name))
     if (main := first_split(manifest.splits)) in counts:
         yield from _classes(manifest, main, counts[main])
-    yield f"  refused {counted(manifest.rejects.num_rejects, 'image' if shape else 'sample')} when it was made"
+    yield f"  refused {counted(manifest.num_rejects, 'image' if shape else 'sample')} when it was made"
     if made := describe_making(manifest):
         yield from _fact("made by", made, verbose)
     if shape and (levels := stored_levels(manifest.provenance, shape[2])):
@@ -202,7 +203,7 @@ def _summary(
 
 
 def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
-    """Yields lines with the rarest and the most frequent classes, and minimum, median and maximum of columns."""
+    """Yields lines with the rarest and the most frequent classes, and minimum, median and maximum of numbers."""
     if counts.reason:
         yield f"  classes {counts.reason}"
         return

@@ -150,7 +150,7 @@ table_options = together(
         "columns",
         multiple=True,
         metavar="NAME",
-        help="Column of numbers to store in the index. May be given again.",
+        help="Column of numbers to store as an array. May be given again.",
     ),
 )
 """The options about tables. `with_tables` takes them."""
@@ -219,8 +219,8 @@ _CHOOSE = {
     "where": click.option(
         "--where",
         multiple=True,
-        metavar="'COLUMN >= NUMBER'",
-        help="Comparison with a column of the index, such as 'source_width < 500'. Samples must match all of them.",
+        metavar="'NAME >= NUMBER'",
+        help="Comparison of an array or a field of the index, such as 'source_width < 500'. Samples must match all.",
     ),
     "listed": click.option(
         "--list", "listed", type=folder, metavar="FILE", help="Keys, one per line, or an NPY or NPZ file."

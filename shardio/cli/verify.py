@@ -105,8 +105,8 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     """Make the damaged files of OUT again from SRC, the images that OUT was converted from.
 
     Reads all of OUT to find damaged files. A new file replaces a damaged file only if it has the checksum in the
-    manifest. Exit code 1 if a file comes out different because images or libraries have changed. An index with columns
-    needs the table with them (--table, --column), and masks need their files (--masks).
+    manifest. Exit code 1 if a file comes out different because images or libraries have changed. Arrays from a table
+    need the table (--table, --column), and masks need their files (--masks).
     """
     import shardio.conversion.repair as repairer
     from shardio.system.progress import Bar, BytesBar

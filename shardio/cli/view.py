@@ -74,7 +74,7 @@ def view(
     shards = open_shards(out, split)
     rng = np.random.default_rng(seed)
     if selection.indices is not None:
-        chosen = selection.samples(shards.index, shards).tolist()
+        chosen = selection.samples(shards.index, shards, shards.numbers).tolist()
     elif damaged:
         chosen = _damaged(shards)[:count]
     else:
@@ -110,7 +110,7 @@ def _drawn(
 
     from shardio.sets.selection import find_labels
 
-    there = selection.samples(shards.index, shards)
+    there = selection.samples(shards.index, shards, shards.numbers)
     if per_class is None and not selection.classes:
         return sorted(rng.choice(there, min(count, len(there)), replace=False).tolist())
     if not shards.content.index.has_label:
@@ -214,7 +214,6 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     """
     from shardio.conversion.writing.publish import read_rejects
     from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
-    from shardio.format.layout import REJECTS_NAME
     from shardio.system.files import write_output
     from shardio.system.progress import Bar
     from shardio.viewing.pictures import open_splits
@@ -223,7 +222,8 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     if not output.parent.is_dir():
         raise ValueError(f"--output: the folder {output.parent} does not exist: create it first")
     splits = open_splits(out)
-    rejects = read_rejects(out / REJECTS_NAME)
+    entry = next(iter(splits.values())).manifest.rejects
+    rejects = read_rejects(out / entry.file if entry else None)
     drawn = [] if source is None else refused_pictures(source, rejects[:MAX_REFUSED], THUMBNAIL_SIDE)
     thumbnails = [None if picture is None else thumbnail(picture) for picture in drawn]
     thumbnails += [None] * (len(rejects) - len(thumbnails))

@@ -1,4 +1,5 @@
 """Makes the arrays of a shard: for each array a file with the values for the shard's samples, in the shard's order.
+Values of small arrays stay in the task's record: they get one file for all shards, when the set is published.
 
 Arrays are made after the shard, one array at a time, so more arrays need no more memory. If samples have no
 pixels, there is no shard, and all arrays are made in one pass over the sources.
@@ -11,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -42,23 +44,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def make_arrays(
-    task: ShardTask, record: ShardRecord, threads: int, on_block: Callable[[], None]
-) -> dict[str, ArrayPart]:
-    """Makes the files of the task's arrays, publishes them, and returns them by name of the array.
+def make_arrays(task: ShardTask, record: ShardRecord, threads: int, on_block: Callable[[], None]) -> ShardRecord:
+    """Makes the values of the task's arrays, publishes their files, and returns the record with both.
 
     `on_block` is called before each block of values, and may raise to end the work. Raises ConvertError if a source has
     changed since the shard was made. A repair publishes only the files that it repairs. It raises no error for a source
     that has changed, and leaves that array out.
     """
-    parts = {}
+    parts, small = {}, {}
     for spec in task.arrays if record.entry else ():
-        try:
-            parts[spec.name] = _make_array(task, spec, record.rows, threads, on_block)
-        except ConvertError:
-            if task.wanted is None:
-                raise
-    return parts
+        with contextlib.closing(_make_values(task, spec, record.rows, threads, on_block)) as blocks:
+            try:
+                if spec.row.is_small:
+                    small[spec.name] = np.concatenate(list(blocks))
+                else:
+                    parts[spec.name] = _make_array(task, spec, len(record.rows), blocks)
+            except ConvertError:
+                if task.wanted is None:
+                    raise
+    return replace(record, arrays=parts, small=small)
 
 
 def make_rows(
@@ -72,6 +76,7 @@ def make_rows(
     rows = IndexRows()
     rejects: list[Reject] = []
     crc32s: dict[str, list[int]] = {spec.name: [] for spec in task.arrays}
+    small: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in task.arrays if spec.row.is_small}
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // sum(spec.row.nbytes for spec in task.arrays))
 
     def blocks() -> Iterator[Sequence[Source]]:
@@ -83,6 +88,7 @@ def make_rows(
         files = {
             spec.name: stack.enter_context(RowsFile(task.out / task.array_name(spec), spec.row, len(task.sources)))
             for spec in task.arrays
+            if not spec.row.is_small
         }
         check_unpublished(task)
         read = stack.enter_context(contextlib.closing(map_ahead(partial(read_item, task), blocks(), threads, most)))
@@ -101,6 +107,8 @@ def make_rows(
                 content = np.stack([values[name] for values in kept]).reshape(len(kept), -1).view(np.uint8)
                 crc32s[name] += map(crc32, content)
                 file.write(content)
+            for name, held in small.items() if kept else ():
+                held.append(np.stack([values[name] for values in kept]))
             report(len(kept) + len(rejects) - first, len(rejects) - first)
         parts = {}
         for name, file in files.items() if len(rows) else ():
@@ -109,7 +117,8 @@ def make_rows(
                 file.publish()
             parts[name] = ArrayPart(entry, np.array(crc32s[name], np.uint32))
     made = rows.to_array(task.key_nbytes, has_label=task.has_label)
-    return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), parts)
+    joined = {name: np.concatenate(held) for name, held in small.items() if held}
+    return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), parts, joined)
 
 
 def read_item(task: ShardTask, source: Source) -> DatasetItem | Reject:
@@ -124,14 +133,9 @@ def read_item(task: ShardTask, source: Source) -> DatasetItem | Reject:
     return found._replace(arrays={**found.arrays, **labels}) if labels else found
 
 
-def _make_array(
-    task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
-) -> ArrayPart:
+def _make_array(task: ShardTask, spec: ArraySpec, num_rows: int, blocks: Iterable[NDArray[Any]]) -> ArrayPart:
     crc32s: list[int] = []
-    with (
-        RowsFile(task.out / task.array_name(spec), spec.row, len(rows)) as file,
-        contextlib.closing(_make_values(task, spec, rows, threads, on_block)) as blocks,
-    ):
+    with RowsFile(task.out / task.array_name(spec), spec.row, num_rows) as file:
         check_unpublished(task)
         for values in blocks:
             content = values.reshape(len(values), -1).view(np.uint8)

@@ -38,9 +38,9 @@ class ArraySpec:
     name: str
     kind: ArrayKind
     row: RowType
-    source: Literal["item", "file", "label"] = "item"
+    source: Literal["item", "file", "label", "column"] = "item"
     """Where values come from: the entry of a dataset's item with the array's name ("item"), the file of a mask
-    ("file"), or the labels, which are no integers ("label")."""
+    ("file"), the labels, which are no integers ("label"), or a column of a table ("column")."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

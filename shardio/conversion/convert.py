@@ -12,11 +12,13 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.claim import claimed, leave, published
@@ -29,6 +31,7 @@ from shardio.conversion.records import (
     discard_record,
     load_records,
     refused_so_far,
+    small_arrays,
     without_record,
     written_since,
 )
@@ -49,7 +52,7 @@ from shardio.format.manifest import Manifest
 from shardio.sets.copier import FileCopier
 from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
-from shardio.sets.rows import write_crc32s
+from shardio.sets.rows import ArrayWriter, write_crc32s
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import write_atomic
 from shardio.system.machine import usable_cores
@@ -227,9 +230,8 @@ class Conversion:
             if not any(len(record.rows) for record in records):
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused; nothing is published")
             rows = np.concatenate([record.rows for record in records])
-            specs = next(task.arrays for task in plan.tasks if task.split == name)
-            arrays = {spec.name: self._publish_array(name, spec, records) for spec in specs}
-            rows = collection.columns.extend(rows) if collection.columns else rows
+            small = small_arrays(plan, rows, records)
+            arrays = {spec.name: self._publish_array(name, spec, records, small) for spec in plan.arrays_of(name)}
             splits[name] = SplitContent(shards, rows, arrays, plan.options.fit == "squash")
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         shape, class_names = plan.options.sample_shape, collection.class_names
@@ -240,7 +242,13 @@ class Conversion:
         classes = collection.classes or _numbers(splits.values())
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
 
-    def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:
+    def _publish_array(
+        self, split: str, spec: ArraySpec, records: Iterable[ShardRecord], small: Mapping[str, NDArray[Any]]
+    ) -> ArrayEntry:
+        if spec.row.is_small:
+            writer = ArrayWriter(self._plan.out, split, spec.name, spec.kind, spec.row, 0)
+            writer.append(small[spec.name])
+            return writer.finish()
         parts = [record.arrays[spec.name] for record in records if record.arrays]
         crc32s = write_crc32s(self._plan.out, split, spec.name, np.concatenate([part.crc32s for part in parts]))
         return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)

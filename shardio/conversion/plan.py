@@ -56,7 +56,7 @@ class ShardTask:
     pictures: Pictures | None
     """None if samples have no pixels."""
     arrays: tuple[ArraySpec, ...] = ()
-    """The arrays of the set, other than the pixels."""
+    """The arrays that the task makes, other than the pixels."""
     measured: frozenset[int] = frozenset()
     """Which sources to measure for the mean and standard deviation of the set's pixels: their places in `sources`."""
     wanted: Mapping[str, str] | None = None
@@ -88,8 +88,9 @@ class ShardTask:
 
     @property
     def file_names(self) -> list[str]:
-        """The names of the shard, if samples have pixels, and of its arrays' files."""
-        return [*([] if self.pictures is None else [self.name]), *map(self.array_name, self.arrays)]
+        """The names of the shard, if samples have pixels, and of its arrays' files. Small arrays have none yet."""
+        arrays = [self.array_name(spec) for spec in self.arrays if not spec.row.is_small]
+        return [*([] if self.pictures is None else [self.name]), *arrays]
 
     def publishes(self, entry: FileEntry) -> bool:
         """Whether the task publishes the file: always in a conversion; in a repair if it is a wanted file, intact."""
@@ -97,14 +98,14 @@ class ShardTask:
 
     def array_name(self, spec: ArraySpec) -> str:
         """Returns the name of the file with the array's values for the shard's samples."""
-        return array_shard_name(self.split, spec.name, self.number)
+        return array_shard_name(self.split, spec.name, None if spec.row.is_small else self.number)
 
     @property
     def nbytes(self) -> int:
-        """Size of the shard and of its arrays' files if no source is refused."""
+        """Size of the task's files if no source is refused."""
         count, shape = len(self.sources), self.sample_shape
         pixels = 0 if shape is None else shard_nbytes(count, shape)
-        return pixels + sum(spec.row.file_nbytes(count) for spec in self.arrays)
+        return pixels + sum(spec.row.file_nbytes(count) for spec in self.arrays if not spec.row.is_small)
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,18 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Size of all shards, arrays and indexes if no source is refused."""
-        columns = self.collection.columns.columns if self.collection.columns else ()
-        counts = {split: len(sources) for split, sources in self.collection.splits.items()}
-        indexes = {
-            task.split: index_nbytes(counts[task.split], task.key_nbytes, columns, has_label=task.has_label)
-            for task in self.tasks
-        }
-        crc32s = {task.split: len(task.arrays) * CRC32_ROW.file_nbytes(counts[task.split]) for task in self.tasks}
-        return sum(task.nbytes for task in self.tasks) + sum(indexes.values()) + sum(crc32s.values())
+        total = sum(task.nbytes for task in self.tasks)
+        for task in {task.split: task for task in self.tasks}.values():
+            count = len(self.collection.splits[task.split])
+            total += index_nbytes(count, task.key_nbytes, has_label=task.has_label)
+            for spec in self.arrays_of(task.split):
+                total += CRC32_ROW.file_nbytes(count) + (spec.row.file_nbytes(count) if spec.row.is_small else 0)
+        return total
+
+    def arrays_of(self, split: str) -> tuple[ArraySpec, ...]:
+        """Returns the arrays of a split: those that its tasks make, and the columns of tables."""
+        columns = self.collection.columns
+        return (*next(task.arrays for task in self.tasks if task.split == split), *(columns.specs if columns else ()))
 
     def describe(self) -> dict[str, Any]:
         """Returns the options and sources as JSON values. Equal descriptions give equal plans."""
@@ -166,7 +171,7 @@ class Plan:
 def _describe_columns(collection: Collection) -> dict[str, str]:
     if collection.columns is None:
         return {}
-    keys = ((source.key for source in sources) for sources in collection.splits.values())
+    keys = ([source.key for source in sources] for sources in collection.splits.values())
     return {"columns_sha256": collection.columns.sha256(keys)}
 
 
@@ -185,15 +190,15 @@ def library_versions() -> dict[str, str]:
 def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
     """Returns the plan of a conversion into `out`.
 
-    Raises ConvertError if a manifest could not describe the set, and ValueError if two arrays or columns have the same
-    name, or if the options are those of images, or of arrays, and there are none.
+    Raises ConvertError if a manifest could not describe the set, and ValueError if two arrays have the same name, or if
+    the options are those of images, or of arrays, and there are none.
     """
     if not collection.has_pixels:
         options = options.without_pixels()
     elif options.size is None:
         raise ValueError("size must be a number of pixels or (height, width), as SRC has images; found None")
     specs = collection.arrays
-    _check_arrays(specs, collection)
+    _check_arrays((*specs, *(collection.columns.specs if collection.columns else ())), collection)
     collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     shape = options.sample_shape
@@ -228,11 +233,8 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
 
 
 def _check_arrays(specs: Sequence[ArraySpec], collection: Collection) -> None:
-    names = [spec.name for spec in specs] + [
-        name for name, _ in (collection.columns.columns if collection.columns else ())
-    ]
-    if (repeated := first_repeated(names)) is not None:
-        raise ValueError(f"arrays and columns must have different names; found {repeated!r} twice")
+    if (repeated := first_repeated([spec.name.lower() for spec in specs])) is not None:
+        raise ValueError(f"arrays must have names that differ in more than case; found {repeated!r} twice")
     check_count(specs)
     check_splits(collection.splits, specs)
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.plan import ShardTask
+from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.sources.collection import UNREADABLE, digest
 from shardio.conversion.writing.publish import Reject
 from shardio.format.entries import ArrayShard, FileEntry, ShardEntry
@@ -65,6 +65,8 @@ class ShardRecord:
     """The sums from `sum_levels` of the samples that were measured."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
     """The files with the values of the task's arrays, by name of the array; empty if there is no sample."""
+    small: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """The values of the task's small arrays for its samples, which have no file before the set is published."""
 
     @property
     def num_sources(self) -> int:
@@ -78,6 +80,19 @@ class ShardRecord:
     def has_unreadable(self) -> bool:
         """Whether a source could not be read, which may have been a temporary failure of its storage."""
         return any(reject.reason == UNREADABLE for reject in self.rejects)
+
+
+def small_arrays(plan: Plan, rows: NDArray[np.void], records: Sequence[ShardRecord]) -> dict[str, NDArray[Any]]:
+    """Returns the values of a split's small arrays, by name, for the samples with these index rows.
+
+    `records` are of the tasks that made the samples. Columns of tables need none.
+    """
+    columns = plan.collection.columns
+    names = {name: None for record in records for name in record.small}
+    return {
+        **{name: np.concatenate([one.small[name] for one in records if name in one.small]) for name in names},
+        **(columns.of(rows["key"].tolist()) if columns else {}),
+    }
 
 
 def _record_path(task: ShardTask) -> Path:
@@ -137,6 +152,7 @@ def save_record(task: ShardTask, record: ShardRecord) -> None:
             name: [part.entry.content(), base64.b64encode(part.crc32s.astype("<u4").tobytes()).decode("ascii")]
             for name, part in record.arrays.items()
         },
+        "small": {name: base64.b64encode(values.tobytes()).decode("ascii") for name, values in record.small.items()},
     }
     document = {**fields, "sha256": _checksum(fields)}
     write_atomic(_record_path(task), json.dumps(document).encode("ascii"))
@@ -165,8 +181,12 @@ def load_record(task: ShardTask) -> ShardRecord | None:
         if fields.pop("sha256") != _checksum(fields):
             return None
         entry = fields["entry"] and ShardEntry(**fields["entry"])
-        arrays = {}
-        for spec in task.arrays if fields["arrays"] else ():
+        arrays, small = {}, {}
+        for spec in task.arrays if fields["arrays"] or fields["small"] else ():
+            if spec.row.is_small:
+                values = np.frombuffer(base64.b64decode(fields["small"][spec.name]), spec.dtype)
+                small[spec.name] = values.reshape(-1, *spec.row.shape)
+                continue
             content, crc32s = fields["arrays"][spec.name]
             part = ArrayShard(**content, row=spec.row)
             arrays[spec.name] = ArrayPart(part, np.frombuffer(base64.b64decode(crc32s), "<u4"))
@@ -178,6 +198,7 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             fields["sources_sha256"],
             np.array(fields["level_sums"], np.int64),
             arrays,
+            small,
         )
         if any((task.out / one.file).stat().st_size != one.nbytes for one in record.files):
             return None

@@ -18,21 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardio.conversion.collect import MASK, annotate, check, readings
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.images.fit import Pictures
 from shardio.conversion.options import ConvertOptions, Labels, count_workers
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
-from shardio.conversion.records import ShardRecord
+from shardio.conversion.records import ShardRecord, small_arrays
 from shardio.conversion.sources.collection import Collection
 from shardio.errors import ConvertError, SourceError
-from shardio.format.entries import FileEntry
+from shardio.format.entries import ArrayShard, Crc32Entry, FileEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.names import hinting_at_order
-from shardio.sets.rows import index_content
+from shardio.sets.rows import crc32s_of, index_content
 from shardio.sets.verify import verify
 from shardio.system.files import sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
@@ -83,9 +84,8 @@ def repair(
     plan = _plan_again(folder, manifest, src, options)
     sweep_temporaries(folder)
     damaged = {problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems}
-    columns_files = _without_columns(manifest, plan) & damaged
-    masks_files = _files_of_masks(manifest) if options.masks is None else set()
-    work = _Repair(manifest, plan, damaged - columns_files - masks_files)
+    lost = _files_without_source(manifest, plan)
+    work = _Repair(manifest, plan, damaged.difference(*lost.values()))
     try:
         origin = plan.collection.origin
         if work.damaged and origin.copies_nbytes():  # it reads from copies of the images
@@ -96,36 +96,31 @@ def repair(
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     if work.faults:
         faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
-        hint = ". Images were refused for their masks, too: give the masks by `--masks`" if masks_files else ""
+        hint = ". Images were refused for their masks, too: give the masks by `--masks`" if lost["masks"] else ""
         raise ConvertError(
             f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images or "
             f"libraries have changed since: the set was made with {manifest.provenance.get('libraries')}, and this "
             f"machine has {library_versions()}{hint}"
         )
-    for files, what, option in (
-        (columns_files, "table with its columns of numbers", "table"),
-        (masks_files & damaged, "folder of the masks", "masks"),
-    ):
-        if files:
+    for option, files in lost.items():
+        if files := files & damaged:
             raise ConvertError(
-                f"{folder}: {', '.join(sorted(files))} cannot be made again without the {what}: give it by "
-                f"`--{option}`, from Python `{option}=`"
+                f"{folder}: {', '.join(sorted(files))} cannot be made again without the {option} that the set was made "
+                f"with: give it by `--{option}`, from Python `{option}=`"
             )
     return RepairReport(str(folder), tuple(work.repaired))
 
 
-def _without_columns(manifest: Manifest, plan: Plan) -> set[str]:
-    """Returns the files of indexes with columns, if the caller has not given the table with the columns; else none."""
-    indexes = [split.index for split in manifest.splits.values()]
-    return {index.file for index in indexes if index.columns and plan.collection.columns is None}
-
-
-def _files_of_masks(manifest: Manifest) -> set[str]:
-    """Returns the files of masks that `convert` has made from a folder of masks."""
-    if "masks" not in manifest.provenance["conversion"]:
-        return set()
-    arrays = [split.arrays[MASK] for split in manifest.splits.values() if MASK in split.arrays]
-    return {entry.file for array in arrays for entry in array.files}
+def _files_without_source(manifest: Manifest, plan: Plan) -> dict[str, set[str]]:
+    """Returns the files of arrays that `convert` made from `masks` or `table`, if the caller has not given these."""
+    lost: dict[str, set[str]] = {"table": set(), "masks": set()}
+    conversion = manifest.provenance["conversion"]
+    for name, split in manifest.splits.items():
+        for array in split.arrays.keys() - {spec.name for spec in plan.arrays_of(name)}:
+            are_masks = array == MASK and "masks" in conversion
+            if are_masks or "columns_sha256" in conversion:
+                lost["masks" if are_masks else "table"].update(entry.file for entry in split.arrays[array].files)
+    return lost
 
 
 def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], options: ConvertOptions) -> Plan:
@@ -212,17 +207,23 @@ class _Repair:
                     self.faults[file] += self._changes(task, record, indexes)
         for name in self.manifest.splits:
             self._make_tables(name, [record for task, record in zip(tasks, records, strict=True) if task.split == name])
-        if self.manifest.rejects.file in self.damaged:
-            self._replace(self.manifest.rejects, (r.to_line() for record in records for r in record.rejects))
+        if (rejects := self.manifest.rejects) is not None and rejects.file in self.damaged:
+            self._replace(rejects, (r.to_line() for record in records for r in record.rejects))
         for file in sorted(self.damaged.difference(self.repaired, self.faults)):
             self.faults[file] = "`convert` did not make it: copy it again"
 
     def _is_concerned(self, task: ShardTask) -> bool:
         """Whether a damaged file is made by this task, or from its record."""
         split, shard = self.manifest.splits[task.split], self._shards.get(task.name)
-        files = {split.index.file, *task.file_names, *(array.crc32.file for array in split.arrays.values())}
+        files = {split.index.file, *task.file_names}
+        for spec in task.arrays:
+            array = split.arrays[spec.name]
+            files |= {entry.file for entry in (array.files if spec.row.is_small else [array.crc32])}
         has_refused = shard is None or shard.num_samples < len(task.sources)
-        return not self.damaged.isdisjoint(files) or (has_refused and self.manifest.rejects.file in self.damaged)
+        rejects = self.manifest.rejects
+        return not self.damaged.isdisjoint(files) or (
+            has_refused and rejects is not None and rejects.file in self.damaged
+        )
 
     def _changes(self, task: ShardTask, record: ShardRecord, indexes: dict[str, Mapping[bytes, int]]) -> str:
         """Returns in words which samples differ from the published samples; "" if the index is damaged.
@@ -233,7 +234,7 @@ class _Repair:
         if index.file in self.damaged:
             return ""
         if task.split not in indexes:
-            rows = np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
+            rows = self._published_rows(task.split)
             indexes[task.split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
         published = indexes[task.split]
         then = {source.key: published[source.key] for source in task.sources if source.key in published}
@@ -243,17 +244,35 @@ class _Repair:
         return f" ({len(changed)} samples differ: {named})"
 
     def _make_tables(self, name: str, records: Sequence[ShardRecord]) -> None:
-        """Makes a split's index and the checksums of its arrays, if damaged, from the records of its tasks."""
+        """Makes a split's index, small arrays and the checksums of its arrays, if damaged, from the records of its
+        tasks."""
         split = self.manifest.splits[name]
+        files = {entry.file for array in split.arrays.values() for entry in array.files}
         if split.index.file in self.damaged:
             rows = np.concatenate([record.rows for record in records])
-            columns = self.plan.collection.columns
-            self._replace(split.index, index_content(columns.extend(rows) if columns else rows))
+            self._replace(split.index, index_content(rows))
+        elif not self.damaged.isdisjoint(files):
+            rows = self._published_rows(name)
+        else:
+            return
+        small = small_arrays(self.plan, rows, records)
         for array_name, array in split.arrays.items():
             parts = [part for record in records if (part := record.arrays.get(array_name)) is not None]
-            if array.crc32.file in self.damaged and parts:
-                crc32s = np.concatenate([part.crc32s for part in parts]).astype(array.crc32.row.dtype)
-                self._replace(array.crc32, (array.crc32.header(self.manifest.sample_shape), crc32s.tobytes()))
+            crc32s = np.concatenate([part.crc32s for part in parts]) if parts else np.zeros(0, np.uint32)
+            if array_name in small:
+                values = small[array_name]
+                crc32s = crc32s_of(values)
+                self._replace_rows(array.shards[0], values)
+            self._replace_rows(array.crc32, crc32s)
+
+    def _replace_rows(self, entry: ArrayShard | Crc32Entry, rows: NDArray[Any]) -> None:
+        if entry.file in self.damaged and len(rows):
+            self._replace(entry, (entry.header(None), rows.astype(entry.dtype).tobytes()))
+
+    def _published_rows(self, split: str) -> NDArray[np.void]:
+        """Returns the rows of an index that is not damaged."""
+        index = self.manifest.splits[split].index
+        return np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
 
     def _replace(self, entry: FileEntry, content: Iterable[bytes | memoryview]) -> None:
         data = b"".join(content)

@@ -15,7 +15,6 @@ from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import MendedSource, ShardRecord
 from shardio.conversion.writing.publish import Reject, read_rejects
 from shardio.errors import printable, shortened
-from shardio.format.layout import REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.system.progress import Bar
 
@@ -168,7 +167,7 @@ def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertRe
         ),
         nbytes=manifest.nbytes,
         num_sources=plan.collection.num_sources,
-        refused=_count_reasons(read_rejects(plan.out / REJECTS_NAME)),
+        refused=_count_reasons(read_rejects(plan.out / manifest.rejects.file if manifest.rejects else None)),
     )
 
 

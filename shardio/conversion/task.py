@@ -176,7 +176,7 @@ def _do_task(task: ShardTask, control: Control) -> ShardRecord:
         record = make_rows(task, control.threads, on_block, control.report)
     else:
         record = _make_shard(task, task.sample_shape, control)
-        record = replace(record, arrays=make_arrays(task, record, control.threads, on_block))
+        record = make_arrays(task, record, control.threads, on_block)
     record = replace(record, sources_sha256=digest(fingerprints))
     if task.wanted is None:
         save_record(task, record)

@@ -16,7 +16,6 @@ from shardio.format.layout import (
     LABELS_NAME,
     ORDER_ROW,
     ArrayKind,
-    IndexColumns,
     RowType,
     SampleShape,
     index_dtype,
@@ -57,6 +56,11 @@ class ArrayShard(ShardEntry):
     """A file of an array: the values of `num_samples` samples."""
 
     row: RowType
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the numbers of a value."""
+        return np.dtype(self.row.dtype)
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
         return self.row.file_header(self.num_samples)
@@ -109,27 +113,22 @@ class Crc32Entry(RowsEntry):
 @dataclass(frozen=True)
 class IndexEntry(TableEntry):
     key_nbytes: int
-    columns: IndexColumns = ()
-    """The set's own columns, after the fields that every index has."""
     has_label: bool = True
     """Whether its rows have a label."""
 
     @property
     def dtype(self) -> np.dtype[np.void]:
         """The type of one row."""
-        return index_dtype(self.key_nbytes, self.columns, has_label=self.has_label)
+        return index_dtype(self.key_nbytes, has_label=self.has_label)
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
         num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
-        return index_header(num_rows, self.key_nbytes, self.columns, has_label=self.has_label)
+        return index_header(num_rows, self.key_nbytes, has_label=self.has_label)
 
     def content(self) -> dict[str, Any]:
         content = dict(vars(self))
         # One text for one content: keys that would say nothing are left out.
-        columns, has_label = content.pop("columns"), content.pop("has_label")
-        if columns:
-            content["columns"] = [list(column) for column in columns]
-        if not has_label:
+        if not content.pop("has_label"):
             content["label"] = False
         return content
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -30,7 +29,7 @@ except ImportError:  # no wheels for this kind of processor
     from zlib import crc32 as crc32
 
 FORMAT_NAME = "shardio"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # One page: the pixels that follow are page aligned for mmap and O_DIRECT, whatever the length of the NPY header text.
 HEADER_NBYTES = 4096
@@ -53,18 +52,15 @@ MAX_CLASSES = 1 << 20
 MAX_KEY_NBYTES = (1 << 16) - 4
 """The widest key field. The longest path that Linux accepts has 4096 bytes."""
 
-# The text of an index's header must fit in its page: with so many columns, whatever their names, it does.
-MAX_COLUMNS = 50
-COLUMN_TYPES = ("<i8", "<f8")
-
 MAX_ARRAYS = 50
 MAX_ARRAY_SIDES = 8
+MAX_SMALL_NBYTES = 16
 ARRAY_TYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 ArrayKind = Literal["array", "mask"]
 """What an array holds: "mask", a class or measure for each pixel; "array", anything else."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
-_COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+_ARRAY_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 SampleShape = tuple[int, int, int]
 """(height, width, channels) of every sample of a set that has pixels."""
@@ -94,6 +90,11 @@ class RowType:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def is_small(self) -> bool:
+        """Whether an array of such rows is written as one file for the whole split, and not one for each shard."""
+        return self.nbytes <= MAX_SMALL_NBYTES
 
     def file_header(self, num_rows: int) -> bytes:
         """Returns the header of a file with `num_rows` rows: its first HEADER_NBYTES bytes."""
@@ -144,16 +145,12 @@ def find_wrong_bool(values: NDArray[Any]) -> str:
     return f"expected bytes of 0 or 1 for bool, found {largest}" if largest > 1 else ""
 
 
-IndexColumns = tuple[tuple[str, str], ...]
-"""(name, type) of the additional fields of an index; type is one of COLUMN_TYPES."""
-
-
 def check_array_name(name: object) -> str:
     """Returns `name` if it is a valid name for an array. Raises ValueError otherwise."""
-    if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
+    if not isinstance(name, str) or not _ARRAY_NAME.fullmatch(name):
         found = str(name)[:80]
         raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
-    if name in RESERVED_NAMES:
+    if name.lower() in RESERVED_NAMES:
         raise ValueError(f"an array must not have a name that batches or the index use already; found {show(name)}")
     return name
 
@@ -167,8 +164,9 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.npy"
 
 
-def array_shard_name(split: str, array: str, number: int) -> str:
-    return f"{split}-{array}-{number:05d}.npy"
+def array_shard_name(split: str, array: str, number: int | None) -> str:
+    """Returns the name of a file of an array. `number` is None for the only file of a small array."""
+    return f"{split}-{array}.npy" if number is None else f"{split}-{array}-{number:05d}.npy"
 
 
 def array_crc32_name(split: str, array: str) -> str:
@@ -241,58 +239,21 @@ def key_field_nbytes(longest_key_nbytes: int) -> int:
     return longest_key_nbytes + (4 - longest_key_nbytes) % 8
 
 
-def _index_fields(key_nbytes: int, columns: IndexColumns, has_label: bool) -> list[tuple[str, str]]:
-    return [
-        *([("label", LABEL_ROW.dtype)] if has_label else []),
-        ("key", f"|S{key_nbytes}"),
-        ("source_width", "<u4"),
-        ("source_height", "<u4"),
-        ("crc32", "<u4"),
-        *columns,
-    ]
+RESERVED_NAMES = frozenset(
+    ["label", "key", "source_width", "source_height", "crc32", "image", "images", "index", "indices", "pixels", "order"]
+)
+"""Names that no array may have, in any case: the index, batches and names of files use them for something else."""
 
 
-_FIELD_NAMES = tuple(name for name, _ in _index_fields(4, (), has_label=True))
-"""The fields of an index other than its columns. All but the label are in every index."""
-
-
-RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "index", "indices", "pixels", "order"})
-"""Names that no array may have: batches and samples use them for something else."""
-
-
-def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
-    """Returns `columns`, (name, type) each, if they are valid columns of an index. Raises ValueError otherwise."""
-    if len(columns) > MAX_COLUMNS:
-        raise ValueError(f"an index must have at most {MAX_COLUMNS} columns; found {len(columns)}")
-    checked: dict[str, str] = {}
-    for column in columns:
-        name, kind = column if len(column) == 2 else (column, None)
-        if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
-            raise ValueError(
-                f"a column's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {str(name)[:80]!r}"
-            )
-        if name in _FIELD_NAMES or name in checked:
-            found = "a field of every index" if name in _FIELD_NAMES else "twice"
-            raise ValueError(f"a column must have a name of its own; found {name!r}, {found}")
-        if not isinstance(kind, str) or kind not in COLUMN_TYPES:
-            raise ValueError(f"column {show(name)} must be of type {' or '.join(COLUMN_TYPES)}; found {show(kind)}")
-        checked[name] = kind
-    return tuple(checked.items())
-
-
-def index_dtype(key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> np.dtype[np.void]:
-    """Returns the type of an index row: label (if labels are integers), key, source size, crc32, then `columns`.
+def index_dtype(key_nbytes: int, *, has_label: bool = True) -> np.dtype[np.void]:
+    """Returns the type of an index row: label (if labels are integers), key, source size, crc32.
 
     The key is the source's path relative to SRC; the crc32 is of the pixels. All fields are naturally aligned.
     """
     if key_nbytes <= 0 or key_nbytes % 8 != 4:
         raise ValueError(f"key_nbytes must be 4 more than a multiple of 8; found {key_nbytes}")
-    return np.dtype(_index_fields(key_nbytes, columns, has_label))
-
-
-def columns_of(dtype: np.dtype[np.void]) -> IndexColumns:
-    """Returns the columns of an `index_dtype`."""
-    return tuple((name, dtype[name].str) for name in dtype.names or () if name not in _FIELD_NAMES)
+    sizes = [("source_width", "<u4"), ("source_height", "<u4"), ("crc32", "<u4")]
+    return np.dtype([*([("label", LABEL_ROW.dtype)] if has_label else []), ("key", f"|S{key_nbytes}"), *sizes])
 
 
 def has_label(dtype: np.dtype[np.void]) -> bool:
@@ -300,18 +261,10 @@ def has_label(dtype: np.dtype[np.void]) -> bool:
     return "label" in (dtype.names or ())
 
 
-def with_fields(rows: NDArray[np.void], columns: IndexColumns, *, has_label: bool) -> NDArray[np.void]:
-    """Returns a copy of the rows of an index with these columns, and with or without labels. New fields are 0."""
-    copy = np.zeros(len(rows), index_dtype(rows.dtype["key"].itemsize, columns, has_label=has_label))
-    for name in set(copy.dtype.names or ()) & set(rows.dtype.names or ()):
-        copy[name] = rows[name]
-    return copy
-
-
-def index_header(num_samples: int, key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> bytes:
+def index_header(num_samples: int, key_nbytes: int, *, has_label: bool = True) -> bytes:
     """Returns the header of an index of `num_samples` rows, its first HEADER_NBYTES bytes."""
-    return _npy_header(str(_index_fields(key_nbytes, columns, has_label)), str((num_samples,)))
+    return _npy_header(str(index_dtype(key_nbytes, has_label=has_label).descr), str((num_samples,)))
 
 
-def index_nbytes(num_samples: int, key_nbytes: int, columns: IndexColumns = (), *, has_label: bool = True) -> int:
-    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes, columns, has_label=has_label).itemsize
+def index_nbytes(num_samples: int, key_nbytes: int, *, has_label: bool = True) -> int:
+    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes, has_label=has_label).itemsize

@@ -38,11 +38,9 @@ from shardio.format.layout import (
     MAX_KEY_NBYTES,
     MAX_SIDE,
     ORDER_ROW,
-    IndexColumns,
     RowType,
     SampleShape,
     check_array_name,
-    check_columns,
     check_kind,
     check_sample_shape,
     index_nbytes,
@@ -58,7 +56,8 @@ class Manifest:
     """None if the set has no pixels: its samples are made of arrays."""
     classes: tuple[str, ...]
     splits: Mapping[str, SplitEntry]
-    rejects: RejectsEntry
+    rejects: RejectsEntry | None = None
+    """None if no source was refused when the set was made."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     """Readable names of the classes, in their order; empty if the set has none. Two classes may have the same name."""
@@ -86,9 +85,14 @@ class Manifest:
             self._check_split(name, split)
 
     @property
+    def num_rejects(self) -> int:
+        return 0 if self.rejects is None else self.rejects.num_rejects
+
+    @property
     def files(self) -> list[FileEntry]:
         """All files of the set except the manifest."""
-        return [self.rejects, *chain.from_iterable(split.files for split in self.splits.values())]
+        rejects = [] if self.rejects is None else [self.rejects]
+        return [*rejects, *chain.from_iterable(split.files for split in self.splits.values())]
 
     def _check_split(self, name: str, split: SplitEntry) -> None:
         if self.sample_shape is None:
@@ -96,7 +100,7 @@ class Manifest:
         else:
             _check_pixels(f"splits.{name}", split, self.sample_shape)
         index = split.index
-        expected = index_nbytes(split.num_samples, index.key_nbytes, index.columns, has_label=index.has_label)
+        expected = index_nbytes(split.num_samples, index.key_nbytes, has_label=index.has_label)
         _check_nbytes(f"splits.{name}", index, expected)
         self._check_orders(name, split)
         for array_name, array in split.arrays.items():
@@ -121,8 +125,6 @@ class Manifest:
         parse.checked(where, check_kind, name, array.kind, array.row, self.sample_shape)
         if name == LABELS_NAME and split.index.has_label:
             raise FormatError(f"{where}: expected an index without labels, found labels in the index too")
-        if name in (column for column, _ in split.index.columns):
-            raise FormatError(f"{where}: expected a name that no column of the index has, found a column {name!r}")
         if array.order is None and array.num_rows != split.num_samples:
             raise FormatError(f"{where}: expected values for {split.num_samples} samples, found {array.num_rows}")
         for shard in array.shards:
@@ -138,14 +140,15 @@ class Manifest:
         ).hexdigest()
 
     def _content(self) -> dict[str, Any]:
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT_NAME,
             "format_version": FORMAT_VERSION,
             "sample_shape": None if self.sample_shape is None else list(self.sample_shape),
             "classes": list(self.classes),
             "splits": {name: split.content() for name, split in self.splits.items()},
-            "rejects": self.rejects.content(),
         }
+        if self.rejects is not None:
+            content["rejects"] = self.rejects.content()
         if self.class_names:
             content["class_names"] = list(self.class_names)
         return content
@@ -198,7 +201,7 @@ def _check_nbytes(where: str, entry: FileEntry, expected: int) -> None:
 
 
 _FILE_KEYS = {"file", "nbytes", "sha256"}
-_KEYS = {"format", "format_version", "sample_shape", "classes", "splits", "rejects", "provenance", "digest"}
+_KEYS = {"format", "format_version", "sample_shape", "classes", "splits", "provenance", "digest"}
 
 
 def _file(fields: dict[str, Any], where: str) -> dict[str, Any]:
@@ -216,19 +219,13 @@ def _shard(value: object, where: str) -> ShardEntry:
 
 
 def _index(value: object, where: str) -> IndexEntry:
-    fields = parse.fields(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"columns", "label"})
+    fields = parse.fields(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"label"})
     key_nbytes = parse.count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
     if key_nbytes % 8 != 4 or key_nbytes > MAX_KEY_NBYTES:
         raise parse.fault(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
-    columns = _columns(fields["columns"], f"{where}.columns") if "columns" in fields else ()
     if fields.get("label", False) is not False:
         raise parse.fault(f"{where}.label", "false, or no such key", fields["label"])
-    return IndexEntry(**_file(fields, where), key_nbytes=key_nbytes, columns=columns, has_label="label" not in fields)
-
-
-def _columns(value: object, where: str) -> IndexColumns:
-    pairs = [parse.sequence(pair, f"{where}[{i}]") for i, pair in enumerate(parse.filled(value, where))]
-    return parse.checked(where, check_columns, pairs)
+    return IndexEntry(**_file(fields, where), key_nbytes=key_nbytes, has_label="label" not in fields)
 
 
 def _split(value: object, where: str) -> SplitEntry:
@@ -280,7 +277,7 @@ def _array(value: object, where: str) -> ArrayEntry:
 
 def _rejects(value: object, where: str) -> RejectsEntry:
     fields = parse.fields(value, where, _FILE_KEYS | {"num_rejects"})
-    num_rejects = parse.count(fields["num_rejects"], f"{where}.num_rejects")
+    num_rejects = parse.count(fields["num_rejects"], f"{where}.num_rejects", minimum=1)
     return RejectsEntry(**_file(fields, where), num_rejects=num_rejects)
 
 
@@ -303,8 +300,11 @@ def parse_manifest(data: bytes) -> Manifest:
         raise parse.fault("format", repr(FORMAT_NAME), found)
     version = document.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
-        raise parse.fault("format_version", f"{FORMAT_VERSION} (a newer set needs a newer shardio)", version)
-    parse.fields(document, "manifest", _KEYS, optional={"class_names"})
+        way_out = "convert the sources of an older set again; a newer set needs a newer shardio"
+        raise parse.fault("format_version", f"{FORMAT_VERSION} ({way_out})", version)
+    parse.fields(document, "manifest", _KEYS, optional={"class_names", "rejects", "pixels"})
+    if "pixels" in document:
+        raise parse.fault("pixels", "no such key (these pixels need a newer shardio)", document["pixels"])
     splits = parse.mapping(document["splits"], "splits")
     names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
     parse.anything(parse.mapping(document["provenance"], "provenance"), "provenance")
@@ -312,7 +312,7 @@ def parse_manifest(data: bytes) -> Manifest:
         sample_shape=_sample_shape(document["sample_shape"], "sample_shape"),
         classes=parse.strings(document["classes"], "classes"),
         splits={parse.name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
-        rejects=_rejects(document["rejects"], "rejects"),
+        rejects=_rejects(document["rejects"], "rejects") if "rejects" in document else None,
         provenance=document["provenance"],
         class_names=parse.strings(names, "class_names"),
     )

@@ -37,7 +37,7 @@ class ShardLoader(LikeDataLoader):
 
     A batch is a tuple of the parts that exist, in this order: images, uint8 (B, C, H, W) in channels_last memory;
     labels, int64 (B,), or float32 (B,) or (B, K) where the set has such labels; sample indices, int64 (B,); a dict of
-    arrays and columns by name, (B, ...). A batch stays valid while you hold it or a view of it. Each `iter()` is a new
+    arrays by name, (B, ...). A batch stays valid while you hold it or a view of it. Each `iter()` is a new
     epoch, which begins when its first batch is requested. Only one thread at a time may request batches;
     `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread.
 
@@ -73,8 +73,8 @@ class ShardLoader(LikeDataLoader):
     digest: the digest that the set must have, as `shardio info` prints it, or its first 12 digits: for reproducible
         experiments.
     check: "sample" compares the crc32 of everything that is read, where a disk or its cables are in doubt.
-    arrays, columns: names of arrays of the split, and of number columns of its index, to add to each batch. By default
-        none, or all arrays if the set has no pixels.
+    arrays: names of arrays of the split to add to each batch. By default none, or all arrays if the set has no pixels.
+        `loader.shards.index[indices]` has what the index records of samples, such as the sizes of the source images.
     images: None to read no pixels, for training on arrays alone. By default (True) the pixels, if there are any.
     report_every: seconds between lines on stderr that say whether training waits for data, and for what.
 
@@ -110,7 +110,6 @@ class ShardLoader(LikeDataLoader):
         digest: str | None = None,
         check: Check = "off",
         arrays: Sequence[str] = (),
-        columns: Sequence[str] = (),
         images: Literal[True] | None = True,
         report_every: float | None = None,
         **unknown: NoReturn,
@@ -134,7 +133,6 @@ class ShardLoader(LikeDataLoader):
             return_indices=return_indices,
             check=check,
             arrays=arrays,
-            columns=columns,
             images=images,
             report_every=report_every,
         )

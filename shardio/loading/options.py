@@ -22,9 +22,6 @@ from shardio.reading.mixed import SOURCE, MixedSet
 Check = Literal["off", "sample"]
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 
-# Fields of every index that are numbers of the picture. Labels are in every batch, and keys are no numbers.
-_NUMBERS = ("source_width", "source_height", "crc32")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -46,7 +43,6 @@ class Options:
     return_indices: bool
     check: Check
     arrays: Sequence[str]
-    columns: Sequence[str]
     images: Literal[True] | None
     report_every: float | None
 
@@ -70,8 +66,7 @@ class Options:
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
-        for name in ("arrays", "columns"):
-            object.__setattr__(self, name, as_names(name, getattr(self, name)))
+        object.__setattr__(self, "arrays", as_names("arrays", self.arrays))
 
 
 def check_function(transform: object) -> None:
@@ -86,17 +81,15 @@ def check_function(transform: object) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which parts a batch has: images, labels, and `arrays` and `columns` by name, in this order.
-
-    `arrays` includes labels that are not integers.
-    """
+    """Which parts a batch has: images, labels, and `arrays` by name, which include labels that are not integers."""
 
     image_shape: SampleShape | None = None
     """(height, width, channels) of images; None if there are none."""
     label_row: RowType | None = LABEL_ROW
     """The type of a label; None if there are none."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
-    columns: Mapping[str, RowType] = field(default_factory=dict)
+    source: bool = False
+    """Whether batches have the number of the set that each sample comes from: batches of a mixture."""
 
     @property
     def masks(self) -> tuple[str, ...]:
@@ -108,17 +101,12 @@ class Parts:
         return tuple(name for name in self.arrays if name != LABELS_NAME)
 
     @property
-    def read_columns(self) -> tuple[str, ...]:
-        """The columns that are in an index."""
-        return tuple(name for name in self.columns if name != SOURCE)
-
-    @property
     def described(self) -> dict[str, tuple[str, RowType]]:
-        """The kind and row type of each array and column by name."""
+        """The kind and row type of each array by name."""
         arrays: dict[str, tuple[str, RowType]] = {name: (array.kind, array.row) for name, array in self.arrays.items()}
         if self.image_shape is not None:
             arrays["images"] = ("pixels", RowType("|u1", self.image_shape))
-        return {**arrays, **{name: ("column", row) for name, row in self.columns.items()}}
+        return arrays
 
     @property
     def stored_shape(self) -> SampleShape:
@@ -132,8 +120,9 @@ class Parts:
 
     @property
     def rows(self) -> dict[str, RowType]:
-        """The row type of each array and column by name."""
-        return {**{name: array.row for name, array in self.arrays.items()}, **self.columns}
+        """The row type of each named part of a batch."""
+        source = {SOURCE: LABEL_ROW} if self.source else {}
+        return {**{name: array.row for name, array in self.arrays.items()}, **source}
 
 
 def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -146,30 +135,27 @@ def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_parts(
-    layout: SplitLayout | MixedSet,
-    arrays: Sequence[str] = (),
-    columns: Sequence[str] = (),
-    images: Literal[True] | None = True,
+    layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), images: Literal[True] | None = True
 ) -> Parts:
-    """Returns the parts of batches that have `arrays` and `columns`, given by their names in the split, and the
-    pixels unless `images` is None.
+    """Returns the parts of batches that have `arrays`, given by their names in the split, and the pixels unless
+    `images` is None.
 
     If the split has no pixels and `arrays` is empty, all arrays are included. Raises ValueError for a name that the
     split does not have, or that the sets of a mixture have in different types.
     """
     if isinstance(layout, MixedSet):
-        first, *others = [(one, find_parts(one, arrays, columns, images)) for one in layout.sets]
+        first, *others = [(one, find_parts(one, arrays, images)) for one in layout.sets]
         for one, parts in others:
             if (theirs := parts.described) != (mine := first[1].described):
-                raise ValueError(
-                    f"{one.path}: expected arrays and columns {mine}, as {first[0].path} has, found {theirs}"
-                )
-        return replace(first[1], columns={**first[1].columns, SOURCE: LABEL_ROW})
+                raise ValueError(f"{one.path}: expected arrays {mine}, as {first[0].path} has, found {theirs}")
+        if SOURCE in first[1].arrays:
+            raise ValueError(
+                f"{first[0].path}: batches of a mixture call the set of a sample {SOURCE!r}, as an array is"
+            )
+        return replace(first[1], source=True)
     where = f"{layout.path}, {layout.split}"
     known = [name for name in layout.content.arrays if name != LABELS_NAME]
     _check_names(where, "arrays", arrays, known)
-    index = layout.content.index
-    _check_names(where, "columns", columns, (*(name for name, _ in index.columns), *_NUMBERS))
     if not layout.has_pixels and not arrays:
         arrays = known
     labels = (LABELS_NAME,) if LABELS_NAME in layout.content.arrays else ()
@@ -177,7 +163,6 @@ def find_parts(
         None if images is None else layout.manifest.sample_shape,
         layout.content.label_row,
         {name: layout.array(name) for name in (*arrays, *labels)},
-        {name: RowType(index.dtype[name].str, ()) for name in columns},
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.cut import Cut
-from shardio.format.layout import LABEL_ROW, LABELS_NAME
+from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.cuda import make_copier
 from shardio.loading.gather import GatherThreads, Pending
@@ -65,7 +65,7 @@ class Pipeline:
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
         """{"thread": the thread that is requesting a batch}; empty if none is."""
-        self.parts = parts = find_parts(shards, options.arrays, options.columns, options.images)
+        self.parts = parts = find_parts(shards, options.arrays, options.images)
         self._copier = copier = make_copier(options.device)
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
@@ -170,7 +170,7 @@ class Pipeline:
         """
         parts = self.parts
         has_images, has_label = parts.image_shape is not None, parts.label_row == LABEL_ROW
-        request = Request(indices, has_images, has_label, tuple(parts.arrays), parts.read_columns)
+        request = Request(indices, has_images, has_label, tuple(parts.arrays))
         if isinstance(self._shards, MixedSet):
             sources = self._shards.sources_of(indices)
             request = replace(request, order=np.argsort(sources, kind="stable"))
@@ -219,15 +219,15 @@ class Pipeline:
     def lend(self, slot: Slot, size: int) -> Tensors:
         """Returns a batch on the CPU.
 
-        Images and arrays are views of the slot, which returns to the ring when the last view is freed. Labels and
-        columns are copies, so a caller who collects them over an epoch does not keep slots.
+        Images and arrays are views of the slot, which returns to the ring when the last view is freed. Labels and small
+        arrays are copies, so a caller who collects them over an epoch does not keep slots.
         """
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = self._ring.lend(slot, size)
         more = {}
         for name, array in slot.more.items():
             some = array[:size]
-            is_small = name == LABELS_NAME or name in self.parts.columns
+            is_small = name == LABELS_NAME or array[0].nbytes <= MAX_SMALL_NBYTES
             beside = some.copy() if is_small else self._ring.lend_beside(images, some)
             more[name] = torch.from_numpy(beside)
         # numpy's transpose is cheaper than torch's permute, which is an operation of torch.

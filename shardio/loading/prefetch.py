@@ -38,7 +38,7 @@ _UNSEEN = nullcontext()
 
 class Tensors(NamedTuple):
     """A batch: `images` (B, C, H, W) uint8 in channels_last memory, `labels` and sample `indices` (B,) int64, and
-    `more`, arrays and columns by name, (B, ...)."""
+    `more`, arrays by name, (B, ...)."""
 
     images: torch.Tensor
     labels: torch.Tensor

@@ -96,7 +96,7 @@ class TransformStep:
         epoch: int,
         cut: Cut | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
-        """Returns the transformed batch: images, labels, and arrays and columns by name.
+        """Returns the transformed batch: images, labels, and arrays by name.
 
         Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
         transform of shardio.augment also changes masks. `indices` are the samples, and `counters` are the

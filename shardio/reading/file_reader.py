@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.entries import FileEntry, ShardEntry
+from shardio.format.entries import ArrayShard, FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut
 from shardio.kernels import rowread
@@ -51,8 +51,9 @@ def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, n
     """Opens a file of the split. (No method of the reader, which would then be part of a cycle with its files.)"""
     entry = entries[name]
     file = layout.open_file(entry)
-    # Labels and orders are few bytes, and read again in every epoch: through the page cache.
-    if direct and isinstance(entry, ShardEntry):
+    # Labels, orders and small arrays are few bytes, and read again in every epoch: through the page cache.
+    is_small = isinstance(entry, ArrayShard) and entry.row.is_small
+    if direct and isinstance(entry, ShardEntry) and not is_small:
         with naming(layout.path_of(entry)):
             set_direct(file.fileno())
     elif hasattr(os, "posix_fadvise"):
@@ -87,6 +88,8 @@ class FileReader(Reader):
         # By name: a dictionary of strings runs no line of Python while it is looked into.
         self._files = OpenFiles(open_file, min(len(files), most_open()))
         self._row_dtype = layout.content.index.dtype
+        arrays = layout.content.arrays.items()
+        self._small = {name for name, array in arrays if array.row.is_small and len(array.shards) == 1}
 
     @property
     def whole_lines(self) -> int:
@@ -130,8 +133,13 @@ class FileReader(Reader):
             return
         table, rows = self._layout.table_of(name), as_rows(out)
         stored = self._stored(table, indices)
-        chosen, again = _distinct(stored)
         lines = np.arange(len(indices)) if lines is None else lines
+        if name in self._small:
+            cells = np.empty((len(indices), table.row_nbytes), np.uint8)
+            self._read_cells(table, stored, 0, cells)
+            rows[lines] = cells
+            return
+        chosen, again = _distinct(stored)
         self._read_distinct(table, stored[chosen], lines[chosen], rows)
         if again is not None:
             to, first = again

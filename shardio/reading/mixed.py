@@ -20,7 +20,7 @@ from shardio.reading.sample import captions_of
 from shardio.reading.shardset import ShardSet
 
 SOURCE = "source"
-"""The column of a mixture's batches that says which set a sample comes from, counted from 0."""
+"""The entry of a mixture's batches that says which set a sample comes from, counted from 0."""
 
 
 class MixedSet:

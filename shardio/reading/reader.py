@@ -31,7 +31,7 @@ _thread = threading.local()
 
 
 class BatchMemory(Protocol):
-    """The memory that a batch is read into. `more` has the arrays and columns of the request, by name."""
+    """The memory that a batch is read into. `more` has the arrays of the request, by name."""
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
@@ -51,8 +51,6 @@ class Request:
     """Whether the index has labels to read."""
     arrays: Sequence[str] = ()
     """The names of the arrays to read."""
-    columns: Sequence[str] = ()
-    """The names of the index's columns to read."""
     windows: Windows | None = None
     """The part of each picture that is read. None reads whole pictures."""
     ends: NDArray[np.int64] | None = None
@@ -112,8 +110,6 @@ class Reader:
             self.copy("", indices, memory.images[some], lines)
         for name in request.arrays:
             self.copy(name, indices, memory.more[name][some], lines)
-        for name in request.columns:
-            memory.more[name][numbers] = self.column_of(name, indices)
         if request.label:
             memory.labels[numbers] = self.column_of("label", indices)
 

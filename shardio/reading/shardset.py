@@ -37,6 +37,7 @@ from shardio.reading.sample import (
     table_html,
 )
 from shardio.sets.names import local_folder
+from shardio.sets.selection import Numbers
 from shardio.system.eager import eager
 
 
@@ -80,8 +81,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         self._index = self._map_small(self.index_table)
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = self._index.rows.view(self.content.index.dtype)[:, 0]  # type: ignore[assignment]
-        """One row per sample: label (if labels are integers), key, source_width, source_height, crc32, then the set's
-        own columns, if any. A read-only view of the mapped file."""
+        """One row per sample: label (if labels are integers), key, source_width, source_height and crc32. A read-only
+        view of the mapped file."""
 
     def _map(self, table: StoredTable) -> MappedTable:
         mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
@@ -135,7 +136,6 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             "samples": f"{len(self):,} of {' x '.join(map(str, self.manifest.sample_shape or ['no pixels']))}",
             "classes": f"{len(self.classes):,}: {', '.join(self.class_names[:NUM_SHOWN])}",
             "arrays": ", ".join(self.arrays),
-            "columns": ", ".join(name for name, _ in self.content.index.columns),
             "digest": self.digest,
         }
         table = table_html({name: text for name, text in facts.items() if text})
@@ -320,6 +320,13 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         values = np.empty((len(indices), *row.shape), row.dtype)
         self.gather_array(name, indices, values)
         return values
+
+    @property
+    def numbers(self) -> Numbers:
+        """The arrays of shape (), for `Selection.samples`."""
+        every = np.arange(len(self))
+        found = [name for name, array in self.content.arrays.items() if not array.row.shape]
+        return {name: partial(self.values_of, name, every) for name in found}
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:

@@ -6,18 +6,20 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.entries import FileEntry, IndexEntry, RowsEntry
-from shardio.format.layout import HEADER_NBYTES, columns_of, has_label
+from shardio.format.entries import ArrayEntry, ArrayShard, FileEntry, IndexEntry, RowsEntry, SplitEntry
+from shardio.format.layout import HEADER_NBYTES, has_label
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.format.opening import check_header, check_sha256
+from shardio.sets.selection import Numbers, Selection
 from shardio.sets.storage import Storage, open_storage
 
 
@@ -30,10 +32,14 @@ class IndexedSet:
     manifest: Manifest
     splits: Mapping[str, NDArray[np.void]]
     """The index of each split, one row per sample."""
+    found: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """The selected samples of each split; empty without a selection."""
 
 
-def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> IndexedSet:
-    """Reads the indexes of the given splits, by default of all splits.
+def read_indexes(
+    place: str | os.PathLike[str], splits: Sequence[str] = (), selection: Selection | None = None
+) -> IndexedSet:
+    """Reads the indexes of the given splits, by default of all splits, and selects samples.
 
     Raises SetNotFoundError if the set or a split does not exist, FormatError if the set is damaged, OSError if it
     cannot be read.
@@ -43,7 +49,12 @@ def read_indexes(place: str | os.PathLike[str], splits: Sequence[str] = ()) -> I
         for name in splits:
             check_split(storage.name, manifest, name)
         chosen = [name for name in manifest.splits if not splits or name in splits]
-        return IndexedSet(storage.name, manifest, {name: read_index(storage, manifest, name) for name in chosen})
+        indexes = {name: read_index(storage, manifest, name) for name in chosen}
+        found = {}
+        if selection is not None:
+            for name, rows in indexes.items():
+                found[name] = selection.samples(rows, manifest, numbers_of(storage, manifest.splits[name]))
+        return IndexedSet(storage.name, manifest, indexes, found)
 
 
 def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.void]:
@@ -64,8 +75,24 @@ def labels_of(rows: NDArray[np.void]) -> list[int | None]:
     return labels
 
 
-def read_rows(storage: Storage, entry: IndexEntry | RowsEntry) -> NDArray[Any]:
-    """Returns the rows of an index, an order or a file of checksums, without checking their values.
+def numbers_of(storage: Storage, split: SplitEntry) -> Numbers:
+    """Returns the arrays of a split that `Selection` can compare, each as a function that reads it."""
+    found = [(name, array) for name, array in split.arrays.items() if not array.row.shape]
+    return {name: partial(_read_values, storage, split, array) for name, array in found}
+
+
+def _read_values(storage: Storage, split: SplitEntry, array: ArrayEntry) -> NDArray[Any]:
+    values: NDArray[Any] = np.concatenate([read_rows(storage, shard) for shard in array.shards])
+    if array.order is None:
+        return values
+    entry = split.orders[array.order]
+    order = read_rows(storage, entry)
+    check_range(order, len(values), "a stored row", storage.path_of(entry))
+    return values.take(order)
+
+
+def read_rows(storage: Storage, entry: IndexEntry | RowsEntry | ArrayShard) -> NDArray[Any]:
+    """Returns the rows of an index, an order, checksums or an array of shape (), without checking their values.
 
     Raises FormatError if the file differs from the manifest, OSError if it cannot be read.
     """
@@ -117,6 +144,7 @@ class Spread:
 
 def spread_of(values: NDArray[Any]) -> Spread | None:
     """Returns minimum, median and maximum of the numbers; None if all are missing. Integers stay integers."""
+    values = values.view(np.uint8) if values.dtype.kind == "b" else values
     there = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     if not len(there):
         return None
@@ -126,13 +154,13 @@ def spread_of(values: NDArray[Any]) -> Spread | None:
     return Spread(there.min().item(), median, there.max().item(), len(values) - len(there))
 
 
-def spreads_of(rows: NDArray[np.void]) -> dict[str, Spread]:
-    """Returns the `Spread` of each column, and of the original image sizes if the index has them."""
+def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
+    """Returns the `Spread` of each array of one number, and of the original image sizes if the index has them."""
     widths, heights = rows["source_width"].astype(np.int64), rows["source_height"].astype(np.int64)
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known], heights[known]
-    columns = {name: rows[name] for name, _ in columns_of(rows.dtype)}
-    values = {"source_width": widths, "source_height": heights, "width / height": widths / heights, **columns}
+    values = {"source_width": widths, "source_height": heights, "width / height": widths / heights}
+    values |= {name: read() for name, read in numbers.items()}
     return {name: spread for name, one in values.items() if (spread := spread_of(one)) is not None}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntr
 from shardio.format.layout import (
     CRC32_ROW,
     HEADER_NBYTES,
+    MAX_COUNT,
     ORDER_ROW,
     ArrayKind,
     RowType,
     array_crc32_name,
     array_shard_name,
-    columns_of,
     crc32,
     has_label,
     index_header,
@@ -35,7 +36,7 @@ from shardio.system.pour import pour
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
     """Returns the header and the body of an index of `rows`. The body is a view if the rows are contiguous."""
     dtype = rows.dtype
-    header = index_header(len(rows), dtype["key"].itemsize, columns_of(dtype), has_label=has_label(dtype))
+    header = index_header(len(rows), dtype["key"].itemsize, has_label=has_label(dtype))
     return header, np.ascontiguousarray(rows).view(np.uint8).data
 
 
@@ -43,7 +44,7 @@ def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void])
     """Writes the index of a split. Returns its entry for the manifest."""
     name, dtype = index_name(split), rows.dtype
     nbytes, sha256 = _write(folder / name, *index_content(rows))
-    return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, columns_of(dtype), has_label(dtype))
+    return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, has_label(dtype))
 
 
 def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
@@ -71,11 +72,21 @@ def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, s
     return len(header) + len(body), sha256.hexdigest()
 
 
+def _as_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    nbytes = values.dtype.itemsize * math.prod(values.shape[1:])
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(len(values), nbytes)
+
+
+def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
+    """Returns the checksum of each value, (n, ...)."""
+    return np.fromiter(map(crc32, _as_bytes(values)), np.uint32, len(values))
+
+
 class ArrayWriter:
     """Writes an array's values for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
-    The files appear in `folder` one after the other, each only when it is complete. Leaving the `with` block without
-    `finish` removes the files. Not thread safe.
+    A small array gets one file, of any size. The files appear in `folder` one after the other, each only when it is
+    complete. Leaving the `with` block without `finish` removes the files. Not thread safe.
     """
 
     def __init__(
@@ -87,7 +98,7 @@ class ArrayWriter:
         self._kind: ArrayKind = kind
         self._row = row
         self._dtype = np.dtype(row.dtype)
-        self._most = max(1, (shard_nbytes - HEADER_NBYTES) // row.nbytes)
+        self._most = MAX_COUNT if row.is_small else max(1, (shard_nbytes - HEADER_NBYTES) // row.nbytes)
         self._file: RowsFile | None = None
         self._shards: list[ArrayShard] = []
         self._crc32s: list[int] = []
@@ -100,11 +111,11 @@ class ArrayWriter:
                 f"expected values of the array {self._name!r} of {self._dtype} {self._row.shape}, found "
                 f"{values.dtype} {values.shape[1:]}"
             )
-        rows = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(len(values), self._row.nbytes)
+        rows = _as_bytes(values)
         self._crc32s += map(crc32, rows)
         while len(rows):
             if self._file is None:
-                name = array_shard_name(self._split, self._name, len(self._shards))
+                name = array_shard_name(self._split, self._name, None if self._row.is_small else len(self._shards))
                 self._file = RowsFile(self._folder / name, self._row, self._most)
             some = rows[: self._most - self._file.num_rows]
             self._file.write(some)
@@ -139,7 +150,7 @@ class ArrayWriter:
         """Removes the array's files, finished ones too. May be called again."""
         if self._file is not None:
             self._file.discard()
-        numbers = range(len(self._shards) + 1)  # the last may have been published by a call that then failed
+        numbers = (None, *range(len(self._shards) + 1))  # the last may have been published by a call that then failed
         shards = (array_shard_name(self._split, self._name, number) for number in numbers)
         for file in (*shards, array_crc32_name(self._split, self._name)):
             name, folder = at(self._folder / file)

@@ -1,4 +1,4 @@
-"""Chooses samples of a set by class, key, columns of the index, a list of keys, or number, alike in every command."""
+"""Chooses samples of a set by class, key, numbers, a list of keys, or index, alike in every command."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from shardio.format.layout import has_label
 from shardio.order.permutation import Permutation
 from shardio.sets.given import ArrayFile, Keys, as_key, hash_of, read_keys
 
+Numbers = Mapping[str, Callable[[], NDArray[Any]]]
+"""For each array of shape (), a function that returns its value for every sample of the split."""
 Indices = str | os.PathLike[str] | NDArray[Any] | Sequence[int]
 
 # A manifest is no place for thousands of names.
@@ -39,24 +41,28 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of a column of the index with a number: "year >= 2000"."""
+    """A comparison of each sample's number with a number: "year >= 2000"."""
 
-    column: str
+    name: str
     operator: str
     number: int | float
 
     def __str__(self) -> str:
-        return f"{self.column} {self.operator} {self.number}"
+        return f"{self.name} {self.operator} {self.number}"
 
-    def holds(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Returns whether each row of an index meets the condition. Raises ValueError if the column is missing."""
-        names = [name for name in rows.dtype.names or () if name != "key"]
-        if self.column not in names:
-            hint = did_you_mean(self.column, names)
+    def holds(self, rows: NDArray[np.void], numbers: Numbers) -> NDArray[np.bool_]:
+        """Returns whether each sample meets the condition. Raises ValueError if the split has no such numbers."""
+        names = [*(name for name in rows.dtype.names or () if name != "key"), *numbers]
+        if self.name not in names:
+            hint = did_you_mean(self.name, names)
             raise ValueError(
-                f"{self}: expected a column of the index ({', '.join(names)}), found {self.column!r}{hint}"
+                f"{self}: expected a number of the index, or an array of shape () ({', '.join(names)}), found "
+                f"{self.name!r}{hint}"
             )
-        found: NDArray[np.bool_] = _COMPARISONS[self.operator](rows[self.column], self.number)
+        values = numbers[self.name]() if self.name in numbers else rows[self.name]
+        if values.dtype.kind == "f":
+            values = values.astype(np.float64)  # or NumPy would round the number to float16 or float32
+        found: NDArray[np.bool_] = _COMPARISONS[self.operator](values, self.number)
         return found
 
 
@@ -70,7 +76,7 @@ def parse_condition(text: str) -> Condition:
         value = int(number) if re.fullmatch(r"[+-]?[0-9]{1,30}", number) else float(number)
     except ValueError:
         raise ValueError(
-            f"a condition must be COLUMN, one of == != < <= > >=, and a number, such as 'year >= 2000'; found {text!r}"
+            f"a condition must be NAME, one of == != < <= > >=, and a number, such as 'year >= 2000'; found {text!r}"
         ) from None
     return Condition(name, operator, value)
 
@@ -128,7 +134,8 @@ class Selection:
 
     - `classes`: any of these, by name, readable name or number
     - `keys`: any of these patterns with * and ?
-    - `where`: each of these comparisons of a column of the index with a number, such as "year >= 2000"
+    - `where`: each of these comparisons with a number, such as "year >= 2000", of an array of shape (), label,
+      source_width, source_height or crc32
     - `listed`: keys in a sequence, in a file with one per line, or in an NPY or NPZ file
     - `random`: this share of the samples that match the rest, drawn by `seed`
     - `indices`: sample numbers in the wanted order, or a mask; an array or an NPY file. Allows no other condition.
@@ -167,11 +174,11 @@ class Selection:
         has_list = self.listed is not None or self.indices is not None
         return not (self.classes or self.globs or self.where or self.share or has_list)
 
-    def samples(self, rows: NDArray[np.void], of: HasClasses) -> NDArray[np.int64]:
+    def samples(self, rows: NDArray[np.void], of: HasClasses, numbers: Numbers) -> NDArray[np.int64]:
         """Returns the samples that match: ascending, or in the order of `indices`.
 
-        `rows` is the index of the split, and `of` has the classes of the set. Raises ValueError if the set has no such
-        class, column or sample number; SourceError if a sample number is from a file.
+        `rows` is the index of the split, `of` has the classes of the set. Raises ValueError if the set has no such
+        class, number or sample; SourceError if a sample number is from a file.
         """
         if self.indices is not None:
             return self._numbers(self.indices, len(rows))
@@ -188,7 +195,7 @@ class Selection:
                 labels += same
             matches &= np.isin(rows["label"], labels)
         for condition in self.where:
-            matches &= condition.holds(rows)
+            matches &= condition.holds(rows, numbers)
         if self.globs or self.listed is not None:
             patterns = [_pattern(glob).match for glob in self.globs]
             # Only those that are left: a key costs more than a number.

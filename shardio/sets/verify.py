@@ -157,7 +157,8 @@ class _Verifier:
 
     def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
         """Returns the checks, and how many bytes they read."""
-        checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects)]
+        rejects = self.manifest.rejects
+        checks: list[Callable[[], Problem | None]] = [] if rejects is None else [partial(self.check_file, rejects)]
         every: list[Values] = []
         for split in self.manifest.splits.values():
             every += values_of(split, self.manifest.sample_shape)

@@ -195,7 +195,7 @@ def test_a_copy_has_the_bytes_of_the_source_which_is_left_as_it_was(out: Path, c
     manifest = load_manifest(out)
     assert Path(report.path) == cache / manifest.digest
     assert (report.digest, report.source, report.nbytes) == (manifest.digest, str(out), manifest.nbytes)
-    assert (report.num_files, report.num_copied, report.nbytes_copied, report.evicted) == (7, 7, manifest.nbytes, ())
+    assert (report.num_files, report.num_copied, report.nbytes_copied, report.evicted) == (6, 6, manifest.nbytes, ())
     shards = open_shards(report.path)
     assert all(np.array_equal(shards[i].image, sample_pixels(i)) for i in range(45))
     (copy,) = Cache(cache).copies()
@@ -266,7 +266,7 @@ def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
         assert filler.run()
         assert [entry.file for entry in filler.copied] == order[:-1]
     numbers = [3, 1, 0, 2, 4]
-    names = ["train-index.npy", *(f"train-{n:05d}.npy" for n in numbers), "rejects.jsonl", "manifest.json"]
+    names = ["train-index.npy", *(f"train-{n:05d}.npy" for n in numbers), "manifest.json"]
     assert order == names
 
 
@@ -313,7 +313,7 @@ def test_a_damaged_source_is_named_and_its_sound_files_are_kept(out: Path, cache
     assert entry.file not in kept
     flip(out / entry.file)
     report = stage(out, cache)
-    assert report.num_copied == 7 - len(kept)
+    assert report.num_copied == 6 - len(kept)
     assert inodes(report.path).items() >= kept.items()
 
 
@@ -330,7 +330,7 @@ def test_what_was_damaged_on_the_way_is_read_once_more(out: Path, cache: Path) -
     counts = []
     with filler_of(out, cache, Flaky(out), on_progress=lambda nbytes, total: counts.append(nbytes)) as filler:
         assert filler.run()
-        assert len(filler.copied) == 7
+        assert len(filler.copied) == 6
     assert sum(counts) == load_manifest(out).nbytes
     assert verify(cache / load_manifest(out).digest).ok
 
@@ -422,7 +422,7 @@ def test_a_pinned_set_is_the_only_one_taken_and_its_complete_copy_needs_no_sourc
         stage(out, cache, digest="a" * 11)
     with pytest.raises(ValueError, match="workers must be at least 1; found 0"):
         stage(out, cache, workers=0)
-    assert stage(out, cache, digest=digest[:12]).num_copied == 7
+    assert stage(out, cache, digest=digest[:12]).num_copied == 6
     shutil.rmtree(out)
     assert stage(out, cache, digest=digest).num_copied == 0
     with pytest.raises(SetNotFoundError):
@@ -515,7 +515,7 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
     request_little(monkeypatch, 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert min(counts) < 0
-    assert (report.num_copied, sum(counts)) == (7, report.nbytes)
+    assert (report.num_copied, sum(counts)) == (6, report.nbytes)
     assert not failures
     assert contents(Path(report.path)) == contents(out)
 
@@ -537,7 +537,7 @@ def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished
             stage(out, cache, workers=1)
     (copy,) = Cache(cache).copies()
     assert len(finished(copy.path)) == 3
-    assert stage(out, cache).num_copied == 4
+    assert stage(out, cache).num_copied == 3
 
 
 # --- at the same time ------------------------------------------------------------------------------------------------
@@ -558,7 +558,7 @@ def test_one_copies_and_the_others_wait_and_say_so_once(
     time.sleep(3 * filling._POLL_SECONDS)
     assert told == [os.getpid()] * 3
     gate.opened.set()
-    assert first.result(60).num_copied == 7
+    assert first.result(60).num_copied == 6
     assert [other.result(60).num_copied for other in others] == [0, 0, 0]
     assert (told, progress) == ([os.getpid()] * 3, [])
 
@@ -599,7 +599,7 @@ staging.stage(sys.argv[1], sys.argv[2], workers=1)
     report = other.result(60)
     assert waits == [process.pid]
     assert kept.keys() == {"train-index.npy", "train-00000.npy", "train-00001.npy"}
-    assert report.num_copied == 4
+    assert report.num_copied == 3
     assert inodes(folder).items() >= kept.items()
     assert contents(folder) == contents(out)
 
@@ -618,7 +618,7 @@ def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
         (found,) = Cache(cache).copies()
         assert found.nbytes < load_manifest(out).nbytes  # its unfinished files take less than their size
         assert not filler.run()
-    assert stage(out, cache).num_copied == 7 - len(copied)
+    assert stage(out, cache).num_copied == 6 - len(copied)
 
 
 def test_a_filler_that_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
@@ -660,7 +660,7 @@ def test_a_copy_that_is_being_made_is_not_evicted(
     assert gate.asked.wait(60)
     assert not Cache(cache).evict(keep=0).removed
     gate.opened.set()
-    assert first.result(60).num_copied == 7
+    assert first.result(60).num_copied == 6
     assert [copy.complete for copy in Cache(cache).evict(keep=0).removed] == [True]
     assert os.listdir(cache) == [MARKER_NAME]
 

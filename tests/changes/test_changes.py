@@ -257,7 +257,7 @@ def test_files_that_stay_are_hard_links_and_the_rest_is_new(out: Path, new: Path
     rooms: list[Room] = []
     report = change(out, new, labels={key(3): "c0"}, on_room=rooms.append)
     shared = [path.name for path in new.iterdir() if path.stat().st_nlink > 1]
-    assert sorted(shared) == ["rejects.jsonl", *(f"train-0000{i}.npy" for i in range(3))]
+    assert sorted(shared) == [f"train-0000{i}.npy" for i in range(3)]
     for name in shared:
         assert (new / name).samefile(out / name)
     assert report.linked_nbytes + report.written_nbytes == report.nbytes
@@ -574,8 +574,8 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
         ({"classes": "c11"}, r"expected a class of the set, or a number from 0 to 6, found 'c11': did you mean c1"),
         ({"classes": 7}, "found 7"),
         ({"classes": "-1"}, "found '-1'"),
-        ({"where": "year >= 2000"}, r"year >= 2000: expected a column of the index \(label, source_width"),
-        ({"where": "key == 1"}, "expected a column of the index"),
+        ({"where": "year >= 2000"}, r"year >= 2000: expected .*\(label, source_width"),
+        ({"where": "key == 1"}, "found 'key'"),
         ({"where": "label"}, "a condition must be"),
         ({"where": "label == __import__('os')"}, "a condition must be"),
         ({"where": "label >= 1e"}, "a condition must be"),
@@ -605,10 +605,10 @@ def test_conditions_are_one_comparison_with_a_number() -> None:
     assert parse_condition(" year>=2000 ") == Condition("year", ">=", 2000)
     assert parse_condition("score = -1.5e3") == Condition("score", "=", -1500.0)
     assert type(parse_condition("year < 3").number) is int
-    rows = np.array([((1 << 62) + 1, np.nan)], [("id", "<i8"), ("score", "<f8")])
-    assert not parse_condition(f"id == {1 << 62}").holds(rows).any()  # as integers, and not as floats
-    assert parse_condition(f"id < {1 << 70}").holds(rows).all()
-    assert not parse_condition("score >= -1e300").holds(rows).any()
+    rows = np.array([((1 << 62) + 1,)], [("label", "<i8")])
+    assert not parse_condition(f"label == {1 << 62}").holds(rows, {}).any()  # as integers, and not as floats
+    assert parse_condition(f"label < {1 << 70}").holds(rows, {}).all()
+    assert not parse_condition("score >= -1e300").holds(rows, {"score": lambda: np.array([np.nan])}).any()
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
@@ -718,13 +718,12 @@ def test_what_cannot_be_an_array_is_told_and_makes_nothing(
     assert left_beside(new.parent) == []
 
 
-def test_an_array_cannot_have_the_name_of_a_column_or_of_another_splits_files(tmp_path: Path, new: Path) -> None:
-    with ShardWriter(tmp_path / "out", SHAPE, columns={"year": int}) as writer:
+def test_an_array_cannot_have_the_name_of_another_splits_files(tmp_path: Path, new: Path) -> None:
+    with ShardWriter(tmp_path / "out", SHAPE) as writer:
         for split in ("train", "Train-Val"):
-            writer.append(sample_pixels(0, SHAPE), 0, split=split, columns={"year": 1999})
-    for name, told in (("val", "of the split 'train'.*of the split 'Train-Val'"), ("year", "a column has this name")):
-        with pytest.raises(ConvertError, match=f"array '{name}'.*{told}"):
-            change(tmp_path / "out", new, arrays={name: np.zeros(1)}, split="train")
+            writer.append(sample_pixels(0, SHAPE), 0, split=split)
+    with pytest.raises(ConvertError, match=r"array 'val'.*of the split 'train'.*of the split 'Train-Val'"):
+        change(tmp_path / "out", new, arrays={"val": np.zeros(1)}, split="train")
     change(tmp_path / "out", new, arrays={"value": np.zeros(1)}, split="train")
 
 
@@ -819,8 +818,8 @@ def test_tables_that_are_no_labels_are_refused_with_the_place(
 def write_set(folder: Path, samples: Mapping[int, str], classes: list[str], **options: Any) -> Path:
     with ShardWriter(folder, SHAPE, classes=classes, **options) as writer:
         for i, label in samples.items():
-            numbers = dict.fromkeys(options.get("columns", {}), i)
-            writer.append(sample_pixels(i, SHAPE), classes.index(label), key=f"{label}/{i}.png", columns=numbers)
+            numbers = dict.fromkeys(options.get("arrays", {}), i)
+            writer.append(sample_pixels(i, SHAPE), classes.index(label), key=f"{label}/{i}.png", **numbers)
     return folder
 
 
@@ -839,7 +838,7 @@ def test_classes_are_united_by_name(tmp_path: Path, new: Path) -> None:
 
 def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Path, new: Path) -> None:
     a = write_set(tmp_path / "a", {0: "cat"}, ["cat"])
-    year = write_set(tmp_path / "year", {1: "cat"}, ["cat"], columns={"year": int})
+    year = write_set(tmp_path / "year", {1: "cat"}, ["cat"], arrays={"year": ("array", "int64", ())})
     change(a, tmp_path / "clip", arrays={"clip": np.zeros((1, 2))})
     with ShardWriter(tmp_path / "large", (7, 5, 3), classes=["cat"]) as writer:
         writer.append(np.zeros((7, 5, 3), np.uint8), 0)
@@ -850,7 +849,7 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
     for other, told in (
         (tmp_path / "squashed", "split 'train'.*squashed squashed.*--fit"),
         (a, r"1 keys occur more than once: 'cat/0.png'.*--same-keys allow"),
-        (year, r"expected equal columns, found none in .*a, and year \(<i8\) in .*year: `--only-common`"),
+        (year, r"expected equal arrays, found none in .*a, and year \(array of <i8 \(\)\) in .*year: `--only-common`"),
         (tmp_path / "clip", r"expected equal arrays, found none in .*a, and clip \(array of <f8 \(2,\)\)"),
         (tmp_path / "large", r"large: expected samples of \(6, 5, 3\), as in .*a, found \(7, 5, 3\)"),
         (tmp_path / "bare", "bare: expected a set with classes"),
@@ -916,7 +915,7 @@ def test_rejects_of_all_sets_are_those_of_the_merged_one(image_tree: Path, tmp_p
     for name in ("a", "b"):
         convert(image_tree, tmp_path / name, size=16, max_bad=1, workers=1)
     merge([tmp_path / "a", tmp_path / "b"], new, same_keys="allow", same_images="keep")
-    assert load_manifest(new).rejects.num_rejects == 2
+    assert load_manifest(new).num_rejects == 2
     assert (new / "rejects.jsonl").read_bytes() == 2 * (tmp_path / "a" / "rejects.jsonl").read_bytes()
 
 
@@ -949,7 +948,7 @@ def test_every_change_is_a_command(image_tree: Path, tmp_path: Path) -> None:
     run("info", "e", "-v", told="  change.operation: merge")
     assert (
         json.loads(shardio("change", "a", "g", "--keep", "--class", "n01", "--json", cwd=tmp_path).stdout)["num_files"]
-        == 12
+        == 11
     )
     for words, code, told in (
         (("change", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),

@@ -172,8 +172,8 @@ def test_the_next_step_after_damage_is_one_that_works(converted: Path, tmp_path:
         (tmp_path / "changed", f"next: shardio info -v {tmp_path / 'changed'}"),
         (tmp_path / "written", f"next: shardio info -v {tmp_path / 'written'}"),
     ):
-        (out / "rejects.jsonl").unlink()
-        (out / "rejects.jsonl").write_bytes(b"damaged")
+        (out / "train-index.npy").unlink()
+        (out / "train-index.npy").write_bytes(b"damaged")
         result = shardio("verify", out, "--quick")
         assert (result.returncode, result.stdout.splitlines()[-1]) == (1, expected)
         if "repair" not in expected:

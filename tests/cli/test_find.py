@@ -25,9 +25,10 @@ def lines(*words: object) -> list[list[str]]:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """train and val with three classes, two of which have one name for people; a column; a hostile key."""
-    names = {"classes": ["n1", "n2", "n3"], "class_names": ["crane", "tench", "crane"]}
-    with ShardWriter(tmp_path / "out", (2, 2, 3), **names, columns={"year": int}) as writer:  # type: ignore[arg-type]
+    """train and val with three classes, two of which have one name for people; years; a hostile key."""
+    options: dict[str, Any] = {"classes": ["n1", "n2", "n3"], "class_names": ["crane", "tench", "crane"]}
+    options["arrays"] = {"year": ("array", "int64", ())}
+    with ShardWriter(tmp_path / "out", (2, 2, 3), **options) as writer:
         for split, count in (("train", 12), ("val", 3)):
             for i in range(count):
                 key = HOSTILE if (split, i) == ("train", 4) else f"{split}/{i}.png"
@@ -37,7 +38,7 @@ def out(tmp_path: Path) -> Path:
                     split=split,
                     key=key,
                     source_size=(10 + i, 20 + i),
-                    columns={"year": 2000 + i},
+                    year=2000 + i,
                 )
     return tmp_path / "out"
 
@@ -112,7 +113,7 @@ def test_a_hostile_key_is_one_visible_line_and_exact_in_json(out: Path) -> None:
     [
         (["--class", "tenhc"], 1, "expected a class of the set, or a number from 0 to 2, found 'tenhc': did you mean"),
         (["--where", "yaer > 1"], 1, "found 'yaer': did you mean year?"),
-        (["--where", "year"], 1, "a condition must be COLUMN"),
+        (["--where", "year"], 1, "a condition must be NAME"),
         (["--split", "tran"], 1, "expected a split 'tran', found train, val: did you mean train?"),
         (["--key", "9.png"], 0, "no key matches '9.png' (* stands for anything): did you mean train/9.png?"),
         (["--key", "train/99.pgn"], 0, "stands for anything): did you mean train/9.png"),

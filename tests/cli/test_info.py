@@ -15,6 +15,7 @@ from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
 from shardio.changes.change import change
+from shardio.conversion.arrays import ArrayDeclaration
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
@@ -45,21 +46,23 @@ def test_the_line_to_copy_makes_a_loader(make_set: Callable[..., Path], monkeypa
         assert len(loader) == 1
 
 
+NUMBERS: dict[str, ArrayDeclaration] = {"year": ("array", "int64", ()), "score": ("array", "float64", ())}
+
+
 @pytest.fixture
 def counted(tmp_path: Path) -> Path:
-    """train and val with 4, 3, 2, 1 and 0 samples of five classes, with sizes and columns; one cell is empty."""
+    """train and val with 4, 3, 2, 1 and 0 samples of five classes, with sizes and numbers; one is NaN."""
     classes = [f"c{label}" for label in range(5)]
-    columns = {"year": int, "score": float}
-    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=classes, columns=columns) as writer:
+    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=classes, arrays=NUMBERS) as writer:
         for split in ("train", "val"):
             for i, label in enumerate([0, 0, 0, 0, 1, 1, 1, 2, 2, 3]):
-                numbers = {"year": -i, "score": np.nan if i == 5 else i}
+                numbers = {"year": -i, "score": np.nan if i == 5 else float(i)}
                 pixels = np.full((2, 2, 3), i, np.uint8)
-                writer.append(pixels, label, split=split, key=f"{split}/{i}", source_size=(i + 1, 7), columns=numbers)
+                writer.append(pixels, label, split=split, key=f"{split}/{i}", source_size=(i + 1, 7), **numbers)
     return tmp_path / "out"
 
 
-def test_info_counts_the_classes_and_columns_of_the_main_split(counted: Path) -> None:
+def test_info_counts_the_classes_and_numbers_of_the_main_split(counted: Path) -> None:
     lines = called("info", counted).splitlines()
     at = lines.index("  classes train has 5 classes, 1 of them without a sample")
     assert [line.split() for line in lines[at + 1 : at + 9]] == [
@@ -70,9 +73,9 @@ def test_info_counts_the_classes_and_columns_of_the_main_split(counted: Path) ->
         ["source_width", "7", "7", "7"],
         ["source_height", "1", "5.5", "10"],
         ["width", "/", "height", "0.7", "1.283", "7"],
-        ["year", "-9", "-4.5", "0"],
+        ["score", "0", "4", "9", "1"],
     ]
-    assert lines[at + 9].split() == ["score", "0", "4", "9", "1"]
+    assert lines[at + 9].split() == ["year", "-9", "-4.5", "0"]
     facts = json.loads(called("info", counted, "--json"))
     assert facts["splits"]["val"]["samples_of_labels"] == {"0": 4, "1": 3, "2": 2, "3": 1, "4": 0}
     spread = {"minimum": 0.0, "median": 4.0, "maximum": 9.0, "num_missing": 1}
@@ -86,9 +89,9 @@ def test_labels_without_classes_are_counted_as_they_are() -> None:
 
 
 def test_infinities_are_text_in_json(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "out", (2, 2, 3), columns={"score": float}) as writer:
+    with ShardWriter(tmp_path / "out", (2, 2, 3), arrays={"score": NUMBERS["score"]}) as writer:
         for score in (-math.inf, math.inf):
-            writer.append(np.zeros((2, 2, 3), np.uint8), 0, columns={"score": score})
+            writer.append(np.zeros((2, 2, 3), np.uint8), 0, score=score)
     text = called("info", tmp_path / "out", "--json")
     facts = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     found = facts["splits"]["train"]["spreads"]["score"]
@@ -127,7 +130,7 @@ def test_a_large_index_is_not_fetched_from_a_server(
     manifest = storage.load_manifest()
     storage.name = "s3://bucket/set"
     monkeypatch.setattr(info_module, "_MOST_FETCHED_NBYTES", 100)
-    assert info_module._count(storage, manifest, "train", False).reason.endswith("--verbose reads the index, 4.26 kB")
+    assert info_module._count(storage, manifest, "train", False).reason.endswith("--verbose reads 4.26 kB")
     assert info_module._count(storage, manifest, "train", True).classes
     storage.close()
 

@@ -1,10 +1,11 @@
-"""`convert --table FILE --column NAME`: numbers of a table reach the rows of their samples, or the table is refused."""
+"""`convert --table FILE --column NAME`: numbers of a table become arrays of shape (), or the table is refused."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from command import assert_one_clear_error, shardio
 from conversions import OPTIONS, interrupted
-from folders import everything, hashes, put
+from folders import everything, flip, hashes, put
 from storages import scan_tree
 
 from shardio.conversion.convert import convert
@@ -26,6 +27,7 @@ from shardio.conversion.sources.columns import ColumnTable
 from shardio.conversion.sources.listed import describe, list_table
 from shardio.conversion.sources.table import Table, read_table
 from shardio.errors import ConvertError, SourceError
+from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
@@ -146,7 +148,7 @@ def test_csv_and_parquet_of_the_same_numbers_are_the_same(tmp_path: Path) -> Non
     pq.write_table(table, tmp_path / "m.parquet")
     one, other = read(csv_path, "n", "x"), read(tmp_path / "m.parquet", "n", "x")
     assert digest(one) == digest(other)
-    assert one.columns == other.columns == (("n", "<i8"), ("x", "<f8"))
+    assert one.types == other.types == {"n": "<i8", "x": "<f8"}
 
 
 BAD_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
@@ -179,7 +181,7 @@ def test_a_csv_may_be_quoted_have_a_byte_order_mark_crlf_empty_lines_and_columns
     text = '\ufeffscore, path ,"n"\r\n0.5,"n01/a.jpg",1\r\n\r\n"",n02/c.jpg, 3\r\n0.25,n01/b.jpg,2'
     path.write_bytes(text.encode())
     table = read(path, "score", "n")
-    assert table.columns == (("score", "<f8"), ("n", "<i8"))
+    assert list(table.types.items()) == [("score", "<f8"), ("n", "<i8")]
     assert list(table.rows) == [b"n01/a.jpg", b"n02/c.jpg", b"n01/b.jpg"]
     np.testing.assert_array_equal(table.values["score"], [0.5, NAN, 0.25])
     assert table.values["n"].tolist() == [1, 3, 2]
@@ -217,13 +219,14 @@ BAD_CSV: dict[str, tuple[list[str], str]] = {
     "other paths": (["path,x", *(f"other/{row}" for row in ROWS)], "SRC such as 'n01/a.jpg', found 'other/n01/a.jpg'"),
 }
 BAD_NAMES = {
-    "label": "a column must have a name of its own; found 'label', a field of every index",
+    "label": "column 'label': an array must not have a name",
+    "labels": "column 'labels': labels must be",
     "my score": "found 'my score'",
 }
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_names_that_an_index_cannot_have_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_that_an_array_cannot_have_are_refused(tmp_path: Path, name: str) -> None:
     path = write_csv(tmp_path / "m.csv", f"path,{name}", *ROWS)
     with pytest.raises(SourceError, match=BAD_NAMES[name]):
         read(path, name)
@@ -274,26 +277,30 @@ def columns_for(image_tree: Path, path: Path, *more: str) -> Path:
     return write_csv(path, "path,n,share", *rows, *more)
 
 
-@pytest.mark.parametrize("order", ["shuffled", "source"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_sample_has_the_numbers_of_its_path(image_tree: Path, tmp_path: Path, workers: int, order: str) -> None:
+@pytest.mark.parametrize(("order", "workers", "parts"), [("shuffled", 2, 1), ("source", 1, 1), ("shuffled", 1, 2)])
+def test_every_sample_has_the_numbers_of_its_path(
+    image_tree: Path, tmp_path: Path, order: str, workers: int, parts: int
+) -> None:
     (image_tree / "train" / "n02" / "n02_1.JPEG").write_bytes(b"")  # a row that is left out
     meta = columns_for(image_tree, tmp_path / "m.csv", "train/n09/z.JPEG,1,2")
     out = tmp_path / "out"
     options = {**OPTIONS, "workers": workers, "order": order}
-    report = convert(image_tree, out, **options, table=described(meta), max_bad=1)
+    for part in range(1, parts + 1):
+        report = convert(image_tree, out, **options, table=described(meta), max_bad=1, part=(part, parts))
     assert report.ignored == {"row without an image": 1}
     for split, count in (("train", 11), ("val", 6)):
-        index = open_shards(out, split).index
-        assert len(index) == count
-        assert index["n"].tolist() == [number_of(key) for key in index["key"].tolist()]
-        shares = [NAN if number_of(key) % 3 else 0.5 for key in index["key"].tolist()]
-        np.testing.assert_array_equal(index["share"], shares)
+        shards = open_shards(out, split)
+        keys = shards.index["key"].tolist()
+        assert len(keys) == count
+        numbers, shares = (shards.values_of(name, np.arange(count)) for name in ("n", "share"))
+        np.testing.assert_array_equal(numbers, np.array([number_of(key) for key in keys]), strict=True)
+        np.testing.assert_array_equal(shares, np.array([NAN if number_of(key) % 3 else 0.5 for key in keys]))
     assert verify(out).ok
     convert(image_tree, tmp_path / "plain", **options, max_bad=1)
     with_columns, plain = hashes(out), hashes(tmp_path / "plain")
-    different = {name for name in plain if plain[name] != with_columns[name]}
-    assert different == {"manifest.json", "train-index.npy", "val-index.npy"}
+    arrays = [f"{split}-{name}" for split in ("train", "val") for name in ("n", "share")]
+    assert with_columns.keys() - plain.keys() == {f"{array}{end}.npy" for array in arrays for end in ("", "-crc32")}
+    assert {name for name in plain if plain[name] != with_columns[name]} == {"manifest.json"}
 
 
 @pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
@@ -325,65 +332,74 @@ def test_columns_that_do_not_fit_the_sources_are_refused_before_anything_is_writ
     assert not (tmp_path / "out").exists()
 
 
-COLUMNS = ("--column", "n", "--column", "share")
+def called(*words: object, code: int = 0) -> Any:
+    """Returns what a command prints as JSON."""
+    result = shardio(*words, "--json")
+    assert result.returncode == code, result.stderr
+    return json.loads(result.stdout)
 
 
-def test_the_command_takes_columns(image_tree: Path, tmp_path: Path) -> None:
-    meta = columns_for(image_tree, tmp_path / "m.csv", "x.JPEG,1,1")
-    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--table", meta, *COLUMNS)
-    assert result.returncode == 0, result.stderr
-    assert "ignored 1: row without an image 1\n" in result.stdout
-    facts = json.loads(shardio("info", tmp_path / "out", "--json").stdout)
-    assert facts["columns"]["val"] == {"n": "<i8", "share": "<f8"}
-    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--table", tmp_path / "gone.csv")
-    assert_one_clear_error(result, 1, "gone.csv: expected a table, found nothing")
-
-
-# --- repair ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def table_file(image_tree: Path, tmp_path: Path) -> Path:
-    keys = [str(path.relative_to(image_tree)) for path in sorted(image_tree.glob("*/*/*"))]
-    return write_csv(tmp_path / "m.csv", "path,x,y", *(f"{key},{i},{i / 8}" for i, key in enumerate(keys)))
-
-
-def test_a_lost_index_is_made_again_from_the_file_of_its_columns(
-    image_tree: Path, table_file: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, **OPTIONS, table=described(table_file, "x", "y"))
+def test_a_column_is_an_array_from_end_to_end(image_tree: Path, tmp_path: Path) -> None:
+    out, meta = tmp_path / "out", columns_for(image_tree, tmp_path / "m.csv")
+    columns = ("--table", meta, "--column", "n", "--column", "share")
+    options = ("--size", "16", *columns)
+    assert called("plan", image_tree, *options)["nbytes"] == called("convert", image_tree, out, *options)["nbytes"]
     whole = hashes(out)
-    (out / "train-index.npy").unlink()
-    (out / "train-00001.npy").unlink()
-    assert set(repair(out, image_tree, table=described(table_file, "x", "y")).repaired) == {
-        "train-00001.npy",
-        "train-index.npy",
+    arrays = called("info", out)["splits"]["val"]["arrays"]
+    assert {name: (array["dtype"], array["shape"]) for name, array in arrays.items()} == {
+        "n": ("<i8", []),
+        "share": ("<f8", []),
     }
+
+    flip(out / "train-n.npy", 4096)
+    (problem,) = called("verify", out, code=1)["problems"]
+    assert (problem["file"], problem["samples"]) == ("train-n.npy", [0])
+    flip(out / "val-share-crc32.npy", 4096)
+    (out / "train-00000.npy").unlink()
+    result = shardio("repair", out, image_tree)
+    assert_one_clear_error(result, 1, "train-n.npy, val-share-crc32.npy cannot be made again without", "--table")
+    assert {name for name, sha256 in whole.items() if hashes(out)[name] != sha256} == {
+        "train-n.npy",
+        "val-share-crc32.npy",
+    }
+    assert called("repair", out, image_tree, *columns)["repaired"] == ["train-n.npy", "val-share-crc32.npy"]
+    for path in out.glob("*.npy"):
+        path.unlink()
+    called("repair", out, image_tree, *columns)
     assert hashes(out) == whole
 
+    numbers = {key: number_of(os.fsencode(key)) for key in (found["key"] for found in called("find", out)["samples"])}
+    where = ("--where", "share > 0", "--where", "n > 0")
+    chosen = {key for key, number in numbers.items() if number % 3 == 0}
+    assert {found["key"] for found in called("find", out, *where)["samples"]} == chosen
+    called("change", out, tmp_path / "chosen", "--keep", *where)
+    called("change", out, tmp_path / "others", "--drop", *where)
+    called("merge", tmp_path / "others", tmp_path / "chosen", tmp_path / "merged")
+    assert verify(tmp_path / "merged").ok
+    found = {}
+    for split in ("train", "val"):
+        for io in ("mmap", "pread"):
+            options = {"split": split, "io": io, "arrays": ["n"], "tail": "short", "check": "sample"}
+            with ShardLoader(tmp_path / "merged", 4, return_indices=True, device="cpu", **options) as loader:
+                for _, _, indices, more in loader:
+                    keys = loader.shards.index[indices]["key"].tolist()
+                    found.update(zip(map(os.fsdecode, keys), more["n"].tolist(), strict=True))
+    assert found == numbers
 
-def test_without_that_file_all_else_is_repaired_and_the_way_out_is_told(
-    image_tree: Path, table_file: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, **OPTIONS, table=described(table_file, "x", "y"))
-    whole = hashes(out)
-    (out / "train-00001.npy").unlink()
-    (out / "val-index.npy").unlink()
-    result = shardio("repair", out, image_tree)
-    assert_one_clear_error(result, 1, "val-index.npy cannot be made again without the table", "--table")
-    assert whole.keys() - hashes(out).keys() == {"val-index.npy"}
-    result = shardio("repair", out, image_tree, "--table", table_file, "--column", "x", "--column", "y")
-    assert (result.returncode, hashes(out)) == (0, whole)
 
-
-def test_other_columns_than_those_of_the_set_are_refused(image_tree: Path, table_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(image_tree, out, **OPTIONS, table=described(table_file, "x", "y"))
-    other = write_csv(tmp_path / "other.csv", table_file.read_text().replace(",x,", ",z,").rstrip())
+def test_other_columns_than_those_of_the_set_are_not_repaired(image_tree: Path, tmp_path: Path) -> None:
+    out, meta = tmp_path / "out", columns_for(image_tree, tmp_path / "m.csv")
+    convert(image_tree, out, **OPTIONS, table=described(meta))
+    other = write_csv(tmp_path / "other.csv", meta.read_text().replace(",n,", ",z,").rstrip())
     with pytest.raises(ConvertError, match=r"cannot be made again from .* \(the columns, changed since\)"):
-        repair(out, image_tree, table=described(other, "z", "y"))
+        repair(out, image_tree, table=described(other, "z", "share"))
     convert(image_tree, tmp_path / "plain", **OPTIONS)
     with pytest.raises(ConvertError, match=r"the columns, changed since"):
-        repair(tmp_path / "plain", image_tree, table=described(table_file, "x", "y"))
+        repair(tmp_path / "plain", image_tree, table=described(meta))
+
+
+def test_names_of_arrays_differ_in_more_than_case(image_tree: Path, tmp_path: Path) -> None:
+    meta = columns_for(image_tree, tmp_path / "m.csv")
+    meta.write_text(meta.read_text().replace(",share", ",N"))
+    with pytest.raises(ValueError, match="'n' twice"):
+        convert(image_tree, tmp_path / "out", **OPTIONS, table=described(meta, "n", "N"))

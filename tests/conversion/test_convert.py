@@ -1107,12 +1107,13 @@ def test_what_is_no_file_is_named_and_not_waited_for(
     image_tree: Path, out: Path, put: Callable[[Path], None], name: str
 ) -> None:
     if name == "rejects.jsonl":
-        convert(image_tree, out, **OPTIONS)
+        (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+        convert(image_tree, out, **OPTIONS, max_bad=1)
         (out / name).unlink()
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     put(out / name)
     with must_not_block(), pytest.raises(ShardioError, match=f"{name}: expected a regular file, found "):
-        convert(image_tree, out, **OPTIONS)
+        convert(image_tree, out, **OPTIONS, max_bad=1)
 
 
 BRACKETS = b"[" * 100_000

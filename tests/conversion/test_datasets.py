@@ -346,8 +346,8 @@ def test_labels_may_be_numbers_and_vectors_which_are_float32(tmp_path: Path, nam
     assert expected.shape == (4, *shape)
     np.testing.assert_array_equal(open_shards(tmp_path / "out").labels, expected)
     assert verify(tmp_path / "out").ok
-    (tmp_path / "out" / "train-labels-00000.npy").unlink()
-    with pytest.raises(FormatError, match=r"train-labels-00000\.npy"):
+    (tmp_path / "out" / "train-labels.npy").unlink()
+    with pytest.raises(FormatError, match=r"train-labels\.npy"):
         _ = open_shards(tmp_path / "out").labels
     assert convert(source, tmp_path / "other", **OPTIONS).digest == report.digest
 

@@ -570,7 +570,7 @@ def test_a_set_has_the_shards_samples_and_checksums_that_its_manifest_says(make_
     split = manifest.splits["train"]
     assert [shard.num_samples for shard in split.shards] == [10, 10, 5]
     assert [shard.file for shard in split.shards] == [f"train-0000{n}.npy" for n in range(3)]
-    entries = [manifest.rejects, split.index, *split.shards]
+    entries = [split.index, *split.shards]
     assert names(out) == sorted(["manifest.json", *(entry.file for entry in entries)])
     for entry in entries:
         data = (out / entry.file).read_bytes()
@@ -686,7 +686,7 @@ def test_a_refused_sample_adds_nothing_to_the_set(
                 writer.append(**{"image": sample_pixels(9, SHAPE), "label": 9, **arguments})
             assert len(str(caught.value)) < 1000
             writer.append(sample_pixels(i, SHAPE), i)
-    assert names(tmp_path / "out") == ["manifest.json", "rejects.jsonl", "train-00000.npy", "train-index.npy"]
+    assert names(tmp_path / "out") == ["manifest.json", "train-00000.npy", "train-index.npy"]
     assert open_shards(tmp_path / "out").labels.tolist() == [0, 1]
     assert verify(tmp_path / "out").ok
 

@@ -109,8 +109,7 @@ def test_a_squashed_picture_had_a_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "error", "message"),
     [
-        ({"columns": ("array", "f4", ())}, ValueError, "array 'columns': expected another name"),
-        ({"year": ("array", "f4", ())}, ValueError, "array 'year': expected another name"),
+        ({"split": ("array", "f4", ())}, ValueError, "array 'split': expected another name"),
         (
             {"pixels": ("array", "f4", ())},
             ValueError,
@@ -130,7 +129,7 @@ def test_what_no_set_can_have_is_refused_when_it_is_declared(
     tmp_path: Path, declared: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        ShardWriter(tmp_path / "set", SHAPE, columns={"year": int}, arrays=declared)
+        ShardWriter(tmp_path / "set", SHAPE, arrays=declared)
     assert not (tmp_path / "set").exists()
 
 

@@ -1,6 +1,7 @@
 """manifest.json: any bytes in it give a sound manifest or one clear FormatError.
 
-The document that is changed here has everything that a manifest may have: class names, columns, arrays and an order.
+The document that is changed here has everything that a manifest may have: class names, arrays, an order, refused
+sources.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ def small_manifest() -> Manifest:
 def document() -> Document:
     full: Document = json.loads((DATA / "golden-arrays" / "manifest.json").read_bytes())
     train = full["splits"]["train"]
-    train["index"] |= {"columns": [["year", "<i8"], ["score", "<f8"]], "nbytes": train["index"]["nbytes"] + 3 * 16}
     train["squashed"] = True
-    full["splits"]["val"] = json.loads(small_manifest().dumps())["splits"]["val"]
-    return seal({**full, "class_names": ["crane", "crane"], "provenance": small_manifest().provenance})
+    small = json.loads(small_manifest().dumps())
+    full["splits"]["val"] = small["splits"]["val"]
+    return seal({**full, "class_names": ["crane", "crane"], **{key: small[key] for key in ("rejects", "provenance")}})
 
 
 DIGEST = document()["digest"]
@@ -101,8 +102,8 @@ def test_a_manifest_comes_back_as_it_was() -> None:
         assert data.isascii()
         assert data.endswith(b"}\n")
     assert manifest.digest == DIGEST
-    assert manifest.splits["train"].index.columns == (("year", "<i8"), ("score", "<f8"))
     assert manifest.class_names == ("crane", "crane")
+    assert (manifest.num_rejects, replace(manifest, rejects=None).num_rejects) == (2, 0)
 
 
 def test_commit_publishes_what_load_reads(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_commit_publishes_what_load_reads(tmp_path: Path) -> None:
 def test_the_digest_is_sha256_of_the_canonical_content() -> None:
     small = json.loads(small_manifest().dumps())
     assert small == seal(small)
-    assert small_manifest().digest == "bf7ec64952b424889f72655e123c7d55a9bab8f6760080adab068df381b86624"
+    assert small_manifest().digest == "ca6ce1d63719700c475c08e5f81becbd3425eedc711af24de385d4ee774442db"
 
 
 def shuffled(rng: random.Random, value: Any) -> Any:
@@ -173,8 +174,7 @@ def test_the_size_of_a_manifest_is_foreseen_and_not_more_than_a_fifth_too_large(
     classes = tuple(f"n{i:08d} \u00e9" for i in range(num_classes))
     shards = tuple(ShardEntry(f"train-{i:05d}.npy", 4096 + 7 * 18, sha(str(i)), 7) for i in range(num_shards))
     index = IndexEntry("train-index.npy", 4096 + 7 * num_shards * 32, sha("i"), 12)
-    rejects = RejectsEntry("rejects.jsonl", 0, sha(""), 0)
-    manifest = Manifest((2, 3, 3), classes, {"train": SplitEntry(7 * num_shards, index, shards)}, rejects)
+    manifest = Manifest((2, 3, 3), classes, {"train": SplitEntry(7 * num_shards, index, shards)})
     found: list[int] = []
     monkeypatch.setattr("shardio.format.manifest_file._check_room", lambda nbytes, *others: found.append(nbytes))
     check_names_fit(classes, (), [shard.file for shard in shards])
@@ -210,9 +210,9 @@ _RECORDS: list[JsonPath] = [
     ("splits", "train", "arrays", "mask"),
     ("splits", "train", "arrays", "clip"),
     ("splits", "train", "arrays", "mask", "crc32"),
-    ("splits", "train", "arrays", "mask", "shards", 1),
+    ("splits", "train", "arrays", "clip", "shards", 1),
 ]
-_OPTIONAL = {"class_names", "columns", "squashed", "orders", "order", "arrays"}
+_OPTIONAL = {"class_names", "rejects", "squashed", "orders", "order", "arrays"}
 
 
 @pytest.mark.parametrize("path", _RECORDS, ids=lambda path: ".".join(map(str, path)) or "top")
@@ -251,12 +251,11 @@ def test_repeated_keys_are_refused_by_name(path: JsonPath) -> None:
 
 _WRONG: dict[str, list[object]] = {
     "class_names": [*NO_LIST, [], ["crane"], ["a", "b", "c"]],
-    "columns": [*NO_LIST, [], ["a"], [None], [{"a": "<f8"}], [[]], [["year", "<i4"]], [["crc32", "<i8"]]],
     "orders": [*NO_LIST, []],
     "order": NO_COUNT,
     "arrays": [*NO_OBJECT, {}],
     "crc32": NO_OBJECT,
-    **dict.fromkeys(("mask", "clip"), NO_OBJECT),
+    **dict.fromkeys(("mask", "clip", "score", "year"), NO_OBJECT),
     "kind": [*NO_STRING, "", "Mask", "mask ", "boxes", "keypoints"],
     "dtype": [
         *(*NO_STRING, "", "u1", "<u1", "|O", "|O8", ">f4", ">i8", "<f16", "<c8"),
@@ -265,7 +264,7 @@ _WRONG: dict[str, list[object]] = {
     "shape": [*NO_LIST, [0], [-1], [1.0], [True], ["2"], [None], [[2]], [65537], [1] * 9, [10**30], [65536] * 8],
     "squashed": [False, None, 1, "true", []],
     "nbytes": NO_COUNT,
-    "num_rejects": NO_COUNT,
+    "num_rejects": [*NO_COUNT, 0],
     "num_samples": [*NO_COUNT, 0],
     "key_nbytes": [*NO_COUNT, 0, 1, 3, 5, 8, 16, 65540],
     "file": BAD_NAMES,
@@ -280,7 +279,7 @@ _WRONG: dict[str, list[object]] = {
     "val": NO_OBJECT,
     "sample_shape": [*(value for value in NO_LIST if value is not None), [], [2], [2, 3], [2, 3, 3, 1]],
     "format": [*NO_STRING, "", "Shardio", "shardio ", "x"],
-    "format_version": [*NO_COUNT, 0, 2, 10**6],
+    "format_version": [*NO_COUNT, 0, 1, 3, 10**6],
 }
 
 
@@ -300,7 +299,7 @@ def _typed_places() -> list[tuple[JsonPath, list[object]]]:
 
 def test_every_field_is_among_the_typed_places() -> None:
     untyped = set(paths(document())) - {path for path, _ in _typed_places()}
-    untyped = {path for path in untyped if not {"provenance", "columns", "shape"} & set(path)}
+    untyped = {path for path in untyped if not {"provenance", "shape"} & set(path)}
     assert untyped == {(), ("digest",)}
 
 
@@ -325,7 +324,7 @@ def schema() -> Any:
 
 def test_the_schema_accepts_valid_manifests(schema: Any) -> None:
     golden = [json.loads(path.read_bytes()) for path in DATA.glob("golden*/manifest.json")]
-    assert len(golden) == 4
+    assert len(golden) == 3
     for manifest in (*golden, document(), json.loads(small_manifest().dumps())):
         assert [error.message for error in schema.iter_errors(manifest)] == []
 
@@ -405,11 +404,6 @@ def test_no_two_files_have_one_name_even_in_another_case(change: Callable[[str],
         ),
         (("splits", "val", "index", "nbytes"), 4121, "splits.val, val-index.npy: nbytes: expected 4120, found 4121"),
         (("splits", "val", "index", "key_nbytes"), 12, "splits.val, val-index.npy: nbytes: expected 4128, found 4120"),
-        (
-            ("splits", "train", "index", "columns"),
-            [["year", "<i8"]],
-            "splits.train, train-index.npy: nbytes: expected 4240, found 4264",
-        ),
     ],
 )
 def test_parts_that_contradict_each_other_are_refused(path: JsonPath, value: object, message: str) -> None:
@@ -426,12 +420,19 @@ def test_manifests_made_in_memory_are_checked_too() -> None:
         FormatError,
         match=r"file 'train-index.npy': expected distinct names, even without regard to case, found this name twice",
     ):
-        replace(manifest, rejects=replace(manifest.rejects, file="train-index.npy"))
+        replace(manifest, rejects=RejectsEntry("train-index.npy", 77, sha("r"), 2))
 
 
-def test_a_newer_version_is_named_whatever_else_it_has() -> None:
-    newer = {"format": "shardio", "format_version": 2, "pages": [{}]}
-    assert refused(dump(newer)) == "format_version: expected 1 (a newer set needs a newer shardio), found 2"
+@pytest.mark.parametrize(("version", "word"), [(1, "convert"), (3, "newer")])
+def test_another_version_is_named_whatever_else_it_has(version: int, word: str) -> None:
+    message = refused(dump({"format": "shardio", "format_version": version, "pages": [{}]}))
+    assert "format_version: expected 2" in message
+    assert word in message
+
+
+@pytest.mark.parametrize("value", [None, "jpeg", {}, 1])
+def test_other_pixels_are_refused_by_name(value: object) -> None:
+    assert "pixels: expected no such key" in sealed_refused(("pixels",), value)
 
 
 # --- bytes that are no manifest --------------------------------------------------------------------------------------
@@ -456,7 +457,7 @@ def test_a_newer_version_is_named_whatever_else_it_has() -> None:
         b"{'format': 'shardio'}",
         b'{"format": "shardio",}',
         b'{"format": "shardio"} {}',
-        b'{"format": "shardio", "format_version": 1} // x',
+        b'{"format": "shardio", "format_version": 2} // x',
         b"NaN",
         b"<html>404 Not Found</html>",
         "{\u00fc}".encode(),
@@ -643,7 +644,7 @@ def _blocked(*args: object) -> None:
 
 
 def test_errors_of_parsing_name_the_file(tmp_path: Path) -> None:
-    for data in (b"", b"{", dump({**document(), "format_version": 2}), dump({**document(), "digest": ""})):
+    for data in (b"", b"{", dump({**document(), "format_version": 1}), dump({**document(), "digest": ""})):
         (tmp_path / "manifest.json").write_bytes(data)
         load_fails(tmp_path)
 

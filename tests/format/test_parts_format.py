@@ -21,6 +21,7 @@ from shardio.augment import CenterCrop, Compose, CutMix, Mixup, Normalize
 from shardio.cache.stage import stage
 from shardio.changes.change import change
 from shardio.changes.merge import merge
+from shardio.conversion.arrays import ArrayDeclaration
 from shardio.conversion.writing.set_writer import LabelType, ShardWriter
 from shardio.errors import ConvertError, FormatError, ShardioError
 from shardio.format.manifest import parse_manifest
@@ -30,9 +31,9 @@ from shardio.sets.selection import Selection
 from shardio.sets.verify import verify
 
 GOLDEN = DATA / "golden-latents"
-"""Three samples without pixels: latents of float16 (2,), labels of float32 (2,), a column. No test writes here."""
-GOLDEN_DIGEST = "083058b641f6e0ec9fa289947e8d497d8fb50add0e069a1b134c14ed8ee66a5b"
-LATENTS = ((1.0, -2.0), (0.5, 65504.0), (0.0, 0.099976))
+"""Three samples without pixels: latents of float16 (12,), labels of float32 (2,), a year. No test writes here."""
+GOLDEN_DIGEST = "a14510f203b215f73ca9404f567e978af9ffc5f461f2d8fa8cc8566e2ced7b69"
+LATENTS = ((1.0, -2.0) * 6, (0.5, 65504.0) * 6, (0.0, 0.099976) * 6)
 VECTORS = ((0.0, 1.0), (0.5, 0.5), (1.0, 0.0))
 
 SHAPE = (6, 5, 3)
@@ -65,24 +66,17 @@ def write(out: Path, labels: str = "int64", *, pixels: bool = True, first: int =
 
 
 def write_golden(out: Path) -> Path:
-    arrays = {"latent": ("array", "float16", (2,))}
-    with ShardWriter(
-        out,
-        None,
-        labels=("float32", 2),
-        classes=["sky", "sea"],
-        columns={"year": int},
-        arrays=arrays,
-        shard_nbytes=4104,  # type: ignore[arg-type]
-    ) as writer:
+    arrays: dict[str, ArrayDeclaration] = {"latent": ("array", "float16", (12,)), "year": ("array", "int64", ())}
+    options: dict[str, Any] = {"labels": ("float32", 2), "classes": ["sky", "sea"], "shard_nbytes": 4096 + 2 * 24}
+    with ShardWriter(out, None, arrays=arrays, **options) as writer:
         for i, (latent, vector) in enumerate(zip(LATENTS, VECTORS, strict=True)):
             writer.append(
                 None,
                 vector,
                 key=f"{i}.png",
                 source_size=(333, 500),
-                columns={"year": 2000 + i},
                 latent=np.array(latent, np.float16),
+                year=2000 + i,
             )
     return out
 
@@ -100,19 +94,22 @@ def test_a_set_without_pixels_has_the_golden_bytes(tmp_path: Path) -> None:
 
 def test_numpy_alone_reads_the_golden_set() -> None:
     index = np.load(GOLDEN / "train-index.npy")
-    assert index.dtype.names == ("key", "source_width", "source_height", "crc32", "year")
+    assert index.dtype.names == ("key", "source_width", "source_height", "crc32")
     assert index["key"].tolist() == [b"0.png", b"1.png", b"2.png"]
     assert index["crc32"].tolist() == [0, 0, 0]
-    parts = [np.load(path) for path in sorted(GOLDEN.glob("train-labels-0*.npy"))]
-    assert [part.dtype.str for part in parts] == ["<f4"] * len(parts)
-    assert np.concatenate(parts).tolist() == [list(vector) for vector in VECTORS]
+    np.testing.assert_array_equal(np.load(GOLDEN / "train-labels.npy"), np.array(VECTORS, "<f4"), strict=True)
+    np.testing.assert_array_equal(np.load(GOLDEN / "train-year.npy"), np.array([2000, 2001, 2002]), strict=True)
+    parts = [np.load(path) for path in sorted(GOLDEN.glob("train-latent-0*.npy"))]
+    np.testing.assert_array_equal(np.concatenate(parts), np.array(LATENTS, "<f2"), strict=True)
+    assert [len(part) for part in parts] == [2, 1]
 
 
 def test_the_golden_set_opens_with_these_samples() -> None:
     shards = open_shards(GOLDEN)
     assert shards.digest == GOLDEN_DIGEST
     assert [(image, label.tolist()) for image, label in shards] == [(None, list(vector)) for vector in VECTORS]
-    assert shards[1].arrays["latent"].tolist() == [0.5, 65504.0]
+    assert shards[1].arrays["latent"].tolist() == [0.5, 65504.0] * 6
+    assert shards[1].arrays["year"].tolist() == 2001
     with pytest.raises(ShardioError, match=r"golden-latents.*pixels"):
         shards.sample_shape  # noqa: B018
 
@@ -135,7 +132,10 @@ REFUSED: dict[str, tuple[Callable[[Document], object], str]] = {
     "labels of float64": (_set("splits", "train", "arrays", "labels", "dtype", value="<f8"), "labels.*float32"),
     "labels that are a matrix": (_set("splits", "train", "arrays", "labels", "shape", value=[1, 2]), "vector"),
     "a mask without pixels": (_set("splits", "train", "arrays", "latent", "kind", value="mask"), "without pixels"),
-    "labels alone": (lambda d: d["splits"]["train"]["arrays"].pop("latent"), "arrays.*without pixels"),
+    "labels alone": (
+        lambda d: [d["splits"]["train"]["arrays"].pop(name) for name in ("latent", "year")],
+        "arrays.*without pixels",
+    ),
     "shards without pixels": (
         lambda d: d["splits"]["train"].update(
             shards=[{"file": "a.npy", "nbytes": 4105, "sha256": "0" * 64, "num_samples": 3}]
@@ -225,18 +225,9 @@ def test_a_set_is_read_while_it_is_staged_and_after(tmp_path: Path, labels: str)
         stage(out, tmp_path / "cache")
 
 
-def test_a_column_that_is_called_labels_is_no_label(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "out", SHAPE, labels=None, columns={"labels": int}) as writer:
-        for i in range(COUNT):
-            writer.append(pixels_of(i), columns={"labels": 100 + i})
-    with ShardLoader(tmp_path / "out", 5, columns=["labels"], return_indices=True, device="cpu") as loader:
-        for _, indices, more in loader:
-            assert torch.equal(more["labels"], 100 + indices)
-
-
 def test_a_damaged_label_is_found_and_named(tmp_path: Path) -> None:
     out = write(tmp_path / "out", "vector")
-    path = out / "train-labels-00000.npy"
+    path = out / "train-labels.npy"
     damaged = bytearray(path.read_bytes())
     damaged[4096 + 2 * 12] ^= 1
     path.write_bytes(damaged)
@@ -244,7 +235,7 @@ def test_a_damaged_label_is_found_and_named(tmp_path: Path) -> None:
     assert problem.samples == (2,)
     with (
         ShardLoader(out, COUNT, shuffle=False, check="sample", device="cpu") as loader,
-        pytest.raises(FormatError, match=r"train-labels-00000.npy: the labels of sample 2"),
+        pytest.raises(FormatError, match=r"train-labels.npy: the labels of sample 2"),
     ):
         next(iter(loader))
 
@@ -331,7 +322,6 @@ def test_a_sample_of_other_parts_is_refused_and_nothing_is_added(tmp_path: Path,
         ({"labels": None, "classes": ["a"]}, "classes"),
         ({"labels": ("float32", 3), "classes": ["a", "b"]}, "classes"),
         ({"arrays": {"labels": ("array", "float32", ())}}, "labels"),
-        ({"labels": "float32", "columns": {"labels": int}}, "labels"),
         ({"sample_shape": None}, "arrays"),
         ({"sample_shape": None, "arrays": {"m": ("mask", "uint8", (2, 2))}}, "pixels"),
     ],

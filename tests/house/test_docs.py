@@ -144,9 +144,9 @@ def test_the_rates_in_the_text_of_the_readme_are_those_of_the_results() -> None:
 def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
     blocks = re.findall(r"^```hexdump (\S+)\n(.*?)^```", FORMAT, re.MULTILINE | re.DOTALL)
     assert [name for name, _ in blocks] == [
-        *("train-00000.npy", "train-index.npy", "golden-columns/train-index.npy"),
-        *("golden-arrays/train-order-0.npy", "golden-arrays/train-mask-00001.npy"),
-        *("golden-latents/train-index.npy", "golden-latents/train-labels-00001.npy"),
+        *("train-00000.npy", "train-index.npy"),
+        *("golden-arrays/train-order-0.npy", "golden-arrays/train-year.npy"),
+        *("golden-latents/train-index.npy", "golden-latents/train-labels.npy"),
     ]
     for name, block in blocks:
         data = (DATA / name if "/" in name else GOLDEN / name).read_bytes()
@@ -157,7 +157,7 @@ def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
             assert data[offset : offset + len(shown)] == shown, f"{name} at {offset:#x}"
 
 
-GOLDEN_SETS = [GOLDEN, *(DATA / f"golden-{name}" for name in ("columns", "arrays", "latents"))]
+GOLDEN_SETS = [GOLDEN, *(DATA / f"golden-{name}" for name in ("arrays", "latents"))]
 
 
 @pytest.mark.parametrize("folder", GOLDEN_SETS, ids=lambda folder: folder.name)
@@ -219,7 +219,7 @@ def test_the_memory_that_is_stated_is_that_of_the_limits() -> None:
 def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
     manifest = json.loads((GOLDEN / "manifest.json").read_bytes())
     train = manifest["splits"]["train"]
-    for entry in (train["index"], *train["shards"], manifest["rejects"]):
+    for entry in (train["index"], *train["shards"]):
         assert hashlib.sha256((GOLDEN / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
 
 

@@ -1,4 +1,4 @@
-"""Arrays and columns in batches: the same values with every way of reading, for as long as a batch is held."""
+"""Arrays in batches: the same values with every way of reading, for as long as a batch is held."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 import torch
 from arrays import Given, change_split, some_arrays
 from copiers import FakeCopier
-from numpy.lib.recfunctions import append_fields
 from numpy.typing import NDArray
 from pictures import as_batch, sample_pixels
 from simulated_cuda import Simulation, Tensor
@@ -30,13 +28,11 @@ from shardio.cache.stage import stage
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.loading.cuda import CudaCopier
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
-from shardio.sets.rows import write_index
 from shardio.system.direct import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
@@ -46,29 +42,23 @@ ARRAYS: dict[str, Given] = {
     "small": ("array", RNG.integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)),
     "words": ("array", RNG.integers(0, 1 << 63, (COUNT, 2), dtype=np.uint64)),
     "counts": ("array", RNG.integers(0, 1 << 32, (COUNT, 1, 3), dtype=np.uint32)),
+    "score": ("array", np.linspace(-1, 1, COUNT)),
+    "year": ("array", np.arange(COUNT) + 2000),
 }
 NAMES = list(ARRAYS)
-COLUMNS = ["score", "year", "crc32", "source_width"]
 # Rows come twice, and not at all.
 ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3, 2, 4, 8, 9, 10, 11, 12, 22, 6, 13, 13, 14, 15, 16, 17, 18])
-SCORES = np.linspace(-1, 1, len(ORDER))
 IOS: list[Io] = ["auto", "mmap", "pread", "direct"]
 
 
 @pytest.fixture(scope="module")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set with arrays of every kind and columns, whose samples are in another order than they are stored in."""
+    """A set with arrays of every kind, whose samples are in another order than they are stored in."""
     out = tmp_path_factory.mktemp("arrays") / "set"
     with ShardWriter(out, (HEIGHT, WIDTH, 3), classes=list("abcdefg"), shard_nbytes=HEADER_NBYTES + 10 * 90) as writer:
         for i in range(COUNT):
             writer.append(sample_pixels(i), i % 7)
     change_split(out, ARRAYS, ORDER)
-    manifest = load_manifest(out)
-    content = manifest.splits["train"]
-    rows = np.fromfile(out / content.index.file, content.index.dtype, offset=HEADER_NBYTES)
-    rows = append_fields(rows, ["score", "year"], [SCORES, np.arange(len(ORDER)) + 2000], usemask=False)
-    content = replace(content, index=write_index(out, "train", rows))
-    commit_manifest(out, replace(manifest, splits={"train": content}))
     return out
 
 
@@ -112,27 +102,18 @@ def check(batch: tuple[Any, ...]) -> list[int]:
                 expected = value_of(name, index)
                 assert tensor.numpy().dtype == expected.dtype
                 np.testing.assert_array_equal(tensor[number].numpy(), expected)
-        if "score" in more:
-            assert more["score"][number] == SCORES[index]
-        if "year" in more:
-            assert more["year"][number] == 2000 + index
     numbers: list[int] = indices.tolist()
     return numbers
 
 
 @pytest.mark.parametrize("io", IOS)
 @pytest.mark.parametrize("check_option", ["off", "sample"])
-def test_every_reader_gives_all_arrays_and_columns(
-    io: Io, check_option: str, loader_of: Callable[..., ShardLoader]
-) -> None:
-    with loader_of(io=io, check=check_option, arrays=NAMES, columns=COLUMNS) as loader:
+def test_every_reader_gives_all_arrays(io: Io, check_option: str, loader_of: Callable[..., ShardLoader]) -> None:
+    with loader_of(io=io, check=check_option, arrays=NAMES) as loader:
         for _ in range(2):
             batches = list(loader)
-            assert all(list(batch[3]) == [*NAMES, *COLUMNS] for batch in batches)
+            assert all(list(batch[3]) == NAMES for batch in batches)
             assert sorted(i for batch in batches for i in check(batch)) == list(range(len(ORDER)))
-    crc32 = open_shards(loader.shards.path).index["crc32"]
-    for batch in batches:
-        np.testing.assert_array_equal(batch[3]["crc32"].numpy(), crc32[batch[2].numpy()])
 
 
 @pytest.mark.parametrize("io", IOS)
@@ -151,13 +132,12 @@ def test_no_pixels_are_read_where_none_are_wanted(
     assert len(ORDER) * nbytes <= read < len(ORDER) * (nbytes + 60) or io == "direct"
 
 
-def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Path) -> None:
+def test_a_batch_has_a_dict_only_where_arrays_were_asked_for(path: Path) -> None:
     state: dict[str, Any] = {}
     for options, parts in (
         ({}, 2),
         ({"arrays": ["clip"]}, 3),
-        ({"columns": ["year"]}, 3),
-        ({"columns": ["year"], "return_indices": True}, 4),
+        ({"arrays": ["year"], "return_indices": True}, 4),
         ({"images": None, "return_indices": True}, 2),
     ):
         with ShardLoader(path, 5, device="cpu", **options) as loader:  # type: ignore[arg-type]
@@ -167,7 +147,7 @@ def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Pa
 
 
 def test_repr_and_stats_tell_of_arrays(loader_of: Callable[..., ShardLoader]) -> None:
-    with loader_of(arrays=["clip"], columns=["year"]) as loader:
+    with loader_of(arrays=["clip", "year"]) as loader:
         assert "x (6, 5, 3) with clip, year, rank 0" in repr(loader)
         assert len(list(loader)) == len(loader)
         assert loader.stats()["nbytes"] == len(ORDER) * (HEIGHT * WIDTH * 3 + 32 + 8)
@@ -176,7 +156,7 @@ def test_repr_and_stats_tell_of_arrays(loader_of: Callable[..., ShardLoader]) ->
 @pytest.mark.usefixtures("poison")
 def test_a_held_array_keeps_its_slot_from_reuse(loader_of: Callable[..., ShardLoader]) -> None:
     rng = random.Random(0)
-    with loader_of(arrays=NAMES, columns=["year"], prefetch=1) as loader:
+    with loader_of(arrays=NAMES, prefetch=1) as loader:
         held: list[tuple[str, list[int], torch.Tensor]] = []
         for _ in range(20):
             for images, _, indices, more in loader:
@@ -196,7 +176,7 @@ def test_a_held_array_keeps_its_slot_from_reuse(loader_of: Callable[..., ShardLo
 
 
 def test_a_slot_comes_back_when_the_last_of_its_views_dies(loader_of: Callable[..., ShardLoader]) -> None:
-    with loader_of(arrays=["clip", "mask"], columns=["year"], prefetch=0) as loader:
+    with loader_of(arrays=["clip", "mask", "year"], prefetch=0) as loader:
         ring, batches = loader._pipeline._ring, iter(loader)
         images, labels, indices, more = next(batches)
         assert ring.num_free == 0
@@ -208,8 +188,8 @@ def test_a_slot_comes_back_when_the_last_of_its_views_dies(loader_of: Callable[.
         assert ring.num_free == 0
         del clip
         assert ring.num_free == 1
-        # Labels, indices and columns are copies: collecting them over an epoch keeps no slot.
-        assert years.tolist() == [2000 + i for i in indices.tolist()]
+        # Labels, indices and small arrays are copies: collecting them over an epoch keeps no slot.
+        assert years.tolist() == [2000 + ORDER[i] for i in indices.tolist()]
         assert labels.tolist() == [int(ORDER[i]) % 7 for i in indices.tolist()]
 
 
@@ -226,7 +206,7 @@ def test_a_damaged_value_is_an_error_that_names_it(
     io: Io, name: str, path: Path, loader_of: Callable[..., ShardLoader]
 ) -> None:
     damage(path, name, 4)
-    options = {"io": io, "arrays": NAMES, "columns": COLUMNS, "check": "sample"}
+    options = {"io": io, "arrays": NAMES, "check": "sample"}
     what = f"the {name} of sample 4 " if name else "sample 4 "
     with loader_of(**options) as loader, pytest.raises(FormatError, match=what):
         list(loader)
@@ -235,7 +215,7 @@ def test_a_damaged_value_is_an_error_that_names_it(
 def test_arrays_are_read_while_the_set_is_staged_and_from_the_copy(
     path: Path, tmp_path: Path, loader_of: Callable[..., ShardLoader]
 ) -> None:
-    options = {"arrays": NAMES, "columns": COLUMNS, "cache": tmp_path / "cache"}
+    options = {"arrays": NAMES, "cache": tmp_path / "cache"}
     for _ in range(2):
         with loader_of(**options) as loader:
             for _ in range(3):
@@ -386,9 +366,7 @@ def test_arrays_arrive_on_the_device_whenever_it_gets_to_them(
     monkeypatch.setattr(shardio.loading.cuda, "torch", simulation.torch())
     monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
     seen: list[int] = []
-    with ShardLoader(
-        path, 5, device="cpu", seed=seed, prefetch=prefetch, return_indices=True, arrays=NAMES, columns=COLUMNS
-    ) as loader:
+    with ShardLoader(path, 5, device="cpu", seed=seed, prefetch=prefetch, return_indices=True, arrays=NAMES) as loader:
         expected = [i for e in range(2) for batch in loader._position.sampler.batches(e) for i in batch.tolist()]
         for _ in range(2):
             for batch in loader:
@@ -412,7 +390,7 @@ def test_a_copier_hands_over_arrays_with_the_batch(path: Path, monkeypatch: pyte
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_arrays_arrive_on_a_gpu(path: Path) -> None:
-    with ShardLoader(path, 5, device="cuda", arrays=NAMES, columns=COLUMNS, return_indices=True) as loader:
+    with ShardLoader(path, 5, device="cuda", arrays=NAMES, return_indices=True) as loader:
         for _ in range(4):
             for images, labels, indices, more in loader:
                 assert all(tensor.is_cuda for tensor in more.values())

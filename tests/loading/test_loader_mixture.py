@@ -37,19 +37,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(out: Path, count: int, classes: tuple[str, ...] = ("cat", "dog"), **options: Any) -> Path:
     rng = np.random.default_rng(count)
-    arrays = {"mask": ("mask", "uint8", SHAPE[:2])}
-    options = {
-        "classes": classes,
-        "shard_nbytes": 4096 + 10 * 960,
-        "arrays": arrays,
-        "columns": {"score": float},
-    } | options
+    arrays = {"mask": ("mask", "uint8", SHAPE[:2]), "score": ("array", "float64", ())}
+    options = {"classes": classes, "shard_nbytes": 4096 + 10 * 960, "arrays": arrays} | options
     with ShardWriter(out, SHAPE, **options) as writer:
         for number in range(count):
             image = rng.integers(0, 256, SHAPE, dtype=np.uint8)
-            more = {"mask": image[..., 0]} if options["arrays"] else {}
+            more = {"mask": image[..., 0], "score": number / 8} if options["arrays"] else {}
             label = number % max(1, len(classes))
-            writer.append(image, label, key=f"{out.name}/{number}", columns={"score": number / 8}, **more)
+            writer.append(image, label, key=f"{out.name}/{number}", **more)
     return out
 
 
@@ -80,14 +75,14 @@ def samples_of(loader: ShardLoader) -> list[tuple[int, int]]:
             assert labels[place] == sample.label
             if "mask" in more:
                 assert np.array_equal(more["mask"][place].numpy(), sample.arrays["mask"])
-                assert more["score"][place] == number / 8
+                assert "score" not in more or more["score"][place] == number / 8
             found.append((source, number))
     return found
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
 def test_each_sample_is_that_of_its_set_and_comes_once_per_pass(io: str, mixed: Open) -> None:
-    loader = mixed(io=io, arrays=["mask"], columns=["score"])
+    loader = mixed(io=io, arrays=["mask", "score"])
     found = [sample for _ in range(6) for sample in samples_of(loader)]
     assert len(found) == 6 * 6 * 16
     for source, (name, share) in enumerate(SHARES.items()):
@@ -127,7 +122,7 @@ def test_a_mixture_gives_what_it_has_always_given(tmp_path: Path) -> None:
     parts = [Part(tmp_path / "one", 2), Part(tmp_path / "other", 1, indices=range(1, 8))]
     with ShardLoader(parts, 12, epoch_batches=2, seed=11, device="cpu") as loader:
         found = ["".join(map(str, part.tolist())) for _, labels, more in loader for part in (more["source"], labels)]
-    assert found == ["010001010001", "112843750636", "010001100001", "546812752477"]
+    assert found == ["010001010001", "711624334587", "010001100001", "057532602161"]
 
 
 def test_the_order_of_the_arguments_does_not_matter(folder: Path, mixed: Open) -> None:
@@ -320,3 +315,10 @@ def test_sets_of_arrays_alone_and_without_labels_are_mixed(tmp_path: Path) -> No
 def test_a_mixture_may_be_of_arrays_of_sets_with_pixels(folder: Path, mixed: Open) -> None:
     for _, indices, more in mixed(images=None, arrays=["mask"]):
         assert len(indices) == len(more["mask"]) == len(more["source"]) == 16
+
+
+def test_an_array_that_is_called_as_the_source_of_a_sample_is_refused(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", SHAPE, arrays={"source": ("array", "int64", ())}) as writer:
+        writer.append(np.zeros(SHAPE, np.uint8), 0, source=1)
+    with pytest.raises(ValueError, match="'source'"):
+        ShardLoader([Part(str(tmp_path / "out"), 1)], 1, epoch_batches=1, device="cpu", arrays=["source"])

@@ -74,10 +74,10 @@ RECORDED: dict[str, tuple[dict[str, Any], str, str]] = {
         "3954394eda1a7f4d",
         "6a1ab09ad307cd74",
     ),
-    "masks and columns, checked": (
-        {"transform": CROPPED, "arrays": ["mask"], "columns": ["crc32", "year"], "check": "sample", "io": "mmap"},
+    "masks and years, checked": (
+        {"transform": CROPPED, "arrays": ["mask", "year"], "check": "sample", "io": "mmap"},
         "3954394eda1a7f4d",
-        "fb3d2c0ffe258d1a",
+        "8911362bdc27f9dd",
     ),
 }
 
@@ -94,14 +94,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out,
         (HEIGHT, WIDTH, 3),
         shard_nbytes=4096 + 90 * HEIGHT * WIDTH * 3,
-        columns={"year": int},
-        arrays={"mask": ("mask", "uint8", (HEIGHT, WIDTH))},
+        arrays={"mask": ("mask", "uint8", (HEIGHT, WIDTH)), "year": ("array", "int64", ())},
     ) as writer:
         for number in range(NUM_SAMPLES):
             image = 128 + y[..., None] * slopes[number, 0] + x[..., None] * slopes[number, 1]
             image = np.clip(image + rng.integers(-20, 20, image.shape), 0, 255).astype(np.uint8)
-            columns = {"year": 1900 + number}
-            writer.append(image, number % 10, key=f"{number}", columns=columns, mask=image[..., 0] // 32)
+            writer.append(image, number % 10, key=f"{number}", mask=image[..., 0] // 32, year=1900 + number)
     return out
 
 

@@ -40,7 +40,7 @@ BEFORE_A_SET_IS_LOOKED_FOR: list[Refusal] = [
     *(({"check": value}, ValueError, "check") for value in ("all", None)),
     ({"arrays": "clip"}, TypeError, "arrays"),
     ({"arrays": [3]}, TypeError, "arrays"),
-    ({"columns": 3}, TypeError, "columns"),
+    ({"columns": ["year"]}, TypeError, "columns"),
     *(({"images": value}, ValueError, "images") for value in ("clip", 1)),
     *(({"report_every": value}, ValueError, "report_every") for value in (0, True, -1.0, "30")),
 ]
@@ -60,22 +60,21 @@ OF_A_SET: list[Refusal] = [
     ({"repeats": 2, "tail": "short"}, ValueError, "tail"),
     ({"arrays": ["masks"]}, ValueError, "arrays.*mask.*'masks'"),
     ({"arrays": ["clip", "mask", "clip"]}, ValueError, "arrays.*'clip' twice"),
-    *(({"columns": [name]}, ValueError, f"columns.*{name!r}") for name in ("scores", "label", "key")),
-    ({"columns": ["year"] * 2}, ValueError, "columns.*'year' twice"),
+    ({"arrays": ["source_width"]}, ValueError, "arrays.*'source_width'"),
     ({"images": None, "transform": HorizontalFlip()}, ValueError, "transform"),
 ]
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eleven samples with arrays and columns."""
+    """Eleven samples with arrays."""
     out = tmp_path_factory.mktemp("refusals") / "set"
     rows = {"mask": np.zeros((6, 5), np.uint8), "clip": np.zeros(2, np.float32)}
     kinds = {"mask": "mask", "clip": "array"}
     arrays = {name: (kinds[name], row.dtype, row.shape) for name, row in rows.items()}
-    with ShardWriter(out, (6, 5, 3), arrays=arrays, columns={"score": float, "year": int}) as writer:
+    with ShardWriter(out, (6, 5, 3), arrays=arrays) as writer:
         for number in range(11):
-            writer.append(np.zeros((6, 5, 3), np.uint8), number, columns={"score": 0.5, "year": 1900}, **rows)
+            writer.append(np.zeros((6, 5, 3), np.uint8), number, **rows)
     return out
 
 

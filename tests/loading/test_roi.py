@@ -107,7 +107,7 @@ def test_every_reader_gives_the_same_batches(path: Path, io: str, transform: Any
         {"shuffle": False},
         {"weights": [1.0, 2.0] + [0.1] * (COUNT - 2), "epoch_batches": 5, "tail": "drop"},
         {"transform": Compose([RandomCrop(20), ToDtype(torch.float32)])},
-        {"arrays": ["mask", "clip", "small"], "columns": ["source_width"]},
+        {"arrays": ["mask", "clip", "small"]},
         {"transform": Compose([RandomResizedCrop(24), Normalize(), Mixup(5)])},
         {"transform": Compose([Resize(32), CenterCrop(24)])},
     ],

@@ -24,7 +24,7 @@ from pictures import sample_pixels
 from shardio.conversion.writing.publish import SplitContent, publish_set
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
+from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
@@ -502,7 +502,7 @@ def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
         ),
     )
     out.mkdir()
-    commit_manifest(out, Manifest(shape, (), {"train": split}, RejectsEntry("rejects.jsonl", 0, "0" * 64, 0)))
+    commit_manifest(out, Manifest(shape, (), {"train": split}))
     for entry in (split.index, split.shards[0]):
         (out / entry.file).write_bytes(b"short")
 

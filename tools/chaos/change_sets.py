@@ -5,7 +5,7 @@
 
 A sequence begins with small sets of one or two splits, and makes new ones of any set that it has so far, by merge, and
 change with some of its steps. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
-have the samples that the model has: keys, labels, columns, pixels and arrays. In some calls one call to the disk fails:
+have the samples that the model has: keys, labels, pixels and arrays. In some calls one call to the disk fails:
 the process is killed before or halfway through it, a Ctrl-C arrives, or the disk is full or broken (faulty_disk.py).
 Then the new set is whole or absent, and the same call must make it. No file of any set may ever change, and nothing may
 be left beside them.
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import shardio
+from shardio.conversion.arrays import ArrayDeclaration
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import ArrayKind
@@ -63,9 +64,13 @@ class Row:
     key: bytes
     label: str
     pixels: bytes
-    year: int | None
-    """The number in the column of this name; None if the split has no such column."""
     arrays: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def year(self) -> int | None:
+        """The number in the array of this name; None if the split has no such array."""
+        found = dict(self.arrays).get("year")
+        return None if found is None else int(np.frombuffer(found[2], found[0])[0])
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,11 @@ def read_by_numpy(folder: Path) -> Model:
 def _rows(
     index: NDArray[np.void], classes: Any, pixels: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[Row, ...]:
-    has_year = "year" in (index.dtype.names or ())
     return tuple(
         Row(
             bytes(row["key"]),
             classes[row["label"]],
             pixels[i].tobytes(),
-            int(row["year"]) if has_year else None,
             tuple(sorted((name, _value(values[i])) for name, values in arrays.items())),
         )
         for i, row in enumerate(index)
@@ -276,13 +279,11 @@ def merged(models: list[Model]) -> Model:
         parts = [model.splits[name] for model in models if name in model.splits]
         kinds = [{(array, value[:2]) for array, value in part[0].arrays} for part in parts]
         common = set.intersection(*kinds)
-        has_year = all(part[0].year is not None for part in parts)
         splits[name] = tuple(
             Row(
                 row.key,
                 row.label,
                 row.pixels,
-                row.year if has_year else None,
                 tuple((array, value) for array, value in row.arrays if (array, value[:2]) in common),
             )
             for part in parts
@@ -330,14 +331,14 @@ class ChangeRounds(Rounds[ChangeCounts]):
     def _write_set(self, folder: Path, seed: int) -> Model:
         rng = np.random.default_rng(seed)
         most = int(rng.integers(2, 12))
-        columns = {"year": int} if rng.random() < 0.7 else {}
-        with ShardWriter(folder, SHAPE, classes=CLASSES, columns=columns, shard_nbytes=4096 + most * 60) as writer:
+        arrays: dict[str, ArrayDeclaration] = {"year": ("array", "int64", ())} if rng.random() < 0.7 else {}
+        with ShardWriter(folder, SHAPE, classes=CLASSES, arrays=arrays, shard_nbytes=4096 + most * 60) as writer:
             for split in ("train", "val")[: int(rng.integers(1, 3))]:
                 for i in range(int(rng.integers(1, 40))):
                     image = rng.integers(0, 256, SHAPE, dtype=np.uint8)
-                    numbers = {name: int(rng.integers(1990, 2030)) for name in columns}
+                    numbers: dict[str, Any] = {name: int(rng.integers(1990, 2030)) for name in arrays}
                     label, key = int(rng.integers(0, 4)), f"{seed % 1000}/{i:02d}.png"
-                    writer.append(image, label, split=split, key=key, columns=numbers)
+                    writer.append(image, label, split=split, key=key, **numbers)
         return read_by_numpy(folder)
 
     def run(self, sequences: int) -> ChangeCounts:

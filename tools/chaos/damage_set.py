@@ -75,6 +75,7 @@ ARRAYS: dict[str, tuple[ArrayKind, RowType]] = {
     "mask": ("mask", RowType("|u1", (32, 32))),
     "flags": ("array", RowType("|b1", (40,))),
     "clip": ("array", RowType("<f2", (64,))),
+    "year": ("array", RowType("<i8", ())),
 }
 ORDERED = ("mask", "flags")
 ARRAY_ROWS = 11
@@ -156,8 +157,10 @@ def _shards() -> dict[str, tuple[int, list[tuple[int, ...]]]]:
             shards[shard_name(split, number)] = sample_nbytes(SHAPE), users[first : first + count]
     for name, (_, row) in ARRAYS.items():
         users = _users(NUM_STORED, ORDER) if name in ORDERED else _users(len(ORDER), None)
-        for number, first in enumerate(range(0, len(users), ARRAY_ROWS)):
-            shards[array_shard_name("val", name, number)] = row.nbytes, users[first : first + ARRAY_ROWS]
+        step = len(users) if row.is_small else ARRAY_ROWS
+        for number, first in enumerate(range(0, len(users), step)):
+            file = array_shard_name("val", name, None if row.is_small else number)
+            shards[file] = row.nbytes, users[first : first + step]
     return shards
 
 

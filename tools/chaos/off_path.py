@@ -186,11 +186,13 @@ class Changer:
 
     def arrays(self, old: Model, new: Path) -> Change:
         rng, count = np.random.default_rng(self._rng.getrandbits(32)), len(old.samples)
-        name = self._rng.choice(["mask", "vector"])
-        kind: Any = name if name != "vector" else "array"
+        name = self._rng.choice(["mask", "vector", "year"])
+        kind: Any = "mask" if name == "mask" else "array"
         values: NDArray[Any]
         if kind == "mask":
             values = rng.integers(1, 200, (count, *SIZE), dtype=np.uint8)
+        elif name == "year":
+            values = rng.integers(1990, 2030, count)
         else:
             values = rng.standard_normal((count, 3)).astype("<f4")
         made = tuple(replace(one, arrays={**one.arrays, name: values[i]}) for i, one in enumerate(old.samples))

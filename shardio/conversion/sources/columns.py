@@ -1,6 +1,6 @@
-"""Numbers for every sample from a table: additional columns of the index.
+"""Numbers for every sample from a table, which become arrays of shape ().
 
-The tasks of a conversion do not use them: they are added to the index when the set is published.
+The tasks of a conversion do not use them: the arrays are written when the set is published.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.writing.shard_file import with_columns
+from shardio.conversion.arrays import ArraySpec
 from shardio.errors import SourceError
-from shardio.format.layout import IndexColumns, check_columns
+from shardio.format.layout import RowType, check_array_name, check_kind
 
 _INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
 # float64 holds integers exactly up to here.
@@ -30,27 +30,35 @@ _Numbers = NDArray[np.int64] | NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ColumnTable:
-    """The columns of all sources of a collection."""
+    """The numbers of all sources of a collection."""
 
-    columns: IndexColumns
     rows: Mapping[bytes, int]
     """The place of each source's numbers, by its key."""
     values: Mapping[str, _Numbers]
     """The numbers of each column."""
 
-    def sha256(self, splits: Iterable[Iterable[bytes]]) -> str:
+    @property
+    def types(self) -> dict[str, str]:
+        """The type of each column by its name."""
+        return {name: numbers.dtype.str for name, numbers in self.values.items()}
+
+    @property
+    def specs(self) -> tuple[ArraySpec, ...]:
+        """The arrays that the columns become."""
+        return tuple(ArraySpec(name, "array", RowType(dtype, ()), "column") for name, dtype in self.types.items())
+
+    def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
         """Returns a hash of the names, types and numbers of the columns, for the keys of each split."""
-        sha256 = hashlib.sha256(repr(self.columns).encode())
+        sha256 = hashlib.sha256(repr(self.types).encode())
         for keys in splits:
-            found = [self.rows[key] for key in keys]
-            for numbers in self.values.values():
-                sha256.update(numbers[found].tobytes())
+            for numbers in self.of(keys).values():
+                sha256.update(numbers.tobytes())
         return sha256.hexdigest()
 
-    def extend(self, rows: NDArray[np.void]) -> NDArray[np.void]:
-        """Returns a copy of index rows with the columns added. Rows may be of any of the sources, in any order."""
-        found = [self.rows[key] for key in rows["key"].tolist()]
-        return with_columns(rows, self.columns, {name: numbers[found] for name, numbers in self.values.items()})
+    def of(self, keys: Sequence[bytes]) -> dict[str, _Numbers]:
+        """Returns the numbers of the sources with these keys, in their order."""
+        found = [self.rows[key] for key in keys]
+        return {name: numbers[found] for name, numbers in self.values.items()}
 
 
 def make_columns(
@@ -77,23 +85,23 @@ def make_columns(
         values[name] = np.array(found, "<f8" if are_floats else "<i8")
         if are_floats:
             values[name][np.isnan(values[name])] = np.nan  # all with the same bytes
-    try:
-        columns = check_columns([(name, found.dtype.str) for name, found in values.items()])
-    except ValueError as error:
-        raise SourceError(f"{path}: {error}") from None
-    return ColumnTable(columns, {key: row for row, key in enumerate(keys)}, values)
+        try:
+            check_kind(check_array_name(name), "array", RowType(values[name].dtype.str, ()), None)
+        except ValueError as error:
+            raise SourceError(f"{path}: column {name!r}: {error}") from None
+    return ColumnTable({key: row for row, key in enumerate(keys)}, values)
 
 
 def merge_columns(tables: Sequence[ColumnTable]) -> ColumnTable:
     """Returns the columns of several tables as one. Raises SourceError if they have other names or types."""
     first, *others = tables
-    if other := next((one for one in others if one.columns != first.columns), None):
+    if other := next((one for one in others if one.types != first.types), None):
         raise SourceError(
-            f"tables: expected the same columns of numbers in each, found {first.columns} and {other.columns}"
+            f"tables: expected the same columns of numbers in each, found {first.types} and {other.types}"
         )
     rows = dict(zip(chain.from_iterable(one.rows for one in tables), count(), strict=False))
     values = {name: np.concatenate([one.values[name] for one in tables]) for name in first.values}
-    return ColumnTable(first.columns, rows, values)
+    return ColumnTable(rows, values)
 
 
 def _parse(cell: Any) -> int | float:

@@ -33,7 +33,7 @@ class Table:
     - `root`: the folder of relative paths, if the table is SRC; by default the folder of the file
     - `path_column`, `label_columns`, `split_column`: names of columns, by default guessed. Class names or integers are
       classes. Other numbers become float32 labels, and several columns a vector
-    - `columns`: columns of numbers to store in the index
+    - `columns`: columns of numbers to store as arrays
 
     A table is a path, and can be given as SRC.
     """

@@ -40,10 +40,11 @@ class Reject:
         return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
 
 
-def read_rejects(path: Path) -> list[Reject]:
-    """Returns the refused sources in a rejects.jsonl. Raises FormatError with the number of the first invalid line."""
+def read_rejects(path: Path | None) -> list[Reject]:
+    """Returns the refused sources in a rejects.jsonl, or none without a path. Raises FormatError with the number of the
+    first invalid line."""
     rejects = []
-    for number, line in enumerate(read_untrusted(path).splitlines(), start=1):
+    for number, line in enumerate(read_untrusted(path).splitlines() if path else (), start=1):
         try:
             fields = json.loads(line)
             split, key, reason, detail = (fields[name] for name in ("split", "key", "reason", "detail"))
@@ -72,8 +73,11 @@ def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
     return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes)
 
 
-def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
+def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry | None:
     lines = [reject.to_line() for reject in rejects]
+    if not lines:
+        (folder / REJECTS_NAME).unlink(missing_ok=True)  # of an earlier call, which ended with too many
+        return None
     data = b"".join(lines)
     write_atomic(folder / REJECTS_NAME, data)
     return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))
@@ -88,7 +92,7 @@ def publish_set(
     provenance: Mapping[str, Any],
     class_names: Sequence[str] = (),
 ) -> Manifest:
-    """Writes the indexes, rejects.jsonl and, last, the manifest, which publishes the set. Returns the manifest."""
+    """Writes the indexes, rejects.jsonl if there are any, and the manifest, which publishes the set and is returned."""
     manifest = Manifest(
         sample_shape=sample_shape,
         classes=tuple(classes),

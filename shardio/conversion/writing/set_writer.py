@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, as_float32, check_splits, declare
 from shardio.conversion.sources.names import check_label
 from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, samples_per_shard
-from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
+from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import ConvertError
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import (
@@ -27,7 +26,6 @@ from shardio.format.layout import (
     MAX_KEY_NBYTES,
     REJECTS_NAME,
     RowType,
-    check_columns,
     check_sample_shape,
     check_split_name,
     index_name,
@@ -43,11 +41,9 @@ from shardio.system.files import make_folder, sweep_temporaries
 from shardio.version import __version__
 
 # Arguments of `append`, whose names no array can have.
-_PARAMETERS = ("self", "image", "label", "split", "key", "source_size", "columns")
+_PARAMETERS = ("self", "image", "label", "split", "key", "source_size")
 
 LabelType = Literal["int64", "float32"] | tuple[Literal["float32"], int] | None
-
-_COLUMN_TYPES: dict[type, str] = {int: "<i8", float: "<f8"}
 
 
 def _label_row(labels: LabelType) -> RowType | None:
@@ -68,7 +64,6 @@ class _OpenSplit:
     rows: list[IndexRows] = field(default_factory=list)
     loose_rows: IndexRows = field(default_factory=IndexRows)
     """The index rows of samples without pixels, which are not in a shard."""
-    columns: dict[str, list[int | float]] = field(default_factory=dict)
     arrays: dict[str, ArrayWriter] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
     num_samples: int = 0
@@ -85,7 +80,6 @@ class ShardWriter:
     - `labels`: "int64"; "float32" for numbers; ("float32", K) for vectors; None for no labels
     - `classes`: names of integer labels, or of the K numbers of a vector. Without names, integers may be any int64.
       `class_names` are readable names in the same order
-    - `columns`: numbers for each sample in the index, by name: `int` (int64) or `float` (float64)
     - `arrays`: values of a fixed shape for each sample, in files of their own, by name: (kind, dtype, shape)
     - `squashed`: images were resized to the set's shape without keeping their aspect ratios, as by `--fit squash`; a
       loader's transforms then treat an image as a picture of its `source_size`
@@ -106,7 +100,6 @@ class ShardWriter:
         labels: LabelType = "int64",
         classes: Sequence[str] = (),
         class_names: Sequence[str] = (),
-        columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
         arrays: Mapping[str, ArrayDeclaration] = MappingProxyType({}),
         squashed: bool = False,
         shard_nbytes: int = DEFAULT_SHARD_NBYTES,
@@ -130,14 +123,9 @@ class ShardWriter:
             raise ValueError(
                 f"class_names must be one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
             )
-        if wrong := [name for name, kind in columns.items() if kind not in _COLUMN_TYPES]:
-            raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
-        self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
-        self.arrays = declare(arrays, self.sample_shape, {*columns, *_PARAMETERS})
+        self.arrays = declare(arrays, self.sample_shape, _PARAMETERS)
         self._stored = self.arrays
         if self._label_row not in (None, LABEL_ROW):
-            if LABELS_NAME in columns:
-                raise ValueError(f"columns must not have the name {LABELS_NAME!r}: the set's labels have it")
             self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
         if self.sample_shape is None and (squashed or not self.arrays):
             raise ValueError("a set without pixels (sample_shape=None) must have arrays, and cannot be squashed")
@@ -162,7 +150,6 @@ class ShardWriter:
         split: str = "train",
         key: bytes | str = b"",
         source_size: tuple[int, int] | None = None,
-        columns: Mapping[str, int | float] = MappingProxyType({}),
         **arrays: object,
     ) -> None:
         """Copies one sample into the set. Leave out the arguments for parts that the set does not have.
@@ -172,7 +159,6 @@ class ShardWriter:
         - `key`: a name that says where the sample comes from, by default its number in the split. The longest key
           decides the width of all rows of the index
         - `source_size`: the (height, width) of the original image, by default the size of the sample
-        - `columns`: a number for each column of the set
         - other arguments: the values of the set's arrays, by name, of the declared dtype and shape
 
         Raises TypeError or ValueError, and adds nothing, if an argument is wrong.
@@ -192,7 +178,6 @@ class ShardWriter:
             raise ValueError(
                 f"source_size must be (height, width), each from {least} to 2**32 - 1, found {source_size!r}"
             )
-        numbers = self._column_values(columns)
         values = self._array_values(arrays)
         for spec in self._stored[len(self.arrays) :]:  # labels that are no integers
             values[spec.name] = spec.check(as_float32(label))
@@ -210,8 +195,6 @@ class ShardWriter:
                 state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
             state.writer.append(image, label=number, key=key, source_size=source_size)
         state.num_samples += 1
-        for name, value in numbers.items():
-            state.columns.setdefault(name, []).append(value)
         for spec in self._stored:
             if spec.name not in state.arrays:
                 state.arrays[spec.name] = ArrayWriter(
@@ -236,18 +219,6 @@ class ShardWriter:
         if not -(1 << 63) <= number < 1 << 63:
             raise ValueError(f"label must fit in int64, found {number}")
         return number
-
-    def _column_values(self, columns: Mapping[str, int | float]) -> dict[str, int | float]:
-        if columns.keys() != {name for name, _ in self.columns}:
-            expected = ", ".join(name for name, _ in self.columns) or "none"
-            raise ValueError(f"expected the columns of the set ({expected}), found {', '.join(columns) or 'none'}")
-        numbers: dict[str, int | float] = {}
-        for name, kind in self.columns:
-            value: Any = columns[name]
-            numbers[name] = operator.index(value) if kind == "<i8" else float(value)
-            if kind == "<i8" and not -(1 << 63) <= numbers[name] < 1 << 63:
-                raise ValueError(f"column {name!r} must fit in int64, found {value}")
-        return numbers
 
     def _array_values(self, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
         if given.keys() != {spec.name for spec in self.arrays}:
@@ -283,9 +254,7 @@ class ShardWriter:
             if state.rows:
                 key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
                 rows = np.concatenate([rows.to_array(key_nbytes, has_label=has_label) for rows in state.rows])
-                values = {column: np.array(state.columns[column], kind) for column, kind in self.columns}
                 arrays = {name: array.finish() for name, array in state.arrays.items()}
-                rows = with_columns(rows, self.columns, values)
                 splits[name] = SplitContent(state.shards, rows, arrays, self.squashed)
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")

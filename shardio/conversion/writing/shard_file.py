@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,16 +27,13 @@ from numpy.typing import NDArray
 
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import (
-    IndexColumns,
     SampleShape,
     check_sample_shape,
     crc32,
-    has_label,
     index_dtype,
     sample_nbytes,
     shard_header,
     shard_nbytes,
-    with_fields,
 )
 from shardio.system.direct import ALIGNMENT, aligned_empty, set_direct
 from shardio.system.files import AtomicFile, reserve, write_all
@@ -54,7 +51,7 @@ _DIRECT_NBYTES = 64 << 20
 
 @dataclass
 class IndexRows:
-    """The index columns of the samples written so far, in order."""
+    """The index rows of the samples written so far, in order."""
 
     labels: list[int | None] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -83,16 +80,6 @@ class IndexRows:
         rows["source_height"] = self.source_heights
         rows["crc32"] = self.crc32s
         return rows
-
-
-def with_columns(
-    rows: NDArray[np.void], columns: IndexColumns, values: Mapping[str, NDArray[np.generic]]
-) -> NDArray[np.void]:
-    """Returns a copy of index rows with `columns` added. `values` has one value per row for each column."""
-    extended = with_fields(rows, columns, has_label=has_label(rows.dtype))
-    for name, _ in columns:
-        extended[name] = values[name]
-    return extended
 
 
 class ShardFileWriter:
