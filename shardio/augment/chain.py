@@ -117,7 +117,7 @@ class Transform(Configuration, ABC):
         draws = _draws(count, given, indices, seed, epoch, view)
         mask_fill = self.mask_fill if mask_fill is None else mask_fill
         moving = Masks.of(images, masks, mask_fill)
-        if not count:  # the rows, none, of what becomes of one blank image
+        if not count:  # one blank image shows the shapes and dtypes of the result
             sizes = found if len(found) else None
             blank = [
                 _for_each(lambda some: some.new_zeros((1, *some.shape[1:])), part) for part in (images, labels, masks)
@@ -262,7 +262,7 @@ def _are_labels(labels: torch.Tensor, count: int) -> bool:
 
 
 def _for_each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Returns what a function makes of a tensor, or of every tensor in a tuple or mapping. None stays None."""
+    """Applies a function to a tensor, or to every tensor in a tuple or mapping. None stays None."""
     if isinstance(value, Mapping):
         return {name: _for_each(function, part) for name, part in value.items()}
     if isinstance(value, tuple):

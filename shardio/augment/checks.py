@@ -39,7 +39,7 @@ def numbers_of(name: str, value: Any, least: float = -math.inf, most: float = ma
         if not (least <= number <= most and math.isfinite(number)):
             raise ValueError(f"{name} must be {_bounded('a finite number', least, most)}; found {value!r}")
     if not numbers:
-        raise ValueError(f"{name} must be a number, or a number per channel; found {value!r}")
+        raise ValueError(f"{name} must be one or more numbers; found {value!r}")
     return tuple(map(float, numbers))
 
 

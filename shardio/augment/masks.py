@@ -96,7 +96,7 @@ class Masks:
         return self._changed(size, lambda mask, fill: taken(mask, rows, columns, fill))
 
     def _changed(self, size: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> Masks:
-        """Returns the masks of images of `size` that `change` makes of each mask and its fill, as integers."""
+        """Returns the masks after `change`, for images of `size`. `change` gets each mask and its fill as integers."""
         by_name = {}
         for name, mask in self.by_name.items():
             bits = _BYTES[mask.element_size()]
