@@ -24,7 +24,7 @@ from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.claim import claimed, leave, published
 from shardio.conversion.collect import Src, check, collect
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.options import ConvertOptions, Progress, count_bad, with_options
+from shardio.conversion.options import ConvertOptions, Progress, count_bad, count_workers, with_options
 from shardio.conversion.plan import Plan, PlanPart, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (
     ShardRecord,
@@ -55,7 +55,6 @@ from shardio.sets.names import check_local
 from shardio.sets.rows import ArrayWriter, write_crc32s
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import write_atomic
-from shardio.system.machine import usable_cores
 
 
 @with_options(ConvertOptions)
@@ -70,7 +69,7 @@ def convert(src: Src, out: str | os.PathLike[str], options: ConvertOptions) -> C
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
-    engine = Engine(options.workers, options.scheduler, serial=not isinstance(src, (str, os.PathLike)))
+    engine = Engine(options, serial=not isinstance(src, (str, os.PathLike)))
     part = PlanPart(*(options.part or (1, 1)))
 
     def run(tell: Callable[[Progress], None] | None) -> ConvertReport:
@@ -191,7 +190,7 @@ class Conversion:
     def _discard_damaged(self, records: dict[str, ShardRecord]) -> list[str]:
         """Discards the records of shards with a damaged file, and returns the names of the shards."""
         owners = {entry: name for name, record in records.items() for entry in record.files}
-        out, workers = self._plan.out, self._engine.workers or usable_cores()
+        out, workers = self._plan.out, count_workers(self._plan.options.workers)
         copier = FileCopier(FolderStorage(out), workers, "shardio-compare")
         damaged = {owners[entry] for entry in copier.find_damaged(out, list(owners))}
         for task in self._plan.tasks:

@@ -77,13 +77,13 @@ def repair(
             "repaired: convert the dataset again into a new folder"
         )
     options = ConvertOptions(**given)
-    workers = count_workers(options.workers)
     check(src, None, options)
     with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
         manifest = load_manifest(folder)
     plan = _plan_again(folder, manifest, src, options)
     sweep_temporaries(folder)
-    damaged = {problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems}
+    problems = verify(folder, workers=count_workers(options.workers), on_progress=on_verify).problems
+    damaged = {problem.file for problem in problems}
     lost = _files_without_source(manifest, plan)
     work = _Repair(manifest, plan, damaged.difference(*lost.values()))
     try:
@@ -91,7 +91,7 @@ def repair(
         if work.damaged and origin.copies_nbytes():  # it reads from copies of the images
             (folder / WORK_FOLDER).mkdir(exist_ok=True)
             origin.prepare(lambda count: None)
-        work.run(workers, on_progress or (lambda done, total: None))
+        work.run(on_progress or (lambda done, total: None))
     finally:
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     if work.faults:
@@ -185,7 +185,7 @@ class _Repair:
         arrays = [file for split in splits for array in split.arrays.values() for file in array.files]
         self._entries: dict[str, FileEntry] = {**self._shards, **{file.file: file for file in arrays}}
 
-    def run(self, workers: int, on_progress: Callable[[int, int], None]) -> None:
+    def run(self, on_progress: Callable[[int, int], None]) -> None:
         """Makes all damaged files again: shards and arrays first, then the files made from their records."""
         wanted = {file: entry.sha256 for file, entry in self._entries.items() if file in self.damaged}
         tasks = [replace(task, wanted=wanted) for task in self.plan.tasks if self._is_concerned(task)]
@@ -197,7 +197,7 @@ class _Repair:
             on_progress(done, total)
 
         with tempfile.TemporaryDirectory(prefix="shardio-") as folder:
-            records = Engine(workers).run(tasks, report, Path(folder) / "run")
+            records = Engine(self.plan.options).run(tasks, report, Path(folder) / "run")
         indexes: dict[str, Mapping[bytes, int]] = {}
         for task, record in zip(tasks, records, strict=True):
             made = {entry.file: entry for entry in record.files}

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardio.conversion.engines.dask_cluster import connect, open_cluster
 from shardio.conversion.engines.pool import Pool, run_on_pool
-from shardio.conversion.options import count_workers
+from shardio.conversion.options import ConvertOptions, count_workers
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.task import Control, Report, do_task
@@ -33,30 +33,27 @@ class Engine:
     Raises ValueError for arguments that contradict each other.
     """
 
-    workers: int | None = None
-    """Cores to use, by default all. With a scheduler: cores per shard, by default one."""
-    scheduler: str | None = None
-    """The address of a Dask scheduler. Its workers do the tasks: they need the same libraries, and SRC and OUT under
-    the same paths."""
+    options: ConvertOptions
+    """`workers` are the cores to use, by default all; with a `scheduler`, the cores for each shard, by default one."""
     serial: bool = False
     """One thread per worker; a single worker runs in the calling thread. For Python datasets."""
 
     def __post_init__(self) -> None:
-        count_workers(self.workers)  # which checks it
-        if self.serial and self.scheduler is not None and (self.workers or 1) > 1:
+        workers = self.options.workers or 1
+        if self.serial and self.options.scheduler is not None and workers > 1:
             raise ValueError(
-                f"each shard of a dataset is made by one thread: workers must be 1 or left out; found {self.workers}"
+                f"each shard of a dataset is made by one thread: workers must be 1 or left out; found {workers}"
             )
 
     @property
     def sends(self) -> bool:
         """Whether the tasks of a dataset run in other processes, so the dataset has to be sent there."""
-        return self.scheduler is not None or (self.workers or 1) > 1
+        return self.options.scheduler is not None or (self.options.workers or 1) > 1
 
     def check(self) -> None:
         """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers."""
-        if self.scheduler is not None:
-            with contextlib.closing(connect(self.scheduler)):
+        if self.options.scheduler is not None:
+            with contextlib.closing(connect(self.options.scheduler)):
                 pass
 
     def run(self, tasks: Sequence[ShardTask], report: Report, run_file: Path) -> list[ShardRecord]:
@@ -67,9 +64,9 @@ class Engine:
         """
         if not tasks:
             return []
-        if self.scheduler is not None:
-            with open_cluster(self.scheduler) as cluster:
-                return run_on_pool(tasks, cluster, report, run_file, self.workers or 1)
+        if self.options.scheduler is not None:
+            with open_cluster(self.options.scheduler) as cluster:
+                return run_on_pool(tasks, cluster, report, run_file, self.options.workers or 1)
         threads, processes = self._split_workers(len(tasks))
         if processes > 1:
             with _OwnProcesses(processes) as executor:
@@ -78,7 +75,7 @@ class Engine:
 
     def _split_workers(self, num_tasks: int) -> tuple[int, int]:
         """Returns (threads per process, processes) of this machine."""
-        workers = 1 if self.serial and self.workers is None else count_workers(self.workers)
+        workers = 1 if self.serial and self.options.workers is None else count_workers(self.options.workers)
         processes = min(-(-workers // (1 if self.serial else THREADS_PER_PROCESS)), num_tasks)
         # Rather an idle core than one more than was asked for.
         return 1 if self.serial else max(1, workers // processes), processes

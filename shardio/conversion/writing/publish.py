@@ -22,8 +22,6 @@ from shardio.sets.rows import write_index
 from shardio.system.files import write_atomic
 from shardio.system.opening import read_untrusted
 
-DEFAULT_SHARD_NBYTES = 1 << 30
-
 
 @dataclass(frozen=True)
 class Reject:

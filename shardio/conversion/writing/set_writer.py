@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, as_float32, check_splits, declare
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.names import check_label
-from shardio.conversion.writing.publish import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, samples_per_shard
+from shardio.conversion.writing.publish import SplitContent, publish_set, samples_per_shard
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import ConvertError
 from shardio.format.entries import ShardEntry
@@ -102,7 +103,7 @@ class ShardWriter:
         class_names: Sequence[str] = (),
         arrays: Mapping[str, ArrayDeclaration] = MappingProxyType({}),
         squashed: bool = False,
-        shard_nbytes: int = DEFAULT_SHARD_NBYTES,
+        shard_nbytes: int = ConvertOptions.shard_size,
     ) -> None:
         check_local(out, ConvertError, "write into a folder here, and copy the finished set there (docs/cluster.md)")
         self.out = Path(out)
