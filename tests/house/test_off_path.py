@@ -11,7 +11,7 @@ from places import CHAOS, ROOT
 
 
 def test_random_combinations_deliver_what_the_reference_has_or_are_refused_for_a_known_reason(tmp_path: Path) -> None:
-    result = run_python(CHAOS / "off_path.py", "--combinations", "80", "--seed", "3", TMPDIR=str(tmp_path))
+    result = run_python(CHAOS / "off_path.py", "--combinations", "80", "--seed", "5", TMPDIR=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "violations=[]" in result.stdout
     assert os.listdir(tmp_path) == []

@@ -77,7 +77,6 @@ class Reason:
 
 REASONS = {
     "sets of other fits": Reason(ShardioError, "squash", "guide/change.md", "squash"),
-    "several conversions": Reason(ShardioError, "different options", "guide/change.md", "with different options"),
     "the same images": Reason(ShardioError, "same_images", "guide/change.md", "--same-images"),
     "a foreign random transform": Reason(ValueError, "PerSample", "guide/augment.md", "PerSample"),
     "a foreign transform of masks": Reason(ValueError, "only", "guide/augment.md", "gets only the images"),
