@@ -22,9 +22,8 @@ from pathlib import Path
 
 from common import BUILD, describe_machine, spread
 
-from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
+from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
-    REJECTS_NAME,
     index_header,
     index_name,
     index_nbytes,
@@ -58,9 +57,8 @@ def make_sparse_set(path: Path, num_samples: int, num_shards: int) -> None:
     os.truncate(file, index_nbytes(num_samples, KEY_NBYTES))
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # it is checked when the set is opened
     index = IndexEntry(file.name, file.stat().st_size, sha256, KEY_NBYTES)
-    (path / REJECTS_NAME).touch()
     split = SplitEntry(num_samples, index, tuple(shards))
-    commit_manifest(path, Manifest(SHAPE, (), {"train": split}, RejectsEntry(REJECTS_NAME, 0, UNKNOWN, 0)))
+    commit_manifest(path, Manifest(SHAPE, (), {"train": split}))
 
 
 def private_nbytes() -> int:

@@ -40,8 +40,8 @@ def runs() -> list[Any]:
     first, second = steps(1, 4, [7, 4], [0, 1]), steps(2, 5, [], [8])
     rest = steps(2, 5, [], [], [8])
     return [
-        tool.Kept(2, 0, 1, [[first[0]], [first[1], second[1]]]),
-        tool.Kept(2, 1, 2, [[step] for step in rest]),
+        tool.Stretch(2, 0, 1, [[first[0]], [first[1], second[1]]]),
+        tool.Stretch(2, 1, 2, [[step] for step in rest]),
     ]
 
 
