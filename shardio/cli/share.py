@@ -17,7 +17,7 @@ from shardio.errors import bytes_text, counted, first_of, printable
 
 if TYPE_CHECKING:
     from shardio.cache.folder import CachedCopy, EvictReport
-    from shardio.sets.catalogue import Listing
+    from shardio.sets.catalogue import RootContent
     from shardio.sets.publish import PublishReport
 
 
@@ -95,7 +95,7 @@ def _copies_in(cache: Path) -> list[CachedCopy]:
     return Cache(cache).copies() if cache.is_dir() else []  # the first `stage` makes the folder
 
 
-def _listed_facts(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> dict[str, Any]:
+def _listed_facts(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | None) -> dict[str, Any]:
     roots = [dataclasses.asdict(listing) for listing in listings]
     for entry in (entry for root in roots for entry in root["sets"]):
         copy = copies and copies.get(entry["digest"])
@@ -103,7 +103,7 @@ def _listed_facts(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] 
     return {"roots": roots}
 
 
-def _listed(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
+def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
     """Yields the table of sets, with the cache's state if `copies` is given, and the root if there are several."""
     found = [(listing, entry) for listing in listings for entry in listing.sets]
     columns: dict[str, list[str]] = {

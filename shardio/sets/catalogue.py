@@ -50,7 +50,7 @@ class CatalogueEntry:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RootContent:
     root: str
     sets: tuple[CatalogueEntry, ...]
     """Sorted by name."""
@@ -60,7 +60,7 @@ class Listing:
     """The temporary folders of running publishers and of killed ones. An object store has none."""
 
 
-def list_sets(roots: Sequence[str]) -> list[Listing]:
+def list_sets(roots: Sequence[str]) -> list[RootContent]:
     """Returns a listing for each of `roots`, folders or URLs, with the sets directly below it. A set or root that
     cannot be read is listed with the reason."""
     found = _map(_look_into, roots)
@@ -68,7 +68,7 @@ def list_sets(roots: Sequence[str]) -> list[Listing]:
     children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]
     entries = iter(_map(lambda child: _look_at(*child, silent), children))
     return [
-        Listing(
+        RootContent(
             root=shown(root),
             sets=tuple(entry for entry in islice(entries, len(names)) if entry is not None),
             problem=problem,
