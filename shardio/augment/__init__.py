@@ -11,6 +11,7 @@ their images. If a set was squashed to one shape (`shardio convert --fit squash`
 original image, and the result is undistorted.
 """
 
+from shardio.augment.arguments import from_dict as from_dict
 from shardio.augment.chain import Compose as Compose
 from shardio.augment.chain import Transform as Transform
 from shardio.augment.chain import Views as Views
@@ -26,7 +27,6 @@ from shardio.augment.color import RandomGrayscale as RandomGrayscale
 from shardio.augment.color import RandomInvert as RandomInvert
 from shardio.augment.color import RandomPosterize as RandomPosterize
 from shardio.augment.color import RandomSolarize as RandomSolarize
-from shardio.augment.description import from_dict as from_dict
 from shardio.augment.erasing import RandomErasing as RandomErasing
 from shardio.augment.geometry import RandomAffine as RandomAffine
 from shardio.augment.geometry import RandomPerspective as RandomPerspective

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count as counting
 
 import numpy as np
 import torch
@@ -95,7 +96,8 @@ class LoaderBatch:
     draws: Draws
     sizes: Callable[[], NDArray[np.int64] | None] | None = None
     """Returns the images' sizes before they were squashed, (B, 2), or None."""
-    num_calls: int = 0
+    views: Iterator[int] = field(default_factory=counting)
+    """The numbers of the views of further calls."""
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -105,10 +107,6 @@ class LoaderBatch:
             yield
         finally:
             _CURRENT.reset(token)
-
-    def next_view(self) -> int:
-        self.num_calls += 1
-        return self.num_calls - 1
 
 
 _CURRENT: ContextVar[LoaderBatch | None] = ContextVar("shardio_loaded", default=None)

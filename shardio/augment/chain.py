@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from shardio.augment.arguments import LATER, Configuration, is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, FreshSeed, LoaderBatch, loader_batch
-from shardio.augment.checks import check_foreign
-from shardio.augment.description import LATER, Configuration, is_of_shardio
 from shardio.augment.masks import MaskFill, Masks, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager
@@ -196,28 +195,26 @@ class Container(Transform):
     transforms: Iterable[Transform]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", self._checked())
-        super().__post_init__()
-        if not self.transforms and not isinstance(self, Compose):
-            raise ValueError(f"{type(self).__name__} needs one or more transforms; found none")
-        if self.mask_fill is not None:
-            check_mask_fill(self.mask_fill)
-
-    def _checked(self) -> tuple[Transform, ...]:
-        """Returns the transforms as a tuple. Raises ValueError if one of them cannot be inside this transform."""
         if not isinstance(self.transforms, Iterable):
             raise TypeError(f"transforms must be a list of transforms; found {self.transforms!r}")
         parts = tuple(self.transforms)
+        object.__setattr__(self, "transforms", parts)
+        super().__post_init__()
         for number, transform in enumerate(parts):
             if not isinstance(transform, Transform):
-                check_foreign(transform)
-                raise ValueError(f"transforms must be from shardio.augment; found {transform!r}")
+                raise ValueError(
+                    f"transforms must be from shardio.augment; found {transform!r}: wrap a function of one image in "
+                    "PerSample"
+                )
             is_last = isinstance(self, Compose) and number == len(parts) - 1
             if transform.has_views and not (is_last or isinstance(self, Views)):
                 raise ValueError(f"Views must be the last transform of a Compose, or inside Views; found {transform!r}")
             if transform.mask_fill is not None:
                 raise ValueError(f"only the outermost Compose or Views may have mask_fill; found it in {transform!r}")
-        return parts
+        if not parts and not isinstance(self, Compose):
+            raise ValueError(f"{type(self).__name__} needs one or more transforms; found none")
+        if self.mask_fill is not None:
+            check_mask_fill(self.mask_fill)
 
 
 def _is_known(transform: Transform) -> bool:
@@ -236,7 +233,7 @@ def _draws(
     """Returns the random numbers of a call. Arguments that are None come from `given`, the loader's batch."""
     if given is not None:
         draws = given.draws
-        view = given.next_view() if view is None else view
+        view = next(given.views) if view is None else view
         return Draws(
             draws.seed if seed is None else seed,
             draws.epoch if epoch is None else epoch,

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.augment.arguments import Probability, check_number
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import MOST_DRAWS, Boxes
 from shardio.augment.chain import Compose, Container, Transform
-from shardio.augment.checks import Probability, check_number
 from shardio.augment.masks import Masks
 from shardio.augment.resample import to_device
 from shardio.augment.steps import merged
@@ -119,8 +119,8 @@ class RandomChoice(Container):
         if self.p is not None:
             shares = self.p if isinstance(self.p, tuple) else ()
             for share in shares:
-                check_number("p", share)
-            if len(shares) != len(self.transforms) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+                check_number("p", share, 0)
+            if len(shares) != len(self.transforms) or not 0 < sum(shares) < math.inf:
                 expected = f"{len(self.transforms)} probabilities, one per transform, not all 0"
                 raise ValueError(f"p must be {expected}; found {self.p!r}")
 

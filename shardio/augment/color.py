@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import numpy as np
 
+from shardio.augment.arguments import Probability, around, as_pair, check_number, check_pair, check_range, check_whole
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Probability, around, as_pair, check_pair, check_range, number, whole
 from shardio.augment.steps import Op
 
 Range = float | tuple[float, float]
@@ -114,7 +115,7 @@ class RandomEqualize(_Sometimes):
 class RandomPosterize(_Sometimes):
     """Keeps the upper `bits` of each gray level, with probability `p`."""
 
-    bits: Annotated[int, whole(0, 8)]
+    bits: Annotated[int, partial(check_whole, least=0, most=8)]
     p: Probability = 0.5
     op = Op.POSTERIZE
     values = ("bits",)
@@ -124,7 +125,7 @@ class RandomPosterize(_Sometimes):
 class RandomSolarize(_Sometimes):
     """Inverts gray levels of at least `threshold`, with probability `p`. A threshold of 256 inverts nothing."""
 
-    threshold: Annotated[float, number(0, 256)]
+    threshold: Annotated[float, partial(check_number, least=0, most=256)]
     p: Probability = 0.5
     op = Op.SOLARIZE
     values = ("threshold",)
@@ -137,7 +138,7 @@ class RandomAdjustSharpness(_Sometimes):
     0 blurs, 1 changes nothing, 2 doubles the sharpness.
     """
 
-    sharpness_factor: Annotated[float, number(0)]
+    sharpness_factor: Annotated[float, partial(check_number, least=0)]
     p: Probability = 0.5
     op = Op.SHARPNESS
     values = ("sharpness_factor",)

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.augment.arguments import is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Container, Piece, Transform, Views, finished
-from shardio.augment.description import is_of_shardio
 from shardio.augment.masks import Masks
 from shardio.augment.resample import Resampling, as_made, make_spans, resample_by_torch, resample_windows
 from shardio.augment.transforms import (

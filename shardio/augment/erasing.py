@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,19 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.batch import Batch
-from shardio.augment.boxes import Draws, between
-from shardio.augment.chain import Transform
-from shardio.augment.checks import (
+from shardio.augment.arguments import (
+    PositiveRange,
     Probability,
     as_pair,
-    check_fill,
     check_pair,
+    check_range,
     check_whole,
     fill_of,
     numbers_of,
-    positive_range,
 )
+from shardio.augment.batch import Batch
+from shardio.augment.boxes import Draws, between
+from shardio.augment.chain import Transform
 from shardio.augment.resample import to_device
 
 # torchvision and timm draw so often before they leave the image as it is.
@@ -55,8 +55,8 @@ class RandomErasing(Transform):
     """
 
     p: Probability = 0.5
-    scale: Annotated[tuple[float, float], positive_range(1)] = (0.02, 0.33)
-    ratio: Annotated[tuple[float, float], positive_range()] = (0.3, 3.3)
+    scale: Annotated[tuple[float, float], partial(check_range, least=0, most=1, above=True)] = (0.02, 0.33)
+    ratio: PositiveRange = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
     count: Annotated[int | tuple[int, int], _check_count] = 1
     keeps_places = True
@@ -80,7 +80,7 @@ class RandomErasing(Transform):
         if not isinstance(self.value, str):
             fill_of(self.value, images.shape[1], "value")
             if not images.dtype.is_floating_point:
-                check_fill("value", self.value)
+                numbers_of("value", self.value, 0, 255)
         whether, how_many = batch.draws.uniform(purpose, 2)
         least, most = as_pair(self.count)
         counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)

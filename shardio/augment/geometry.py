@@ -6,20 +6,22 @@ the stored image only once, but the result would differ visibly: the nearest nei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shardio.augment.arguments import Fill, PositiveRange, Probability, around, fill_of, numbers_of
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import between
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, Probability, around, check_range, fill_of, numbers_of
 from shardio.augment.steps import Op, Sampling
 
-Angles = Annotated[float | tuple[float, float], lambda name, value: around(name, value, 0)]
+Angles = Annotated[float | tuple[float, float], partial(around, center=0)]
 Reading = Literal["nearest", "bilinear"]
 Floats = NDArray[np.float64]
 
@@ -50,12 +52,12 @@ def affine(
     return a, b, x - a * x_from - b * y_from, d, e, y - d * x_from - e * y_from
 
 
-def _check_center(name: str, center: object) -> None:
-    if center is not None and len(numbers_of(name, center)) != 2:
-        raise ValueError(f"{name} must be (x, y) in pixels; found {center!r}")
+def _check_two(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
+    if len(numbers_of(name, value, least, most)) != 2:
+        raise ValueError(f"{name} must be two numbers, along x and y; found {value!r}")
 
 
-Center = Annotated[tuple[float, float] | None, _check_center]
+Center = Annotated[tuple[float, float], _check_two] | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,8 +100,8 @@ class RandomAffine(_Warp):
     """
 
     degrees: Angles
-    translate: tuple[float, float] | None = None
-    scale: tuple[float, float] | None = None
+    translate: Annotated[tuple[float, float], partial(_check_two, least=0, most=1)] | None = None
+    scale: PositiveRange | None = None
     shear: float | Sequence[float] | None = None
     interpolation: Reading = "nearest"
     fill: Fill = 0
@@ -107,22 +109,12 @@ class RandomAffine(_Warp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.translate is not None and len(numbers_of("translate", self.translate, 0, 1)) != 2:
-            raise ValueError(f"translate must be two shares, of width and height; found {self.translate!r}")
-        if self.scale is not None:
-            check_range("scale", self.scale, 0, above=True)
         self._shears()
 
     def _shears(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        if self.shear is None:
-            return (0.0, 0.0), (0.0, 0.0)
-        if isinstance(self.shear, tuple) and len(self.shear) not in (2, 4):
-            raise ValueError(
-                f"shear must be a number, (min, max) along x, or four numbers along x and y; found {self.shear!r}"
-            )
         if isinstance(self.shear, tuple) and len(self.shear) == 4:
             return around("shear", self.shear[:2], 0), around("shear", self.shear[2:], 0)
-        return around("shear", self.shear, 0), (0.0, 0.0)
+        return around("shear", 0.0 if self.shear is None else self.shear, 0), (0.0, 0.0)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()

@@ -6,6 +6,7 @@ the mask go through the same steps as the image, as if they were its channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shardio.augment.arguments import check_type
 from shardio.augment.boxes import Boxes, MaskPlaces, nearest_places, outside_places
-from shardio.augment.checks import check_number
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
@@ -168,11 +169,11 @@ def _moving(step: Step) -> Step:
 def check_mask_fill(mask_fill: MaskFill | Sequence[tuple[str, float]]) -> float | dict[str, float]:
     """Returns `mask_fill` as a number, or a dict of numbers by name. Raises TypeError if it is something else."""
     if isinstance(mask_fill, str) or not isinstance(mask_fill, Mapping | Sequence):
-        check_number("mask_fill", mask_fill)
+        check_type("mask_fill", mask_fill)
         return mask_fill
     fills = dict(mask_fill)
     for name, fill in fills.items():
-        check_number(f"mask_fill[{name!r}]", fill)
+        check_type(f"mask_fill[{name!r}]", fill)
     return fills
 
 
@@ -198,7 +199,6 @@ def _holds(dtype: torch.dtype, number: float) -> bool:
     if dtype is torch.bool:
         return number in (0, 1)
     if dtype.is_floating_point or dtype.is_complex:
-        largest = torch.finfo(dtype).max
-        return not np.isfinite(number) or -largest <= number <= largest
+        return not torch.finfo(dtype).max < abs(number) < math.inf
     limits = torch.iinfo(dtype)
     return limits.min <= number <= limits.max and number == int(number)

@@ -7,10 +7,9 @@ match torchvision's classes of the same names; with `per_sample` and partner="fl
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -18,15 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shardio.augment.arguments import LATER, Probability, check_number, check_range, check_whole
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Probability, check_number, check_range
-from shardio.augment.description import LATER
 from shardio.augment.erasing import are_inside
 from shardio.augment.resample import to_device
-from shardio.order.orders import as_integer
 
 Partner = Literal["roll", "flip"]
+Shares = Annotated[tuple[float, float], partial(check_range, least=0, most=1)]
 Floats = NDArray[np.float64]
 
 
@@ -53,34 +51,24 @@ def _beta_table(alpha: float) -> tuple[Floats, Floats]:
     return logits, shares / shares[-1]
 
 
-def _check_minmax(name: str, value: object) -> None:
-    if value is not None:
-        check_range(name, value, 0, 1)
-
-
-def _check_classes(name: str, value: int | None) -> int | None:
-    return None if value is None else as_integer(name, value)
-
-
 @dataclass(frozen=True, repr=False)
 class _Mix(Transform):
     """Mixes each image with its partner: the base class of Mixup and CutMix."""
 
-    num_classes: Annotated[int | None, _check_classes] = None
+    num_classes: Annotated[int, partial(check_whole, least=1)] | None = None
     alpha: Annotated[float, check_number] = 1.0
     p: Probability = 1.0
     per_sample: bool = False
     partner: Partner = "roll"
-    label_smoothing: Annotated[float, check_number] = 0.0
+    label_smoothing: Annotated[float, partial(check_number, least=0)] = 0.0
     keeps_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.num_classes is not None and self.num_classes < 1) or not 0 < self.alpha < math.inf:
-            found = f"num_classes={self.num_classes}, alpha={self.alpha}"
-            raise ValueError(f"num_classes must be at least 1, and alpha a finite number above 0; found {found}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be from 0 to less than 1; found {self.label_smoothing}")
+        if self.label_smoothing >= 1:
+            raise ValueError(f"label_smoothing must be less than 1; found {self.label_smoothing}")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be above 0; found {self.alpha}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch.check_no_masks()
@@ -170,7 +158,7 @@ class CutMix(_Mix):
     drawn from these shares of the image's side, and `alpha` does not count. The other arguments are as for Mixup.
     """
 
-    minmax: Annotated[tuple[float, float] | None, _check_minmax] = field(default=None, metadata=LATER)
+    minmax: Shares | None = field(default=None, metadata=LATER)
 
     def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
         """Returns windows, (B, 4): top, bottom, left and right, the ends exclusive; and the share outside of them."""

@@ -6,7 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import getclosurevars
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import name_of, of_library
 from shardio.augment.masks import Masks
 
 # Generators are of the process: two threads that seed them would disturb each other.
@@ -82,11 +81,11 @@ class PerSample(Transform):
         return batch.holding(pictures, masks)
 
     def _call_for(self, masks: Masks | None) -> Callable[[Callable[..., Any], Tensor, dict[str, Tensor]], _Sample]:
-        if of_library(self.transform, "albumentations"):
+        if _has(self.transform, "albumentations"):
             return _by_albumentations
         if masks is None:
             return _alone
-        if of_library(self.transform, "torchvision.transforms.v2"):
+        if _has(self.transform, "torchvision.transforms.v2"):
             return _by_torchvision
         raise ValueError(
             f"PerSample: {name_of(self.transform)} gets only the images, so {', '.join(masks.by_name)} would not move "
@@ -195,25 +194,87 @@ def _seed(generator: Generator, number: int) -> None:
 @contextmanager
 def _restored(generators: list[Generator]) -> Iterator[None]:
     """A context manager that restores the state of the generators at its end. Other threads wait to enter it."""
-    with _seeding:
-        before = [_state_of(generator) for generator in generators]
-        try:
-            yield
-        finally:
-            for generator, state in zip(generators, before, strict=True):
-                if isinstance(generator, torch.Generator):
-                    generator.set_state(torch.from_numpy(state))
-                elif isinstance(generator, np.random.Generator):
-                    generator.bit_generator.state = state
-                elif isinstance(generator, np.random.RandomState):
-                    generator.set_state(state)
-                else:
-                    generator.setstate(state)
+    with _seeding, ExitStack() as stack:
+        for generator in generators:
+            stack.callback(*_restoring(generator))
+        yield
 
 
-def _state_of(generator: Generator) -> Any:
+def _restoring(generator: Generator) -> tuple[Any, ...]:
+    """Returns a function that restores the present state of a generator, and its arguments."""
     if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy()
+        return generator.set_state, generator.get_state()
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state(legacy=False)
+        return setattr, generator.bit_generator, "state", generator.bit_generator.state
+    if isinstance(generator, random.Random):
+        return generator.setstate, generator.getstate()
+    return generator.set_state, generator.get_state(legacy=False)
+
+
+# --- transforms that would draw once for a batch ---------------------------------------------------------------------
+
+# torchvision and Albumentations draw once per call. Called with a batch, they would crop all its images at the same
+# place. Kornia draws for each image, except with same_on_batch.
+
+# The classes of torchvision that draw, besides the classes whose names begin with "Random".
+_DRAWING = {
+    "AugMix",
+    "AutoAugment",
+    "ColorJitter",
+    "CutMix",
+    "ElasticTransform",
+    "GaussianBlur",
+    "JPEG",
+    "MixUp",
+    "RandAugment",
+    "ScaleJitter",
+    "TrivialAugmentWide",
+}
+# Containers pass the whole batch to the transforms inside. A module of the user may call them for each image.
+_CONTAINERS = ("torch.nn.modules.container", "torch._dynamo", "torchvision.transforms", "kornia")
+
+
+def check_foreign(function: object) -> None:
+    """Raises ValueError if `function`, or a transform inside it, would draw once for all images of a batch.
+
+    Checks classes of torchvision, Albumentations and Kornia. All other functions pass.
+    """
+    drawing = [kind.__name__ for kind in type(function).__mro__ if _is_in(kind, "torchvision.transforms")]
+    problem = ""
+    if _is_of(function, "albumentations"):
+        problem = "takes one image at a time"
+    elif any(name in _DRAWING or name.startswith("Random") for name in drawing):
+        problem = "draws random numbers once for all images of a batch"
+    elif _is_of(function, "kornia") and getattr(function, "same_on_batch", None):
+        problem = "draws once for all images of a batch: leave out same_on_batch=True"
+    if problem:
+        raise ValueError(
+            f"transform: {type(function).__name__} {problem}; use transforms of shardio.augment, or "
+            "shardio.augment.PerSample(transform), which calls a transform for each image"
+        )
+    if _is_of(function, *_CONTAINERS):
+        for part in _parts_of(function):
+            check_foreign(part)
+
+
+def _has(function: object, name: str) -> bool:
+    """Returns whether the class of a function, or of a transform inside it, is defined in the module `name`."""
+    return _is_of(function, name) or any(_has(part, name) for part in _parts_of(function))
+
+
+def name_of(function: object) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _is_of(function: object, *names: str) -> bool:
+    return any(_is_in(kind, name) for kind in type(function).__mro__ for name in names)
+
+
+def _is_in(kind: type, name: str) -> bool:
+    return f"{kind.__module__}.".startswith(f"{name}.")
+
+
+def _parts_of(function: object) -> list[object]:
+    parts: list[object] = list(function.children()) if isinstance(function, torch.nn.Module) else []
+    several = getattr(function, "transforms", ())
+    return [*parts, *several] if isinstance(several, list | tuple) else parts

@@ -10,15 +10,15 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shardio.augment.arguments import Fill, check_whole, fill_of
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, check_whole, fill_of, whole
 from shardio.augment.geometry import SAMPLINGS, Reading, affine
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, WARPS, Op, Sampling
 
@@ -153,9 +153,9 @@ class RandAugment(_Policy):
     Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
     """
 
-    num_ops: Annotated[int, whole(0)] = 2
+    num_ops: Annotated[int, partial(check_whole, least=0)] = 2
     magnitude: int = 9
-    num_magnitude_bins: Annotated[int, whole(2)] = 31
+    num_magnitude_bins: Annotated[int, partial(check_whole, least=2)] = 31
     interpolation: Reading = "nearest"
     fill: Fill = None
 
@@ -179,7 +179,7 @@ class TrivialAugmentWide(_Policy):
     Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
     """
 
-    num_magnitude_bins: Annotated[int, whole(2)] = 31
+    num_magnitude_bins: Annotated[int, partial(check_whole, least=2)] = 31
     interpolation: Reading = "nearest"
     fill: Fill = None
 

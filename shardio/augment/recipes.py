@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from shardio.augment.arguments import check_whole
 from shardio.augment.chain import Compose, Transform, Views
-from shardio.augment.checks import check_whole
 from shardio.augment.choice import RandomApply, RandomChoice
 from shardio.augment.color import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
 from shardio.augment.erasing import RandomErasing
@@ -52,21 +53,17 @@ def _torchvision_v2(size: int | None, num_classes: int) -> Transform:
     )
 
 
-def _timm_rsb(level: int, alpha: float, usual: int, smoothing: float) -> Recipe:
-    """Wightman, Touvron, Jégou, "ResNet strikes back: An improved training procedure in timm", 2021, table 2."""
-
-    def make(size: int | None, num_classes: int) -> Transform:
-        return Compose(
-            [
-                RandomResizedCrop(size or usual, interpolation="bicubic"),
-                HorizontalFlip(),
-                TimmRandAugment(f"rand-m{level}-mstd0.5-inc1"),
-                Normalize("imagenet"),
-                _mixing(num_classes, alpha, smoothing=smoothing),
-            ]
-        )
-
-    return make
+def _timm_rsb(level: int, alpha: float, usual: int, smoothing: float, size: int | None, num_classes: int) -> Transform:
+    # Wightman, Touvron, Jégou, "ResNet strikes back: An improved training procedure in timm", 2021, table 2.
+    return Compose(
+        [
+            RandomResizedCrop(size or usual, interpolation="bicubic"),
+            HorizontalFlip(),
+            TimmRandAugment(f"rand-m{level}-mstd0.5-inc1"),
+            Normalize("imagenet"),
+            _mixing(num_classes, alpha, smoothing=smoothing),
+        ]
+    )
 
 
 def _deit3(size: int | None, num_classes: int) -> Transform:
@@ -173,16 +170,10 @@ def _ijepa(size: int | None, num_classes: int) -> Transform:
     return Compose([RandomResizedCrop(size or 224, scale=(0.3, 1.0)), Normalize("imagenet")])
 
 
-def _latents(flip: bool) -> Recipe:
-    """The pictures that an encoder of latents gets, from -1 to 1, from sets made with `--fit adm`.
-
-    SiT flips them (train.py of Ma et al., 2024), EDM2 does not (dataset_tool.py of Karras et al., 2024).
-    """
-
-    def make(size: int | None, num_classes: int) -> Transform:
-        return Compose([CenterCrop(size or 256), *[HorizontalFlip()] * flip, Normalize(0.5, 0.5)])
-
-    return make
+def _latents(flip: bool, size: int | None, num_classes: int) -> Transform:
+    # The pictures that an encoder of latents gets, from -1 to 1, from sets made with `--fit adm`. SiT flips them
+    # (train.py of Ma et al., 2024), EDM2 does not (dataset_tool.py of Karras et al., 2024).
+    return Compose([CenterCrop(size or 256), *[HorizontalFlip()] * flip, Normalize(0.5, 0.5)])
 
 
 def _cifar_airbench(size: int | None, num_classes: int) -> Transform:
@@ -194,9 +185,9 @@ def _cifar_airbench(size: int | None, num_classes: int) -> Transform:
 
 RECIPES: dict[str, Recipe] = {
     "torchvision-v2": _torchvision_v2,
-    "timm-rsb-a1": _timm_rsb(7, 0.2, 224, 0.1),
-    "timm-rsb-a2": _timm_rsb(7, 0.1, 224, 0.0),
-    "timm-rsb-a3": _timm_rsb(6, 0.1, 160, 0.0),
+    "timm-rsb-a1": partial(_timm_rsb, 7, 0.2, 224, 0.1),
+    "timm-rsb-a2": partial(_timm_rsb, 7, 0.1, 224, 0.0),
+    "timm-rsb-a3": partial(_timm_rsb, 6, 0.1, 160, 0.0),
     "deit3": _deit3,
     "simclr": _simclr,
     "moco-v2": _moco_v2,
@@ -204,8 +195,8 @@ RECIPES: dict[str, Recipe] = {
     "dinov3": _dinov3,
     "mae": _mae,
     "ijepa": _ijepa,
-    "sit": _latents(True),
-    "edm2": _latents(False),
+    "sit": partial(_latents, True),
+    "edm2": partial(_latents, False),
     "cifar-airbench": _cifar_airbench,
 }
 

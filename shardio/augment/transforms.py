@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.batch import Batch
-from shardio.augment.boxes import Boxes, outside_places, random_resized_boxes
-from shardio.augment.chain import Transform
-from shardio.augment.checks import (
+from shardio.augment.arguments import (
+    LATER,
     Fill,
+    PositiveRange,
     Probability,
     as_pair,
     check_pair,
     check_whole,
     fill_of,
     numbers_of,
-    positive_range,
 )
-from shardio.augment.description import LATER
+from shardio.augment.batch import Batch
+from shardio.augment.boxes import Boxes, outside_places, random_resized_boxes
+from shardio.augment.chain import Transform
 from shardio.augment.resample import Interpolation, to_device
 
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
@@ -44,8 +44,8 @@ class RandomResizedCrop(Transform):
     """
 
     size: Size
-    scale: Annotated[tuple[float, float], positive_range()] = (0.08, 1.0)
-    ratio: Annotated[tuple[float, float], positive_range()] = (3 / 4, 4 / 3)
+    scale: PositiveRange = (0.08, 1.0)
+    ratio: PositiveRange = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
 
@@ -143,14 +143,12 @@ class RandomCrop(Transform):
     padding: int | Sequence[int] | None = None
     fill: Fill = 0
     padding_mode: PaddingMode = "constant"
-    step: int | None = field(default=None, metadata=LATER)
+    step: Annotated[int, partial(check_whole, least=1)] | None = field(default=None, metadata=LATER)
     pad_if_needed: bool | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._pad()
-        if self.step is not None:
-            check_whole("step", self.step, 1)
 
     def _pad(self) -> Pad:
         return Pad(0 if self.padding is None else self.padding, self.fill, self.padding_mode)

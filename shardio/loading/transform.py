@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws, LoaderBatch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import check_foreign, name_of
 from shardio.augment.cut import Cut, Split
+from shardio.augment.per_sample import check_foreign, name_of
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.options import Function, Options, Parts
 from shardio.loading.prefetch import Tensors, traced

@@ -1,20 +1,30 @@
-"""Describes a transform: as text, as a dictionary that JSON can store, and by the digest of this dictionary."""
+"""The arguments of transforms: checked, printed, stored as a dictionary for JSON, and digested.
+
+A transform names the check of an argument in its annotation, as in `p: Probability = 0.5`. `Configuration` calls it,
+unless the argument is None and its annotation allows that. Errors name the argument, the expected values, and the value
+found.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from numbers import Real
-from typing import Any, Literal, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 
 from shardio.errors import check_choice
+
+T = TypeVar("T")
 
 KIND = "transform"
 """The dictionary key of the class name."""
@@ -41,8 +51,10 @@ class Configuration:
         """
         for field in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, field.name, _kept(getattr(self, field.name)))
-        for name, check in _checks_of(type(self)):  # type: ignore[arg-type]
-            check(name, getattr(self, name))
+        for name, check, is_optional in _checks_of(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if value is not None or not is_optional:
+                check(name, value)
 
     def __repr__(self) -> str:
         """Returns the Python call that creates this, without default arguments.
@@ -104,18 +116,25 @@ def from_dict(values: Mapping[str, Any]) -> Configuration:
 
 
 @cache
-def _checks_of(kind: type) -> list[tuple[str, Any]]:
-    """Returns pairs of an argument and its check, from the annotations of a class.
+def _checks_of(kind: type) -> list[tuple[str, Callable[[str, Any], object], bool]]:
+    """Returns each checked argument of a class, its check, and whether None is allowed, from the annotations.
 
     For a class from outside of shardio, the annotations are of its nearest base class in shardio.
     """
     base = next(filter(is_of_shardio, kind.__mro__))
-    hints = get_type_hints(base, include_extras=True).items()
-    checks = [(name, check) for name, hint in hints for check in getattr(hint, "__metadata__", ())]
-    flags = [(name, hint) for name, hint in hints if hint in (bool, bool | None)]
-    checks += [(name, lambda name, value, hint=hint: _check_flag(name, value, hint)) for name, hint in flags]
-    choices = [(name, hint) for name, hint in hints if get_origin(hint) is Literal]
-    return checks + [(name, lambda name, value, hint=hint: check_choice(name, value, hint)) for name, hint in choices]
+    checks: list[tuple[str, Callable[[str, Any], object], bool]] = []
+    for name, hint in get_type_hints(base, include_extras=True).items():
+        parts = get_args(hint)
+        checks += [(name, check, NoneType in parts) for part in (hint, *parts) for check in _metadata_of(part)]
+        if hint in (bool, bool | None):
+            checks.append((name, partial(_check_flag, hint=hint), False))
+        elif get_origin(hint) is Literal:
+            checks.append((name, partial(check_choice, choices=hint), False))
+    return checks
+
+
+def _metadata_of(hint: object) -> Sequence[Callable[[str, Any], object]]:
+    return getattr(hint, "__metadata__", ())
 
 
 def _check_flag(name: str, value: object, hint: Any) -> None:
@@ -176,3 +195,105 @@ def _live(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_live, value))
     return _DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_type(name: str, value: object) -> None:
+    """Raises TypeError unless `value` is a number, or a tensor or array without dimensions."""
+    if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
+        raise TypeError(f"{name} must be a number; found {value!r}")
+
+
+def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raises TypeError or ValueError unless `value` is a finite number from `least` to `most`."""
+    check_type(name, value)
+    largest = sys.float_info.max
+    if not max(least, -largest) <= value <= min(most, largest):
+        raise ValueError(f"{name} must be {_bounded('a finite number', least, most)}; found {value!r:.200}")
+
+
+def numbers_of(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> tuple[float, ...]:
+    """Returns a number, or a sequence of numbers, as a tuple of floats. For errors see `check_number`."""
+    numbers = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for number in numbers:
+        check_number(name, number, least, most)
+    if not numbers:
+        raise ValueError(f"{name} must be one or more numbers; found {value!r}")
+    return tuple(map(float, numbers))
+
+
+def _bounded(what: str, least: float, most: float) -> str:
+    if most == math.inf:
+        return what if least == -math.inf else f"{what}, minimum {least:g}"
+    return f"{what} from {least:g} to {most:g}"
+
+
+def check_whole(name: str, value: object, least: int, most: float = math.inf) -> None:
+    """Raises ValueError unless `value` is an integer from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} must be {_bounded('an integer', least, most)}; found {value!r}")
+
+
+def as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
+    """Returns a sequence itself, and any other value twice. Checks nothing."""
+    return value if isinstance(value, Sequence) else (value, value)  # type: ignore[return-value]
+
+
+def check_pair(name: str, value: object) -> None:
+    """Raises ValueError unless `value` is a positive integer, or a pair of positive integers."""
+    pair = as_pair(value)
+    if len(pair) != 2:
+        raise ValueError(f"{name} must be an integer, or two integers; found {value!r}")
+    for number in pair:
+        check_whole(name, number, 1)
+
+
+def check_range(
+    name: str, bounds: object, least: float = -math.inf, most: float = math.inf, *, above: bool = False
+) -> tuple[float, float]:
+    """Returns the two numbers `bounds` as floats.
+
+    Raises TypeError or ValueError unless they are finite, in order, and from `least` to `most`. With `above`, the first
+    must be greater than `least`.
+    """
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        raise ValueError(f"{name} must be (min, max); found {bounds!r}")
+    low, high = numbers_of(name, bounds, least, most)
+    if low > high or (above and low == least):
+        raise ValueError(f"{name} must be (min, max) with {f'{least:g} < ' * above}min <= max; found {bounds!r}")
+    return low, high
+
+
+def around(
+    name: str, value: object, center: float, least: float = -math.inf, most: float = math.inf
+) -> tuple[float, float]:
+    """Returns the bounds that a pair gives, or that a number x gives: `center` - x and `center` + x.
+
+    Raises ValueError for a bound above `most`, and for a bound of a pair below `least`. If `center` - x is below
+    `least`, the bound is `least`.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return check_range(name, value, least, most)
+    (reach,) = numbers_of(name, value, 0, most - center)
+    return max(center - reach, least), center + reach
+
+
+def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
+    """Returns a number for each channel; NaN if `fill` is None.
+
+    Raises ValueError for a sequence of another length. The error calls the argument `name`.
+    """
+    if not isinstance(fill, Sequence):
+        return (math.nan if fill is None else float(fill),) * channels
+    if len(fill) not in (1, channels):
+        raise ValueError(
+            f"{name} must be a number, or a number per channel, and the images have {channels} channels; found {fill!r}"
+        )
+    return tuple(map(float, fill)) * (channels // len(fill))
+
+
+Probability = Annotated[float, partial(check_number, least=0, most=1)]
+Fill = Annotated[float | Sequence[float], partial(numbers_of, least=0, most=255)] | None
+PositiveRange = Annotated[tuple[float, float], partial(check_range, least=0, above=True)]
