@@ -1,7 +1,8 @@
-"""Makes a folder of a draft: a new set, whole or not at all.
+"""Makes a draft of an old set, and a folder of a draft: a new set, whole or not at all.
 
-Unchanged files become hard links; where a link is impossible, they are cloned or copied. Indexes, orders
-and new arrays are written, the manifest comes last, and a rename makes the set appear.
+Old indexes and orders are compared with their checksums. Unchanged files become hard links; where a link is
+impossible, they are cloned or copied. Indexes, orders and new arrays are written, the manifest comes last, and a
+rename makes the set appear.
 """
 
 from __future__ import annotations
@@ -11,17 +12,35 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.changes.draft import ArrayDraft, Draft, GivenArray, OldFile, SplitDraft, check_arrays, number_of
-from shardio.changes.parents import Parent
+from shardio.changes.draft import (
+    ArrayDraft,
+    Draft,
+    GivenArray,
+    OldFile,
+    SplitDraft,
+    StoredRows,
+    check_arrays,
+    number_of,
+)
 from shardio.errors import ConvertError, FormatError, SpaceError
-from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, SplitEntry
+from shardio.format.entries import (
+    ArrayEntry,
+    ArrayShard,
+    Crc32Entry,
+    FileEntry,
+    IndexEntry,
+    OrderEntry,
+    RejectsEntry,
+    SplitEntry,
+)
 from shardio.format.layout import (
     CRC32_ROW,
     HEADER_NBYTES,
@@ -33,12 +52,12 @@ from shardio.format.layout import (
     shard_name,
 )
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import commit_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.copier import FileCopier
 from shardio.sets.history import describe_change
-from shardio.sets.index import read_checked, read_rows
-from shardio.sets.names import check_local
+from shardio.sets.index import check_range, read_checked, read_index, read_rows
+from shardio.sets.names import check_local, local_folder
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.rows import ArrayWriter, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
@@ -47,6 +66,53 @@ from shardio.system.opening import FileAt, FolderHandle, is_same_file, naming
 
 ARRAY_SHARD_NBYTES = 4 << 30
 """The most bytes of a file of a new array."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """An existing set in `folder`, an absolute path, from which a new set is made."""
+
+    folder: Path
+    manifest: Manifest
+
+    @cached_property
+    def draft(self) -> Draft:
+        """Returns a draft that equals the set. Raises FormatError if an index or an order is damaged."""
+        manifest = self.manifest
+        with contextlib.closing(FolderStorage(self.folder)) as storage:
+            splits = {name: self._split(storage, name) for name in manifest.splits}
+        rejects = () if manifest.rejects is None else (OldFile(self.folder, manifest.rejects),)
+        return Draft(manifest.sample_shape, manifest.classes, manifest.class_names, splits, rejects)
+
+    def _split(self, storage: FolderStorage, name: str) -> SplitDraft:
+        split = self.manifest.splits[name]
+        orders = [(entry, read_rows(storage, entry)) for entry in split.orders]
+        return SplitDraft(
+            rows=read_index(storage, self.manifest, name),
+            index=OldFile(self.folder, split.index),
+            pixels=self._stored(split, orders),
+            arrays={
+                name: ArrayDraft(array.kind, array.row, self._stored(array, orders))
+                for name, array in split.arrays.items()
+            },
+            squashed=split.squashed,
+        )
+
+    def _stored(
+        self, rows: SplitEntry | ArrayEntry, orders: Sequence[tuple[OrderEntry, NDArray[np.int64]]]
+    ) -> StoredRows:
+        order = None
+        if rows.order is not None:
+            entry, order = orders[rows.order]
+            check_range(order, rows.num_rows, "a stored row", self.folder / entry.file)
+        crc32s = (OldFile(self.folder, rows.crc32),) if isinstance(rows, ArrayEntry) else ()
+        return StoredRows(tuple(OldFile(self.folder, shard) for shard in rows.shards), order, crc32s)
+
+
+def open_parent(place: str | os.PathLike[str]) -> Parent:
+    """Returns the set in the folder `place`. Raises SetNotFoundError, FormatError."""
+    folder = Path(os.path.realpath(local_folder(place)))
+    return Parent(folder, load_manifest(folder))
 
 
 @dataclass
@@ -134,18 +200,16 @@ def carry_out(
         manifest = maker.make(provenance)
         rename_new(folder, target)
     room = maker.room
+    room.written_nbytes = manifest.nbytes - room.linked_nbytes - room.cloned_nbytes - room.copied_nbytes
     return ChangeReport(
-        str(target),
-        manifest.digest,
-        {name: split.num_samples for name, split in manifest.splits.items()},
-        manifest.classes,
-        len(manifest.files) + 1,
-        manifest.nbytes,
-        room.linked_nbytes,
-        room.cloned_nbytes,
-        room.copied_nbytes,
-        manifest.nbytes - room.linked_nbytes - room.cloned_nbytes - room.copied_nbytes,
-        dict(notes or {}),
+        path=str(target),
+        digest=manifest.digest,
+        num_samples={name: split.num_samples for name, split in manifest.splits.items()},
+        classes=manifest.classes,
+        num_files=len(manifest.files) + 1,
+        nbytes=manifest.nbytes,
+        notes=dict(notes or {}),
+        **asdict(room),
     )
 
 

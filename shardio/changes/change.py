@@ -12,19 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
+from shardio.changes.carry import Carrying, ChangeReport, Parent, Room, carry_out, check_target, open_parent
 from shardio.changes.draft import Draft, GivenArray, SplitDraft
 from shardio.changes.labels import Assignment, Classes, Labels, assign, read_labels
-from shardio.changes.parents import Parent, open_parent
 from shardio.errors import ConvertError, SourceError
-from shardio.format.layout import (
-    LABELS_NAME,
-    ArrayKind,
-    RowType,
-    check_array_name,
-    check_kind,
-    find_wrong_bool,
-)
+from shardio.format.layout import LABELS_NAME, ArrayKind, RowType, check_array_name, check_kind, find_wrong_bool
 from shardio.format.manifest_file import check_split
 from shardio.sets.given import ArrayFile, Keys, read_keys, some_keys
 from shardio.sets.index import numbers_of

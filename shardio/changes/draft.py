@@ -24,8 +24,6 @@ from shardio.format.layout import (
     RowType,
     SampleShape,
     array_shard_name,
-    check_array_name,
-    check_kind,
     has_label,
     index_dtype,
     is_safe_name,
@@ -209,19 +207,14 @@ class Draft:
 
 
 def check_arrays(draft: Draft) -> None:
-    """Raises ValueError for an array that no set can have, and ConvertError for too many arrays or names that clash."""
+    """Raises ConvertError for too many arrays, and for names of arrays that clash."""
     splits = {name.lower(): name for name in draft.splits}
     for name, split in draft.splits.items():
-        every: dict[str, ArrayDraft | GivenArray] = {**split.arrays, **split.given}
-        if len(every) > MAX_ARRAYS:
-            raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(every)}")
+        arrays = [*split.arrays, *split.given]
+        if len(arrays) > MAX_ARRAYS:
+            raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(arrays)}")
         seen: dict[str, str] = {}
-        for array, content in every.items():
-            check_array_name(array)
-            try:
-                check_kind(array, content.kind, content.row, draft.sample_shape)
-            except ValueError as error:
-                raise ValueError(f"array {array!r}: {error}") from None
+        for array in arrays:
             # Names that differ only in case are one file on some filesystems.
             other = splits.get(f"{name}-{array}".lower())
             if other is not None:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
-from shardio.changes.draft import ArrayDraft, Draft, SplitDraft, concatenated
-from shardio.changes.parents import open_parent
+from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target, open_parent
+from shardio.changes.draft import Draft, SplitDraft, concatenated
 from shardio.errors import ConvertError, check_choice
-from shardio.format.layout import (
-    HEADER_NBYTES,
-    MAX_CLASSES,
-    SampleShape,
-    index_dtype,
-    sample_nbytes,
-)
+from shardio.format.layout import HEADER_NBYTES, MAX_CLASSES, SampleShape, index_dtype, sample_nbytes
 from shardio.sets.given import show_key, some_keys
 from shardio.sets.storage import FolderStorage
 
@@ -35,21 +27,7 @@ _MOST_COMPARED = 1000
 """Pairs of equal samples that are looked for: so many are enough to refuse a merge."""
 
 
-@dataclass(frozen=True)
-class MergeOptions:
-    only_common: bool = False
-    """Whether to leave out arrays that a set lacks, or has with another type. If not, they are an error."""
-    same_keys: SameKeys = "refuse"
-    """Whether two samples of a split may have the same key."""
-    same_images: SameImages = "refuse"
-    """Whether samples of two sets, of any splits, may have the same pixels."""
-
-    def __post_init__(self) -> None:
-        check_choice("same_keys", self.same_keys, SameKeys)
-        check_choice("same_images", self.same_images, SameImages)
-
-
-def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOptions) -> Draft:
+def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, same_keys: bool) -> Draft:
     """Returns the draft of the merged set. `names` are the names of the sets in messages. Raises ConvertError if the
     sets do not fit together."""
     first = drafts[0]
@@ -65,7 +43,7 @@ def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOpti
         having = [
             (draft.splits[name], where) for draft, where in zip(drafts, names, strict=True) if name in draft.splits
         ]
-        splits[name] = _merge_split(name, [split for split, _ in having], [where for _, where in having], options)
+        splits[name] = _merge_split(name, having, only_common, same_keys)
     return replace(drafts[0], splits=splits, rejects=tuple(held for draft in drafts for held in draft.rejects))
 
 
@@ -93,25 +71,29 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
     ]
 
 
-def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], options: MergeOptions) -> SplitDraft:
+def _merge_split(
+    split: str, having: Sequence[tuple[SplitDraft, str]], only_common: bool, same_keys: bool
+) -> SplitDraft:
+    parts = [part for part, _ in having]
     if len(parts) == 1:
         return parts[0]
     if len({part.labels is None for part in parts}) > 1:
-        without = ", ".join(name for part, name in zip(parts, names, strict=True) if part.labels is None)
+        without = ", ".join(name for part, name in having if part.labels is None)
         raise ConvertError(
             f"split {split!r}: expected class numbers in the index of all sets or of none, found none in {without}: "
             "`shardio change --labels` gives labels to a set"
         )
     if len({part.squashed for part in parts}) > 1:
-        squashed = ", ".join(name for part, name in zip(parts, names, strict=True) if part.squashed)
+        squashed = ", ".join(name for part, name in having if part.squashed)
         raise ConvertError(
             f"split {split!r}: expected all sets squashed or none, found only {squashed} squashed: convert one of them "
             "again with the `--fit` of the others"
         )
-    rows = _join_rows(parts)
-    types = [{name: _type_of(array) for name, array in part.arrays.items()} for part in parts]
-    arrays = _common(split, types, names, options)
-    if options.same_keys == "refuse":
+    width = max(part.rows.dtype["key"].itemsize for part in parts)
+    dtype = index_dtype(width, has_label=parts[0].labels is not None)
+    rows = np.concatenate([part.rows[[*(dtype.names or ())]] for part in parts], dtype=dtype)
+    arrays = _common(split, having, only_common)
+    if not same_keys:
         keys, counts = np.unique(rows["key"], return_counts=True)
         if (twice := keys[counts > 1]).size:
             raise ConvertError(
@@ -131,31 +113,22 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
     )
 
 
-def _join_rows(parts: Sequence[SplitDraft]) -> NDArray[np.void]:
-    width = max(part.rows.dtype["key"].itemsize for part in parts)
-    dtype = index_dtype(width, has_label=parts[0].labels is not None)
-    return np.concatenate([part.rows[[*(dtype.names or ())]] for part in parts], dtype=dtype)
-
-
-def _type_of(array: ArrayDraft) -> str:
-    return f"{array.kind} of {array.row.dtype} {array.row.shape}"
-
-
-def _common(split: str, types: Sequence[Mapping[str, str]], names: Sequence[str], options: MergeOptions) -> list[str]:
+def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: bool) -> list[str]:
     """Returns the names of the arrays that have the same type in all parts.
 
-    Raises ConvertError if the parts differ, unless `options` allow it.
+    Raises ConvertError if the parts differ, unless `only_common`.
     """
-
-    def shown(types: Mapping[str, str]) -> str:
-        return ", ".join(f"{name} ({kind})" for name, kind in types.items()) or "none"
-
+    types = [
+        {name: f"{name} ({one.kind} of {one.row.dtype} {one.row.shape})" for name, one in part.arrays.items()}
+        for part, _ in having
+    ]
     first = types[0]
-    for other, name in zip(types, names, strict=True):
-        if not options.only_common and other != first:
+    for other, (_, place) in zip(types, having, strict=True):
+        if not only_common and other != first:
+            found, others = (", ".join(each.values()) or "none" for each in (first, other))
             raise ConvertError(
-                f"split {split!r}: expected equal arrays, found {shown(first)} in {names[0]}, and {shown(other)} in "
-                f"{name}: `--only-common`, from Python `only_common=True`, leaves out arrays that differ"
+                f"split {split!r}: expected equal arrays, found {found} in {having[0][1]}, and {others} in {place}: "
+                "`--only-common`, from Python `only_common=True`, leaves out arrays that differ"
             )
     return [name for name, kind in first.items() if all(other.get(name) == kind for other in types)]
 
@@ -204,7 +177,7 @@ class _Samples:
         source, split = self._splits[place]
         return source, split, number - int(self._starts[place])
 
-    def same(self) -> Generator[tuple[int, int], None, None]:
+    def same(self) -> Iterator[tuple[int, int]]:
         """Yields pairs of samples with the same pixels: a sample, and a sample of an earlier set.
 
         Pixels are read only where checksum and source size agree.
@@ -248,17 +221,20 @@ def merge(
     """Makes a new set in the folder `new` from all samples of `sets`, which must have the same shape.
 
     Splits with the same name become one: the samples of the first set come first. Classes are matched by name, and
-    labels renumbered in order of first appearance. rejects.jsonl has the lines of all sets. `MergeOptions` documents
-    `only_common`, `same_keys` and `same_images`; `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out`
-    documents the errors.
+    labels renumbered in order of first appearance. rejects.jsonl has the lines of all sets. With `only_common`, arrays
+    that a set lacks, or has with another type, are left out. `same_keys` is about samples of a split with one key,
+    `same_images` about samples of two sets, of any splits, with the same pixels. `Carrying` documents `copy`, `on_room`
+    and `on_progress`; `carry_out` documents the errors.
     """
     if isinstance(sets, (str, os.PathLike)) or not sets:
         raise ValueError("sets must be a list of at least one set; the folder of the new set comes after it")
-    options = MergeOptions(only_common, same_keys, same_images)
+    check_choice("same_keys", same_keys, SameKeys)
+    check_choice("same_images", same_images, SameImages)
     parents = [open_parent(one) for one in sets]
     check_target(new, parents)
     drafts, names = [parent.draft for parent in parents], [str(parent.folder) for parent in parents]
-    draft = plan_merge(drafts, names, options)
-    if options.same_images == "refuse":
+    draft = _plan(drafts, names, only_common=only_common, same_keys=same_keys == "allow")
+    if same_images == "refuse":
         _check_same_images(drafts, names)
-    return carry_out(draft, new, "merge", asdict(options), parents, Carrying(copy, on_room, on_progress))
+    options = {"only_common": only_common, "same_keys": same_keys, "same_images": same_images}
+    return carry_out(draft, new, "merge", options, parents, Carrying(copy, on_room, on_progress))
