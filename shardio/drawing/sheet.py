@@ -1,15 +1,19 @@
-"""Contact sheets, which show pictures with captions in rows and columns, and thumbnails for HTML pages."""
+"""Pictures with captions in rows and columns, as an image or in a terminal, and thumbnails for HTML pages."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
+
+from shardio.errors import printable
 
 THUMBNAIL_SIDE = 96
 """The longer side of a thumbnail, at most. Smaller pictures keep their size."""
@@ -24,33 +28,33 @@ _FONT_SIZE = 11
 _MAX_COLUMNS = 8
 # The longer side of a picture on the sheet, by default.
 _MIN_SIDE, _MAX_SIDE = 96, 224
+# A picture of fewer cells would only be spots of color.
+_MIN_CELLS = 20
+_MAX_LINES = 4
 
 
 def sheet(
     pictures: Sequence[NDArray[np.uint8]],
-    captions: Sequence[str] = (),
+    captions: Sequence[str],
     *,
     columns: int | None = None,
     side: int | None = None,
 ) -> Image.Image:
     """Returns a contact sheet: the pictures in rows of `columns` (default: 8), with their captions.
 
-    `pictures` are uint8 (height, width, channels), of any sizes. `captions` has a text for each picture, with lines
-    separated by newlines; a line that is too long ends in "...". `side` is the longer side of each picture on the
-    sheet, in pixels. By default, pictures of 96 to 224 pixels keep their size, larger pictures are reduced to 224, and
-    smaller pictures are enlarged by whole multiples, so single pixels stay visible. Raises ValueError if there is no
-    picture, or a picture has no pixels.
+    `pictures` are uint8 (height, width, channels), of any sizes. `captions` has a text for each picture,
+    with lines separated by newlines; a line that is too long ends in "...". `side` is the longer side of each picture
+    on the sheet, in pixels. By default, pictures of 96 to 224 pixels keep their size, larger pictures are reduced to
+    224, and smaller pictures are enlarged by whole multiples, so single pixels stay visible.
     """
     if not len(pictures):
         raise ValueError("expected at least one picture, found none")
-    texts = [caption.split("\n") for caption in captions] or [[] for _ in pictures]
-    if len(texts) != len(pictures):
-        raise ValueError(f"expected a caption for each of the {len(pictures)} pictures, found {len(texts)} captions")
+    texts = [caption.split("\n") for caption in captions]
     images = [_shown(picture, side) for picture in pictures]
     per_row = min(len(images), columns or _MAX_COLUMNS)
     width = max(image.width for image in images)
     height = max(image.height for image in images)
-    lines = max(map(len, texts), default=0)
+    lines = max(map(len, texts))
     step = (width + _GAP, height + lines * _LINE + _GAP)
     rows = -(-len(images) // per_row)
     drawn = Image.new("RGB", (per_row * step[0] + _GAP, rows * step[1] + _GAP), _GROUND)
@@ -86,8 +90,6 @@ def thumbnail(picture: NDArray[np.uint8]) -> str:
 
 def _shown(picture: NDArray[np.uint8], side: int | None) -> Image.Image:
     """Returns a picture in the size and colors that it has on the sheet."""
-    if picture.ndim != 3 or picture.dtype != np.uint8 or not picture.size:
-        raise ValueError(f"expected uint8 pictures (height, width, channels), found {picture.dtype} {picture.shape}")
     image = as_image(picture).convert("RGB")
     longer = max(image.size)
     if side is None:
@@ -106,3 +108,66 @@ def _fitting(line: str, width: int, font: Any) -> str:
     while line and font.getlength(line + "...") > width:
         line = line[:-1]
     return line + "..."
+
+
+# --- in a terminal, as half blocks of color ---------------------------------------------------------------------------
+
+
+def in_blocks(
+    pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], width: int, *, group: int
+) -> Iterator[str]:
+    """Yields lines of text that show pictures in rows, with their captions below.
+
+    The terminal has `width` cells. Each picture is at least 20 cells wide, or as wide as the terminal. A row has whole
+    groups of `group` pictures; a group that is longer than a row is divided into rows of equal length.
+    """
+    most = max(1, min((width + 1) // (_MIN_CELLS + 1), -(-len(pictures) // group) * group))
+    per_row = max(count for count in range(1, most + 1) if count % group == 0 or group % count == 0)
+    cells = max(1, (width + 1) // per_row - 1)
+    for begin in range(0, len(pictures), per_row):
+        row = slice(begin, begin + per_row)
+        texts = [
+            [part for line in caption.split("\n") for part in _folded(printable(line), cells)]
+            for caption in captions[row]
+        ]
+        yield from _beside([list(_blocks(as_image(picture), cells)) for picture in pictures[row]], " " * cells)
+        yield from _beside([[line + " " * (cells - _cells(line)) for line in text] for text in texts], " " * cells)
+        yield ""
+
+
+def _beside(parts: Sequence[Sequence[str]], empty: str) -> Iterator[str]:
+    """Yields the lines of several parts side by side."""
+    for lines in zip_longest(*parts, fillvalue=empty):
+        yield " ".join(lines).rstrip()
+
+
+def _cells(text: str) -> int:
+    """Returns the width of a text in terminal cells."""
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _folded(text: str, cells: int) -> Iterator[str]:
+    """Yields the lines of a text wrapped to `cells` cells, at most four."""
+    for number in range(_MAX_LINES):
+        end = len(text)
+        while end > 1 and _cells(text[:end]) > cells:
+            end -= 1
+        if number == _MAX_LINES - 1 and end < len(text):
+            text, end = text[: max(0, end - 3)] + "...", end
+        yield text[:end]
+        text = text[end:]
+        if not text:
+            return
+
+
+def _blocks(image: Image.Image, width: int) -> Iterator[str]:
+    """Yields lines of half blocks: the upper pixel is the text color, the lower one the background."""
+    size = width, max(2, round(image.height * width / image.width) // 2 * 2)
+    enlarged = Image.Resampling.NEAREST if width > image.width else Image.Resampling.LANCZOS
+    pixels = np.asarray(image.convert("RGB").resize(size, enlarged))
+    for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
+        cells = (
+            f"\x1b[38;2;{a};{b};{c}m\x1b[48;2;{d};{e};{f}m\u2580"
+            for (a, b, c), (d, e, f) in zip(upper, lower, strict=True)
+        )
+        yield "".join(cells) + "\x1b[0m"

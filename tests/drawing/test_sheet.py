@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.drawing.sheet import sheet
-from shardio.drawing.terminal import in_blocks
+from shardio.drawing.sheet import in_blocks, sheet
 
 
 def flat(color: tuple[int, ...], height: int = 128, width: int = 128) -> NDArray[np.uint8]:
@@ -25,51 +24,47 @@ def holds(image: Image.Image, color: tuple[int, int, int]) -> int:
 
 def test_every_picture_is_on_the_sheet_in_its_own_pixels() -> None:
     colors = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255)]
-    drawn = sheet([flat(color) for color in colors], columns=3)
+    drawn = sheet([flat(color) for color in colors], [""] * 5, columns=3)
     assert all(holds(drawn, color) == 128 * 128 for color in colors)
-    assert drawn.size == (3 * 134 + 6, 2 * 134 + 6)
+    assert drawn.size == (3 * 134 + 6, 2 * 148 + 6)
 
 
 @pytest.mark.parametrize(("size", "shown"), [((32, 32), 96), ((96, 96), 96), ((200, 100), 200), ((500, 100), 224)])
 def test_small_pictures_are_enlarged_in_whole_multiples_and_large_ones_reduced(
     size: tuple[int, int], shown: int
 ) -> None:
-    drawn = sheet([flat((9, 200, 9), *size)])
-    assert drawn.height == shown + 12
+    drawn = sheet([flat((9, 200, 9), *size)], [""])
+    assert drawn.height == shown + 12 + 14
     assert holds(drawn, (9, 200, 9)) == shown * round(shown * size[1] / size[0])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
 def test_pictures_of_any_channels_are_shown(channels: int) -> None:
-    drawn = sheet([flat((70,) * channels)])
+    drawn = sheet([flat((70,) * channels)], [""])
     assert holds(drawn, (70, 70, 70)) == 128 * 128
 
 
 def test_captions_are_cut_to_the_width_of_a_picture() -> None:
-    without = sheet([flat((0, 0, 0))] * 2)
+    without = sheet([flat((0, 0, 0))] * 2, ["", ""])
     lines = sheet([flat((0, 0, 0))] * 2, ["one\ntwo", "x" * 500])
     assert lines.width == without.width
-    assert lines.height == without.height + 2 * 14
+    assert lines.height == without.height + 14
     # The second caption ends within its picture.
     right = np.asarray(lines)[-20:, -6:]
     assert (right == right[0, 0]).all()
 
 
 def test_text_that_the_font_lacks_is_shown_as_question_marks() -> None:
-    assert sheet([flat((0, 0, 0))], ["\udcff\u4e2d\x07"]).height > 0
+    assert sheet([flat((0, 0, 0))], ["\udcff\u4e2d\x07"]).tobytes() == sheet([flat((0, 0, 0))], ["??\x07"]).tobytes()
 
 
-def test_wrong_pictures_and_captions_are_refused() -> None:
+def test_a_sheet_of_no_picture_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one picture"):
-        sheet([])
-    with pytest.raises(ValueError, match="a caption for each of the 2 pictures, found 1"):
-        sheet([flat((0, 0, 0))] * 2, ["one"])
-    with pytest.raises(ValueError, match=r"expected uint8 pictures .*, found float64 \(2, 2, 3\)"):
-        sheet([np.zeros((2, 2, 3))])  # type: ignore[list-item]
+        sheet([], [])
 
 
 def test_half_blocks_fit_the_terminal_and_show_the_colors() -> None:
-    lines = list(in_blocks([flat((10, 20, 30), 100, 200)], [""], 80))
+    lines = list(in_blocks([flat((10, 20, 30), 100, 200)], [""], 80, group=1))
     assert len(lines) == 22
     for line in lines[:20]:
         assert line.count("\u2580") == 80
@@ -79,14 +74,7 @@ def test_half_blocks_fit_the_terminal_and_show_the_colors() -> None:
 
 @pytest.mark.parametrize(
     ("width", "group", "per_row"),
-    [
-        (40, 1, 1),
-        (80, 1, 3),
-        (120, 1, 5),
-        (120, 2, 4),
-        (120, 9, 3),
-        (9, 1, 1),
-    ],
+    [(40, 1, 1), (80, 1, 3), (120, 1, 5), (120, 2, 4), (120, 9, 3), (9, 1, 1)],
 )
 def test_captions_are_text_below_pictures_of_20_cells_or_more(width: int, group: int, per_row: int) -> None:
     key = "train/\u732b\u732b\x07\x1b[31m/n01440764_10026.JPEG"
