@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import json_option, mix_option, set_argument, split_option
+from shardio.cli.options import json_option, mix_option, read_chain, set_argument, split_option
 from shardio.cli.output import show, table
-from shardio.cli.pictures import read_chain
 from shardio.errors import counted
 
 if TYPE_CHECKING:

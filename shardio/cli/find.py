@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option, selection_options, set_argument, split_option, splits_option
-from shardio.cli.output import next_view, say, telling_of_servers
+from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import counted, printable, shortened
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Lines that are written at a time: a million of single ones would take most of the time.
 _CHUNK = 10_000
 _WIDEST_CLASS = 24
+_MOST_SHOWN = 12
 
 
 @click.command(short_help="Find samples by class, key and numbers.")
@@ -50,6 +51,12 @@ def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) ->
         _print_lines(out, indexed, found)
     else:
         say(selection.describe_none([key for rows in indexed.splits.values() for key in rows["key"].tolist()]))
+
+
+def _next_view(out: object, split: str, samples: Sequence[int]) -> str:
+    """Returns the last line of the output: the `shardio view` command that shows the first dozen of the samples."""
+    words = [] if split == "train" else ["--split", split]
+    return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
 
 
 def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[str, Any]]:
@@ -85,7 +92,7 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
     if indexed.manifest.sample_shape is None or is_url(indexed.place):  # `view` shows pictures in folders
         return
     split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
-    say(next_view(out, split, samples.tolist()))
+    say(_next_view(out, split, samples.tolist()))
 
 
 def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
@@ -143,4 +150,4 @@ def extract(out: Path, split: str, selection: Selection, output: Path) -> None:
         num_files = extract(shards, chosen.tolist(), output, bar.reach)
     say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_FILE} describes each")
     if shards.has_pixels:
-        say(next_view(out, split, chosen.tolist()))
+        say(_next_view(out, split, chosen.tolist()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option
-from shardio.cli.output import levels_text, next_step, show, table, telling_of_servers, wrapped
-from shardio.errors import bytes_text, counted, shortened
+from shardio.cli.output import next_step, show, table, telling_of_servers
+from shardio.errors import bytes_text, counted, printable, shortened
 
 if TYPE_CHECKING:
-    from shardio.format.entries import ArrayEntry, SplitEntry
-    from shardio.format.layout import RowType
+    from shardio.format.entries import ArrayEntry, OrderEntry, SplitEntry
     from shardio.format.manifest import Manifest
     from shardio.sets.index import Spread
     from shardio.sets.storage import Storage
@@ -43,18 +43,19 @@ def info(out: str, verbose: bool, as_json: bool) -> None:
         storage = open_storage(out)
         manifest = storage.load_manifest()
         fault = storage.find_fault(manifest)
-        in_use = {} if fault else {name: _in_use(storage, split) for name, split in manifest.splits.items()}
         counts = {name: _count(storage, manifest, name, verbose) for name in ({} if fault else manifest.splits)}
     if as_json:
-        show(_facts(storage.name, manifest, fault, in_use, counts))
+        show(_facts(storage.name, manifest, fault, counts))
     else:
-        show(_summary(storage.name, manifest, fault, in_use, counts, verbose))
+        show(_summary(storage.name, manifest, fault, counts, verbose))
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts from the index of a split, or the reason why the index was not read."""
+    """Counts from the orders of a split and from its index, or the reason why the index was not read."""
 
+    in_use: list[int]
+    """For each order of the split, how many different stored rows it refers to."""
     classes: list[tuple[int, int]] = field(default_factory=list)
     """(label, samples), rarest first."""
     spreads: Mapping[str, Spread] = field(default_factory=dict)
@@ -69,81 +70,71 @@ def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _
     from shardio.sets.names import is_url
 
     entry = manifest.splits[split]
+    in_use = [_num_used(storage, order, entry.num_samples) for order in entry.orders]
     tables = [entry.index, *chain.from_iterable(one.shards for one in entry.arrays.values() if not one.row.shape)]
     nbytes = sum(table.nbytes for table in tables)
     if is_url(storage.name) and nbytes > _MOST_FETCHED_NBYTES and not verbose:
-        return _Counts(reason=f"not counted: --verbose reads {bytes_text(nbytes)}")
+        return _Counts(in_use, reason=f"not counted: --verbose reads {bytes_text(nbytes)}")
     try:
         rows = read_index(storage, manifest, split)
         spreads = spreads_of(rows, numbers_of(storage, entry))
     except (FormatError, OSError) as error:
-        return _Counts(reason=f"not counted: {error}")
+        return _Counts(in_use, reason=f"not counted: {error}")
     if not entry.index.has_label:
-        return _Counts([], spreads)
+        return _Counts(in_use, [], spreads)
     classes = count_classes(rows["label"], len(manifest.classes))
     per_class = spread_of(np.array([count for _, count in classes]))
     assert per_class is not None  # a split has a sample
-    return _Counts(classes, {"samples per class": per_class, **spreads})
+    return _Counts(in_use, classes, {"samples per class": per_class, **spreads})
 
 
-def _in_use(storage: Storage, split: SplitEntry) -> list[int]:
-    """Returns for each order of the split how many different stored rows it refers to."""
+def _num_used(storage: Storage, order: OrderEntry, num_samples: int) -> int:
     import numpy as np
 
     from shardio.format.layout import HEADER_NBYTES
 
-    counts = []
-    for order in split.orders:
-        rows = np.empty(split.num_samples, order.row.dtype)
-        storage.read_into(order, HEADER_NBYTES, rows.view(np.uint8).data)
-        counts.append(len(np.unique(rows)))
-    return counts
+    rows = np.empty(num_samples, order.dtype)
+    storage.read_into(order, HEADER_NBYTES, rows.view(np.uint8).data)
+    return len(np.unique(rows))
 
 
-def _facts(
-    name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[int]], counts: Mapping[str, _Counts]
-) -> dict[str, Any]:
+def _facts(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Counts]) -> dict[str, Any]:
     return {
         "path": name,
-        "state": _state(fault),
+        "state": "damaged" if fault else "published",
         "reason": fault,
         "digest": manifest.digest,
         "sample_shape": manifest.sample_shape and list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
         "class_names": list(manifest.class_names),
-        "splits": {
-            name: {**_split_facts(split, in_use.get(name)), **_count_facts(counts.get(name))}
-            for name, split in manifest.splits.items()
-        },
+        "splits": {name: _split_facts(split, counts.get(name)) for name, split in manifest.splits.items()},
         "nbytes": manifest.nbytes,
         "num_rejects": manifest.num_rejects,
         "provenance": dict(manifest.provenance),
     }
 
 
-def _split_facts(split: SplitEntry, in_use: list[int] | None) -> dict[str, Any]:
+def _split_facts(split: SplitEntry, counts: _Counts | None) -> dict[str, Any]:
     row = split.label_row
-    return {
+    facts = {
         "num_samples": split.num_samples,
         "num_shards": len(split.shards),
         "labels": row and [row.dtype, *row.shape],
         "squashed": split.squashed,
         "num_stored": split.num_rows,
         "order": split.order,
-        "in_use": in_use,
+        "in_use": counts and counts.in_use,
         "arrays": {name: _array_facts(array) for name, array in split.arrays.items()},
     }
-
-
-def _count_facts(counts: _Counts | None) -> dict[str, Any]:
     if counts is None or counts.reason:
-        return {}
+        return facts
     # JSON has no infinities: they are text, which most languages read as numbers.
     spreads = {
         name: {what: n if math.isfinite(n) else str(n) for what, n in dataclasses.asdict(spread).items()}
         for name, spread in counts.spreads.items()
     }
-    return {"spreads": spreads, "samples_of_labels": {str(label): count for label, count in sorted(counts.classes)}}
+    of_labels = {str(label): count for label, count in sorted(counts.classes)}
+    return {**facts, "spreads": spreads, "samples_of_labels": of_labels}
 
 
 def _array_facts(array: ArrayEntry) -> dict[str, Any]:
@@ -157,14 +148,7 @@ def _array_facts(array: ArrayEntry) -> dict[str, Any]:
     }
 
 
-def _summary(
-    name: str,
-    manifest: Manifest,
-    fault: str,
-    in_use: Mapping[str, list[int]],
-    counts: Mapping[str, _Counts],
-    verbose: bool,
-) -> Iterator[str]:
+def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Counts], verbose: bool) -> Iterator[str]:
     """Yields the lines about a set, the most important first."""
     from shardio.sets.history import describe_making, flattened
     from shardio.sets.levels import first_split, stored_levels
@@ -173,27 +157,27 @@ def _summary(
     shape = manifest.sample_shape
     num_samples = sum(split.num_samples for split in manifest.splits.values())
     classes = f"{counted(len(manifest.classes), 'class')}, " if manifest.classes else ""
-    yield f"{name}: {counted(num_samples, 'sample')}, {bytes_text(manifest.nbytes)}, {classes}{_state(fault)}"
+    state = "damaged" if fault else "published"
+    yield f"{name}: {counted(num_samples, 'sample')}, {bytes_text(manifest.nbytes)}, {classes}{state}"
     if fault:
-        yield f"  state   {_state(fault)}: {fault}"
+        yield f"  state   damaged: {fault}"
     yield f"  sample  {' x '.join(map(str, shape))} uint8" if shape else "  sample  arrays, and no pixels"
     for split_name, split in manifest.splits.items():
         squashed = ", squashed" if split.squashed else ""
-        held = f"{counted(split.num_samples, 'sample')}" + (
-            f" in {counted(len(split.shards), 'shard')}" if shape else ""
-        )
+        shards = f" in {counted(len(split.shards), 'shard')}" if shape else ""
         unlabeled = "" if split.label_row else ", no labels"
-        yield f"  {split_name:<7} {held}{squashed}{unlabeled}"
+        yield f"  {split_name:<7} {counted(split.num_samples, 'sample')}{shards}{squashed}{unlabeled}"
         if split.order is not None:
-            yield f"          order {_stored(split.order, split.num_rows, in_use.get(split_name))} samples in use"
-        yield from _arrays(split, in_use.get(split_name))
+            yield f"          order {_stored(split.order, split.num_rows, counts.get(split_name))} samples in use"
+        yield from _arrays(split, counts.get(split_name))
     if (main := first_split(manifest.splits)) in counts:
         yield from _classes(manifest, main, counts[main])
     yield f"  refused {counted(manifest.num_rejects, 'image' if shape else 'sample')} when it was made"
     if made := describe_making(manifest):
-        yield from _fact("made by", made, verbose)
+        yield from _wrapped(f"  made by {made}", None if verbose else 3)
     if shape and (levels := stored_levels(manifest.provenance, shape[2])):
-        yield f"  pixels  {levels_text(levels)}"
+        mean, std = (", ".join(f"{number:.3f}" for number in numbers) for numbers in (levels.mean, levels.std))
+        yield f"  pixels  mean {mean}; std {std} ({levels.num_samples:,} of {levels.split})"
     yield f"  digest  {manifest.digest}"
     if verbose:
         for key, value in flattened(manifest.provenance):
@@ -261,38 +245,40 @@ def _use(place: str, manifest: Manifest) -> str:
     return f"ShardLoader({', '.join(arguments)})"
 
 
-def _fact(title: str, text: str, whole: bool) -> list[str]:
-    """Returns the lines of a title and its text: at most three lines, unless `whole`."""
-    return wrapped(text, f"  {title:<7} ", " " * 10, None if whole else 3)
+def _wrapped(text: str, most: int | None) -> list[str]:
+    """Returns the text in at most `most` lines. Words are never split, as they may be paths or parts of commands."""
+    return textwrap.wrap(
+        printable(text),
+        80,
+        subsequent_indent=" " * 10,
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" ...",
+    )
 
 
-def _arrays(split: SplitEntry, in_use: list[int] | None) -> Iterator[str]:
+def _arrays(split: SplitEntry, counts: _Counts | None) -> Iterator[str]:
     """Yields the lines of a table of the split's arrays; nothing if there are none."""
+    import numpy as np
+
     arrays = split.arrays.items()
     columns: dict[str, list[str]] = {
         "array": [name for name, _ in arrays],
         "kind": [array.kind for _, array in arrays],
-        "type": [_type_text(array.row) for _, array in arrays],
+        "type": [
+            f"{' x '.join(map(str, array.row.shape))} {np.dtype(array.row.dtype).name}".strip() for _, array in arrays
+        ],
         "size": [bytes_text(sum(entry.nbytes for entry in array.files)) for _, array in arrays],
     }
     if any(array.order is not None for _, array in arrays):
         columns["order"] = [
-            "" if array.order is None else f"{_stored(array.order, array.num_rows, in_use)} in use"
+            "" if array.order is None else f"{_stored(array.order, array.num_rows, counts)} in use"
             for _, array in arrays
         ]
     if split.arrays:
         yield from table(columns, right=["size"], indent=" " * 10)
 
 
-def _type_text(row: RowType) -> str:
-    import numpy as np
-
-    return " ".join([" x ".join(map(str, row.shape)), np.dtype(row.dtype).name]).strip()
-
-
-def _stored(order: int, num_rows: int, in_use: list[int] | None) -> str:
-    return f"{order}: {'?' if in_use is None else f'{in_use[order]:,}'} of {num_rows:,} stored"
-
-
-def _state(fault: str) -> str:
-    return "damaged" if fault else "published"
+def _stored(order: int, num_rows: int, counts: _Counts | None) -> str:
+    return f"{order}: {'?' if counts is None else f'{counts.in_use[order]:,}'} of {num_rows:,} stored"

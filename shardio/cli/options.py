@@ -6,16 +6,20 @@ A function `parse_...` returns the value of a text, or raises ValueError with th
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from shardio.conversion.options import ConvertOptions, literal_of
+
+if TYPE_CHECKING:
+    from shardio.augment import Transform
 
 # More are better kept in a file.
 _MOST_NUMBERS = 10_000
@@ -259,6 +263,39 @@ def selection_options(*more: str) -> Callable[[Command], Command]:
         return together(*(_CHOOSE[name] for name in names))(call)  # type: ignore[return-value]
 
     return add
+
+
+# --- the options of commands that show pictures -----------------------------------------------------------------------
+
+
+sheet_options = together(
+    click.option("--side", type=click.IntRange(1, 4096), help="Longer side of a picture on the sheet, in pixels."),
+    click.option("-o", "--output", type=output_file, help="Write the sheet to this PNG file instead of the terminal."),
+)
+
+
+def read_chain(text: str, num_classes: int) -> Transform:
+    """Returns the recipe named `text`, for `num_classes` classes, or the transform in the JSON file `text`.
+
+    The file has the dict that `to_dict` of the transform returned. Raises ValueError if `text` is neither.
+    """
+    from shardio.augment import Transform, from_dict, recipe
+    from shardio.system.opening import read_untrusted
+
+    if not text.endswith(".json") and not os.path.exists(text):
+        try:
+            return recipe(text, num_classes=num_classes)
+        except ValueError as error:
+            if num_classes:
+                raise
+            raise ValueError(f"{text}, for a set without classes: {error}") from None
+    try:
+        made = from_dict(json.loads(read_untrusted(Path(text))))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{text}: expected JSON that `to_dict` of a transform returned: {error}") from None
+    if not isinstance(made, Transform):
+        raise ValueError(f"{text}: expected a transform, found {type(made).__name__}")
+    return made
 
 
 # --- the options of convert -------------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
-"""The output of commands: lines, JSON, tables, and human-readable amounts."""
+"""The output of commands: lines, JSON, tables, human-readable amounts, and sheets of pictures."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import shlex
-import textwrap
+import shutil
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,13 +19,13 @@ import click
 from shardio.errors import printable
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
     from _typeshed import DataclassInstance
-
-    from shardio.sets.levels import Levels
+    from numpy.typing import NDArray
 
 # Nothing is printed about servers that answer sooner.
 _TELL_SECONDS = 5.0
-_MOST_SHOWN = 12
 
 
 def say(line: str, err: bool = False) -> None:
@@ -46,12 +49,6 @@ def next_step(*words: object) -> str:
     return "next: " + shlex.join(["shardio", *map(str, words)])
 
 
-def next_view(out: object, split: str, samples: Sequence[int]) -> str:
-    """Returns the last line of a command that found samples: the `shardio view` command that shows the first dozen."""
-    words = [] if split == "train" else ["--split", split]
-    return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
-
-
 def table(columns: Mapping[str, Sequence[str]], right: Sequence[str] = (), indent: str = "") -> Iterator[str]:
     """Yields the lines of a table: `columns` has the cells by title. Columns in `right` are aligned like numbers."""
     padded = []
@@ -61,30 +58,6 @@ def table(columns: Mapping[str, Sequence[str]], right: Sequence[str] = (), inden
         padded.append([text.rjust(widest) if title in right else text.ljust(widest) for text in texts])
     for row in zip(*padded, strict=True):
         yield indent + "  ".join(row).rstrip()
-
-
-def wrapped(text: str, first: str, rest: str, most: int | None = None) -> list[str]:
-    """Returns a text wrapped to at most `most` lines of 80 columns.
-
-    The first line begins with `first`, the others with `rest`. Words are never split, because they may be paths or
-    parts of commands.
-    """
-    return textwrap.wrap(
-        printable(text),
-        80,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-        max_lines=most,
-        placeholder=" ...",
-    )
-
-
-def levels_text(levels: Levels) -> str:
-    """Returns mean and standard deviation of each channel, to three decimals."""
-    mean, std = (", ".join(f"{number:.3f}" for number in numbers) for numbers in (levels.mean, levels.std))
-    return f"mean {mean}; std {std} ({levels.num_samples:,} of {levels.split})"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -107,3 +80,66 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _normalizes(transform: object) -> Iterator[Any]:
+    """Yields the Normalize transforms of a chain."""
+    from shardio.augment import Normalize
+
+    if isinstance(transform, Normalize):
+        yield transform
+    if dataclasses.is_dataclass(transform):
+        for field in dataclasses.fields(transform):
+            value = getattr(transform, field.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                yield from _normalizes(part)
+
+
+def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
+    """Returns pictures (B, C, H, W) of any dtype as uint8 (B, H, W, C), and undoes the transform's Normalize.
+
+    Floating-point levels are from 0 for black to 1 for white.
+    """
+    import torch
+
+    if images.dtype != torch.uint8:
+        images = images.float()
+        if (normalize := next(_normalizes(transform), None)) is not None:
+            mean, std = (torch.tensor(numbers)[:, None, None] for numbers in normalize.statistics)
+            images = images * std + mean
+        images = (images * 255).round().clamp(0, 255).to(torch.uint8)
+    levels: NDArray[np.uint8] = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    return levels
+
+
+def show_sheet(
+    pictures: Sequence[NDArray[np.uint8]],
+    captions: Sequence[str],
+    output: Path | None,
+    *,
+    side: int | None,
+    group: int = 1,
+    per_row: int | None = None,
+) -> None:
+    """Writes a sheet of pictures to a file, or draws the pictures in the terminal.
+
+    A sheet has `per_row` pictures in a row, whose longer side is `side` pixels. In a terminal, a row ends at the end of
+    a group of `group` pictures, if a group fits. Raises ValueError if `output` is None and stdout is no terminal.
+    """
+    from shardio.drawing.sheet import in_blocks, sheet
+    from shardio.system.files import write_output
+
+    if output is not None:
+        image = sheet(pictures, captions, columns=per_row, side=side)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        write_output(output, buffer.getvalue())
+        say(f"{output}: {image.width} x {image.height} pixels")
+        return
+    if not sys.stdout.isatty():
+        raise ValueError("stdout is not a terminal: write the sheet to a file, with --output sheet.png")
+    for line in in_blocks(pictures, captions, shutil.get_terminal_size().columns, group=group):
+        click.echo(line)

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, json_option, mix_option, output_file, parsed, set_argument, split_option
-from shardio.cli.output import say, show, table
-from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
+from shardio.cli.options import (
+    folder,
+    json_option,
+    mix_option,
+    output_file,
+    parsed,
+    read_chain,
+    set_argument,
+    sheet_options,
+    split_option,
+)
+from shardio.cli.output import levels_of, say, show, show_sheet, table
 
 if TYPE_CHECKING:
     from shardio.loading.loader import ShardLoader

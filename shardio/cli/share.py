@@ -81,18 +81,17 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     roots = roots or ["."]
     with telling_of_servers(roots):
         listings = catalogue.list_sets(roots)
-    copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}
+    copies = None
+    if cache is not None:
+        from shardio.cache.folder import Cache
+
+        # The first `stage` makes the folder.
+        copies = {copy.digest: copy for copy in (Cache(cache).copies() if cache.is_dir() else [])}
     show((_listed_facts if as_json else _listed)(listings, copies))
     problems = [listing for listing in listings if listing.problem]
     for listing in problems:
         say(f"shardio: error: {listing.root}: {listing.problem}", err=True)
     sys.exit(1 if problems else 0)
-
-
-def _copies_in(cache: Path) -> list[CachedCopy]:
-    from shardio.cache.folder import Cache
-
-    return Cache(cache).copies() if cache.is_dir() else []  # the first `stage` makes the folder
 
 
 def _listed_facts(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | None) -> dict[str, Any]:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.options import folder, output_file, selection_options, set_argument, split_option
-from shardio.cli.output import say
-from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
+from shardio.cli.options import (
+    folder,
+    output_file,
+    read_chain,
+    selection_options,
+    set_argument,
+    sheet_options,
+    split_option,
+)
+from shardio.cli.output import levels_of, say, show_sheet
 from shardio.errors import DecodeError, bytes_text, counted
 
 if TYPE_CHECKING:
@@ -225,12 +233,10 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     entry = next(iter(splits.values())).manifest.rejects
     rejects = read_rejects(out / entry.file if entry else None)
     drawn = [] if source is None else refused_pictures(source, rejects[:MAX_REFUSED], THUMBNAIL_SIDE)
-    thumbnails = [None if picture is None else thumbnail(picture) for picture in drawn]
-    thumbnails += [None] * (len(rejects) - len(thumbnails))
-    refused = [
-        RefusedImage(reject.split, os.fsdecode(reject.key), reject.reason, reject.detail, picture)
-        for reject, picture in zip(rejects, thumbnails, strict=True)
-    ]
+    refused = []
+    for reject, picture in zip_longest(rejects, drawn):
+        shown = None if picture is None else thumbnail(picture)
+        refused.append(RefusedImage(reject.split, os.fsdecode(reject.key), reject.reason, reject.detail, shown))
     with Bar(unit=" pictures") as bar:
         page, overview = make_report(
             splits, num_pictures=pictures, refused=refused, source_given=source is not None, on_progress=bar.reach

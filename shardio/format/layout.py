@@ -126,17 +126,16 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
             f"labels must be an array of float32, a number or a vector for each sample; found {kind} of {row.dtype} "
             f"{row.shape}"
         )
-    if kind != "array" and sample_shape is None:
-        raise ValueError(f"arrays of a set without pixels must be of the kind array; found {kind}")
-    if sample_shape is None:
+    if kind == "array":
         return "array"
-    if kind == "mask" and (len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]):
+    if sample_shape is None:
+        raise ValueError(f"arrays of a set without pixels must be of the kind array; found {kind}")
+    if len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]:
         raise ValueError(
             f"a mask must have the samples' height and width {sample_shape[:2]}, and perhaps channels; found "
             f"{row.shape}"
         )
-    checked: ArrayKind = kind  # type: ignore[assignment]
-    return checked
+    return "mask"
 
 
 def find_wrong_bool(values: NDArray[Any]) -> str:
@@ -183,7 +182,6 @@ def is_split_name(name: str) -> bool:
 
 
 def check_split_name(name: object) -> None:
-    """Raises ValueError unless `name` is a valid name for a split."""
     if not isinstance(name, str) or not is_split_name(name):
         raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]*, at most 189 characters; found {show(name)}")
 
@@ -227,7 +225,6 @@ def _rows_header(row: RowType, num_rows: int) -> bytes:
 
 
 def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
-    """Returns the header of a shard, its first HEADER_NBYTES bytes: uint8 (num_samples, height, width, channels)."""
     return pixels_row(sample_shape).file_header(num_samples)
 
 
@@ -262,7 +259,6 @@ def has_label(dtype: np.dtype[np.void]) -> bool:
 
 
 def index_header(num_samples: int, key_nbytes: int, *, has_label: bool = True) -> bytes:
-    """Returns the header of an index of `num_samples` rows, its first HEADER_NBYTES bytes."""
     return _npy_header(str(index_dtype(key_nbytes, has_label=has_label).descr), str((num_samples,)))
 
 

@@ -242,10 +242,7 @@ def _split(value: object, where: str) -> SplitEntry:
         shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
         orders=tuple(_order(order, f"{where}.orders[{i}]") for i, order in enumerate(orders)),
         order=_order_number(fields, where),
-        arrays={
-            parse.checked(f"{where}.arrays", check_array_name, name): _array(array, f"{where}.arrays.{name}")
-            for name, array in arrays.items()
-        },
+        arrays={name: _array(array, f"{where}.arrays.{name}") for name, array in arrays.items()},
         squashed=parse.flag(fields["squashed"], f"{where}.squashed") if "squashed" in fields else False,
     )
 

@@ -115,16 +115,18 @@ def sequence(value: object, where: str) -> list[Any]:
 
 def filled(value: object, where: str) -> list[Any]:
     """Returns a list that is not empty. (A manifest leaves out empty lists, so equal sets have equal manifests.)"""
-    if not sequence(value, where):
+    found = sequence(value, where)
+    if not found:
         raise fault(where, "a list with at least one element, or no such key", value)
-    return sequence(value, where)
+    return found
 
 
 def filled_mapping(value: object, where: str) -> dict[str, Any]:
     """Returns a JSON object that is not empty, as a dict."""
-    if not mapping(value, where):
+    found = mapping(value, where)
+    if not found:
         raise fault(where, "an object with at least one key, or no such key", value)
-    return mapping(value, where)
+    return found
 
 
 def strings(value: object, where: str) -> tuple[str, ...]:

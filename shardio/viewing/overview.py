@@ -212,10 +212,6 @@ def make_overview(
     )
 
 
-def _all(shards: ShardSet) -> NDArray[np.int64]:
-    return np.arange(len(shards))
-
-
 def _measure(splits: Mapping[str, ShardSet]) -> Levels:
     """Measures pixels with the right crc32 alone. Raises FormatError for others."""
     name, shards = next(iter(splits.items()))
@@ -237,7 +233,7 @@ def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
 
 
 def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], grays: NDArray[np.float64]) -> SplitOverview:
-    widths, heights = (shards.column_of(name, _all(shards)) for name in ("source_width", "source_height"))
+    widths, heights = (shards.column_of(name, np.arange(len(shards))) for name in ("source_width", "source_height"))
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known].astype(np.float64), heights[known].astype(np.float64)
     counts = np.unique(labels, return_counts=True)[1]

@@ -184,7 +184,8 @@ def _find_alike(
     starts = samples.starts[: len(hashed)]
     numbers = np.concatenate([some.indices + start for some, start in zip(hashed.values(), starts, strict=True)])
     hashes = np.concatenate([some.hashes for some in hashed.values()])
-    wanted = ~_is_flat(hashes) & ~np.isin(numbers, np.array(sorted(duplicates), np.int64))
+    bits = _count_bits(hashes)
+    wanted = (bits >= _MIN_BITS) & (bits <= 64 - _MIN_BITS) & ~np.isin(numbers, np.array(sorted(duplicates), np.int64))
     numbers, hashes = numbers[wanted], hashes[wanted]
     pairs = [(int(numbers[one]), int(numbers[other])) for one, other in close_pairs(hashes)]
     pairs.sort(key=lambda pair: (samples.labels[pair[0]] == samples.labels[pair[1]], pair))
@@ -194,11 +195,6 @@ def _find_alike(
     fields = {number: _fields(picture) for number, picture in zip(needed, samples.read(needed), strict=True)}
     close = [pair for pair in pairs if np.abs(fields[pair[0]] - fields[pair[1]]).mean() <= _MAX_DIFFERENCE]
     return join(close), left
-
-
-def _is_flat(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    bits = _count_bits(hashes)
-    return (bits < _MIN_BITS) | (bits > 64 - _MIN_BITS)
 
 
 def _count_bits(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:

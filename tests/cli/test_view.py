@@ -17,7 +17,8 @@ from PIL import Image
 from replay_training import Histories, train
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, Transform, Views
-from shardio.cli.pictures import levels_of, read_chain
+from shardio.cli.options import read_chain
+from shardio.cli.output import levels_of
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 

@@ -33,7 +33,6 @@ def packages_of(module: str) -> set[str]:
                 "loading.dataset",
                 "drawing",
                 "viewing",
-                "cli.pictures",
             },
         ),
         ("jinja2", {"viewing"}),
