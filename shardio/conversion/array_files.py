@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec
+from shardio.conversion.images import KeptWarnings
 from shardio.conversion.images.decode import DecodedImage, read_turn, turn
 from shardio.conversion.images.mask import decode_mask
-from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished, note_refused
 from shardio.conversion.sources.collection import DatasetItem, Source
 from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError
-from shardio.format.layout import crc32, sample_nbytes
-from shardio.sets.rows import RowsFile
+from shardio.format.layout import sample_nbytes
+from shardio.sets.rows import RowsFile, crc32s_of
 
 # Values held in memory at a time, but at least some for each thread.
 _BLOCK_NBYTES = 8 << 20
@@ -43,82 +43,64 @@ _PER_HANDOVER = 4
 T = TypeVar("T")
 R = TypeVar("R")
 
+Report = Callable[[int, int], None]
+"""Takes the number of sources done since the last call, and how many were refused. May raise, to end the task."""
 
-def make_arrays(task: ShardTask, record: ShardRecord, threads: int, on_block: Callable[[], None]) -> ShardRecord:
+
+def make_arrays(task: ShardTask, record: ShardRecord, threads: int, report: Report) -> ShardRecord:
     """Makes the values of the task's arrays, publishes their files, and returns the record with both.
 
-    `on_block` is called before each block of values, and may raise to end the work. Raises ConvertError if a source has
-    changed since the shard was made. A repair publishes only the files that it repairs. It raises no error for a source
-    that has changed, and leaves that array out.
+    `report` is called before each block of values. Raises ConvertError if a source has changed since the shard was
+    made. A repair publishes only the files that it repairs. It raises no error for a source that has changed, and
+    leaves that array out.
     """
-    parts, small = {}, {}
+    shape = task.sample_shape
+    assert shape is not None
+    sources = {source.key: source for source in task.sources}
+    ignored = () if task.wanted is None else (ConvertError,)
+    parts = {}
     for spec in task.arrays if record.entry else ():
-        with contextlib.closing(_make_values(task, spec, record.rows, threads, on_block)) as blocks:
-            try:
-                if spec.row.is_small:
-                    small[spec.name] = np.concatenate(list(blocks))
-                else:
-                    parts[spec.name] = _make_array(task, spec, len(record.rows), blocks)
-            except ConvertError:
-                if task.wanted is None:
-                    raise
-    return replace(record, arrays=parts, small=small)
+        # A value may be small, and its source a picture.
+        most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(shape)))
+        blocks = _in_blocks(list(record.rows), most, report)
+        with contextlib.suppress(*ignored), _PartWriter(task, spec, len(record.rows)) as writer:
+            check_unpublished(task)
+            with contextlib.closing(map_ahead(partial(_value, task, spec, sources), blocks, threads, most)) as values:
+                for block in values:
+                    writer.append(np.stack(list(block)))
+            parts[spec.name] = writer.finish()
+    return replace(record, arrays=parts)
 
 
-def make_rows(
-    task: ShardTask, threads: int, on_block: Callable[[], None], report: Callable[[int, int], None]
-) -> ShardRecord:
+def make_rows(task: ShardTask, threads: int, report: Report) -> ShardRecord:
     """Makes the files of the arrays of samples without pixels, publishes them, and returns the task's record.
 
-    `on_block` is called before each block of sources and `report` after it, with the numbers of its sources and of its
-    refused sources. Both may raise to end the work. A repair publishes only the files that it repairs.
+    `report` is called before each block of sources, and after it. A repair publishes only the files that it repairs.
     """
     rows = IndexRows()
     rejects: list[Reject] = []
-    crc32s: dict[str, list[int]] = {spec.name: [] for spec in task.arrays}
-    small: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in task.arrays if spec.row.is_small}
     most = max(_PER_THREAD * threads, _BLOCK_NBYTES // sum(spec.row.nbytes for spec in task.arrays))
-
-    def blocks() -> Iterator[Sequence[Source]]:
-        for start in range(0, len(task.sources), most):
-            on_block()
-            yield task.sources[start : start + most]
-
+    blocks = _in_blocks(task.sources, most, report)
     with contextlib.ExitStack() as stack:
-        files = {
-            spec.name: stack.enter_context(RowsFile(task.out / task.array_name(spec), spec.row, len(task.sources)))
-            for spec in task.arrays
-            if not spec.row.is_small
-        }
+        writers = {s.name: stack.enter_context(_PartWriter(task, s, len(task.sources))) for s in task.arrays}
         check_unpublished(task)
-        read = stack.enter_context(contextlib.closing(map_ahead(partial(read_item, task), blocks(), threads, most)))
+        read = stack.enter_context(contextlib.closing(map_ahead(partial(read_item, task), blocks, threads, most)))
         sources = iter(task.sources)
         for block in read:
             kept, first = [], len(rejects)
             for found, source in zip(block, sources, strict=False):
                 if isinstance(found, Reject):
                     rejects.append(found)
-                    if task.wanted is None:
-                        note_refused(task, found)
+                    note_refused(task, found)
                 else:
                     rows.append(label=found.label, key=source.key, source_size=(0, 0), crc32=0)
                     kept.append(found.arrays)
-            for name, file in files.items() if kept else ():
-                content = np.stack([values[name] for values in kept]).reshape(len(kept), -1).view(np.uint8)
-                crc32s[name] += map(crc32, content)
-                file.write(content)
-            for name, held in small.items() if kept else ():
-                held.append(np.stack([values[name] for values in kept]))
+            for name, writer in writers.items() if kept else ():
+                writer.append(np.stack([values[name] for values in kept]))
             report(len(kept) + len(rejects) - first, len(rejects) - first)
-        parts = {}
-        for name, file in files.items() if len(rows) else ():
-            entry = file.complete()
-            if task.publishes(entry):
-                file.publish()
-            parts[name] = ArrayPart(entry, np.array(crc32s[name], np.uint32))
+        parts = {name: writer.finish() for name, writer in writers.items()} if len(rows) else {}
     made = rows.to_array(task.key_nbytes, has_label=task.has_label)
-    joined = {name: np.concatenate(held) for name, held in small.items() if held}
-    return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), parts, joined)
+    return ShardRecord(None, made, tuple(rejects), (), "", np.zeros((4, 0), np.int64), parts)
 
 
 def read_item(task: ShardTask, source: Source) -> DatasetItem | Reject:
@@ -130,44 +112,43 @@ def read_item(task: ShardTask, source: Source) -> DatasetItem | Reject:
         return Reject(task.split, source.key, error.reason, error.detail)
     assert isinstance(found, DatasetItem)
     labels = {spec.name: _label(spec, source) for spec in task.arrays if spec.source == "label"}
-    return found._replace(arrays={**found.arrays, **labels}) if labels else found
+    return found._replace(arrays={**found.arrays, **labels})
 
 
-def _make_array(task: ShardTask, spec: ArraySpec, num_rows: int, blocks: Iterable[NDArray[Any]]) -> ArrayPart:
-    crc32s: list[int] = []
-    with RowsFile(task.out / task.array_name(spec), spec.row, num_rows) as file:
-        check_unpublished(task)
-        for values in blocks:
-            content = values.reshape(len(values), -1).view(np.uint8)
-            crc32s += map(crc32, content)
-            file.write(content)
-        entry = file.complete()
-        if task.publishes(entry):
-            file.publish()
-    return ArrayPart(entry, np.array(crc32s, np.uint32))
+class _PartWriter:
+    """Writes an array's values for the samples of a shard. Leaving the `with` block without `finish` discards them."""
+
+    def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int) -> None:
+        self._task = task
+        self._numbers: list[NDArray[Any]] = []
+        self._file: RowsFile | None = None
+        if not spec.row.is_small:
+            self._file = RowsFile(task.out / task.array_name(spec), spec.row, num_rows)
+
+    def __enter__(self) -> _PartWriter:
+        return self
+
+    def append(self, values: NDArray[Any]) -> None:
+        if self._file is not None:
+            self._file.write(values.reshape(len(values), -1).view(np.uint8))
+        self._numbers.append(values if self._file is None else crc32s_of(values))
+
+    def finish(self) -> ArrayPart:
+        entry = None if self._file is None else self._file.complete()
+        if self._file is not None and entry is not None and self._task.publishes(entry):
+            self._file.publish()
+        return ArrayPart(entry, np.concatenate(self._numbers))
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.discard()
 
 
-def _make_values(
-    task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
-) -> Generator[NDArray[Any], None, None]:
-    """Yields the array's values for the samples in `rows`, in blocks."""
-    sources = {source.key: source for source in task.sources}
-    shape = task.sample_shape
-    assert shape is not None
-    # A value may be small, and its source a picture.
-    most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(shape)))
-
-    def blocks() -> Iterator[Sequence[np.void]]:
-        for start in range(0, len(rows), most):
-            on_block()
-            yield list(rows[start : start + most])
-
-    def make(row: np.void) -> NDArray[Any]:
-        return _value(task, spec, sources[row["key"]], row)
-
-    with contextlib.closing(map_ahead(make, blocks(), threads, most)) as values:
-        for block in values:
-            yield np.stack(list(block))
+def _in_blocks(items: Sequence[T], most: int, report: Report) -> Iterator[Sequence[T]]:
+    """Yields the items in blocks. Calls `report` before each block, so it can end the work."""
+    for start in range(0, len(items), most):
+        report(0, 0)
+        yield items[start : start + most]
 
 
 def map_ahead(
@@ -200,7 +181,8 @@ def map_ahead(
             yield results
 
 
-def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void) -> NDArray[Any]:
+def _value(task: ShardTask, spec: ArraySpec, sources: Mapping[bytes, Source], row: np.void) -> NDArray[Any]:
+    source = sources[row["key"]]
     size = int(row["source_height"]), int(row["source_width"])
     try:
         with KeptWarnings():  # the shard's record has them

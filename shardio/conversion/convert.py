@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from shardio.conversion.plan import Plan, PlanPart, ShardTask, library_versions,
 from shardio.conversion.records import (
     ShardRecord,
     discard_record,
+    joined_arrays,
     load_records,
     refused_so_far,
-    small_arrays,
     without_record,
     written_since,
 )
@@ -229,8 +229,10 @@ class Conversion:
             if not any(len(record.rows) for record in records):
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused; nothing is published")
             rows = np.concatenate([record.rows for record in records])
-            small = small_arrays(plan, rows, records)
-            arrays = {spec.name: self._publish_array(name, spec, records, small) for spec in plan.arrays_of(name)}
+            joined = joined_arrays(plan, rows, records)
+            arrays = {
+                spec.name: self._publish_array(name, spec, records, joined[spec.name]) for spec in plan.arrays_of(name)
+            }
             splits[name] = SplitContent(shards, rows, arrays, plan.options.fit == "squash")
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         shape, class_names = plan.options.sample_shape, collection.class_names
@@ -242,15 +244,15 @@ class Conversion:
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
 
     def _publish_array(
-        self, split: str, spec: ArraySpec, records: Iterable[ShardRecord], small: Mapping[str, NDArray[Any]]
+        self, split: str, spec: ArraySpec, records: Iterable[ShardRecord], numbers: NDArray[Any]
     ) -> ArrayEntry:
         if spec.row.is_small:
             writer = ArrayWriter(self._plan.out, split, spec.name, spec.kind, spec.row, 0)
-            writer.append(small[spec.name])
+            writer.append(numbers)
             return writer.finish()
-        parts = [record.arrays[spec.name] for record in records if record.arrays]
-        crc32s = write_crc32s(self._plan.out, split, spec.name, np.concatenate([part.crc32s for part in parts]))
-        return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
+        entries = (record.arrays[spec.name].entry for record in records if record.arrays)
+        crc32s = write_crc32s(self._plan.out, split, spec.name, numbers)
+        return ArrayEntry(spec.kind, spec.row, tuple(entry for entry in entries if entry is not None), crc32s)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.sources.collection import UNREADABLE, digest
 from shardio.conversion.writing.publish import Reject
 from shardio.format.entries import ArrayShard, FileEntry, ShardEntry
-from shardio.format.layout import WORK_FOLDER, index_dtype
+from shardio.format.layout import CRC32_ROW, WORK_FOLDER, index_dtype
 from shardio.system.files import write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
 
@@ -43,11 +43,12 @@ class MendedSource:
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """A finished file with an array's values for the samples of one shard."""
+    """An array's values for the samples of one shard."""
 
-    entry: ArrayShard
-    crc32s: NDArray[np.uint32]
-    """The checksum of each sample's value."""
+    entry: ArrayShard | None
+    """The finished file with the values. A small array has none: it gets one file when the set is published."""
+    numbers: NDArray[Any]
+    """The values of a small array, or else the checksum of each value."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,7 @@ class ShardRecord:
     level_sums: NDArray[np.int64]
     """The sums from `sum_levels` of the samples that were measured."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
-    """The files with the values of the task's arrays, by name of the array; empty if there is no sample."""
-    small: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """The values of the task's small arrays for its samples, which have no file before the set is published."""
+    """The values of the task's arrays, by name; empty if there is no sample."""
 
     @property
     def num_sources(self) -> int:
@@ -74,7 +73,7 @@ class ShardRecord:
 
     @property
     def files(self) -> list[FileEntry]:
-        return [*([] if self.entry is None else [self.entry]), *(part.entry for part in self.arrays.values())]
+        return [entry for entry in (self.entry, *(part.entry for part in self.arrays.values())) if entry is not None]
 
     @property
     def has_unreadable(self) -> bool:
@@ -82,15 +81,18 @@ class ShardRecord:
         return any(reject.reason == UNREADABLE for reject in self.rejects)
 
 
-def small_arrays(plan: Plan, rows: NDArray[np.void], records: Sequence[ShardRecord]) -> dict[str, NDArray[Any]]:
-    """Returns the values of a split's small arrays, by name, for the samples with these index rows.
+def joined_arrays(plan: Plan, rows: NDArray[np.void], records: Sequence[ShardRecord]) -> dict[str, NDArray[Any]]:
+    """Returns the `numbers` of a split's arrays, by name, for the samples with these index rows.
 
     `records` are of the tasks that made the samples. Columns of tables need none.
     """
     columns = plan.collection.columns
-    names = {name: None for record in records for name in record.small}
+    parts: dict[str, list[NDArray[Any]]] = {}
+    for record in records:
+        for name, part in record.arrays.items():
+            parts.setdefault(name, []).append(part.numbers)
     return {
-        **{name: np.concatenate([one.small[name] for one in records if name in one.small]) for name in names},
+        **{name: np.concatenate(found) for name, found in parts.items()},
         **(columns.of(rows["key"].tolist()) if columns else {}),
     }
 
@@ -149,10 +151,9 @@ def save_record(task: ShardTask, record: ShardRecord) -> None:
         "sources_sha256": record.sources_sha256,
         "level_sums": record.level_sums.tolist(),
         "arrays": {
-            name: [part.entry.content(), base64.b64encode(part.crc32s.astype("<u4").tobytes()).decode("ascii")]
+            name: [part.entry and part.entry.content(), base64.b64encode(part.numbers.tobytes()).decode("ascii")]
             for name, part in record.arrays.items()
         },
-        "small": {name: base64.b64encode(values.tobytes()).decode("ascii") for name, values in record.small.items()},
     }
     document = {**fields, "sha256": _checksum(fields)}
     write_atomic(_record_path(task), json.dumps(document).encode("ascii"))
@@ -181,15 +182,13 @@ def load_record(task: ShardTask) -> ShardRecord | None:
         if fields.pop("sha256") != _checksum(fields):
             return None
         entry = fields["entry"] and ShardEntry(**fields["entry"])
-        arrays, small = {}, {}
-        for spec in task.arrays if fields["arrays"] or fields["small"] else ():
-            if spec.row.is_small:
-                values = np.frombuffer(base64.b64decode(fields["small"][spec.name]), spec.dtype)
-                small[spec.name] = values.reshape(-1, *spec.row.shape)
-                continue
-            content, crc32s = fields["arrays"][spec.name]
-            part = ArrayShard(**content, row=spec.row)
-            arrays[spec.name] = ArrayPart(part, np.frombuffer(base64.b64decode(crc32s), "<u4"))
+        arrays = {}
+        for spec in task.arrays if fields["arrays"] else ():
+            content, numbers = fields["arrays"][spec.name]
+            file = content and ArrayShard(**content, row=spec.row)
+            row = spec.row if spec.row.is_small else CRC32_ROW
+            found = np.frombuffer(base64.b64decode(numbers), row.dtype).reshape(-1, *row.shape)
+            arrays[spec.name] = ArrayPart(file, found)
         record = ShardRecord(
             entry,
             np.frombuffer(base64.b64decode(fields["rows"]), index_dtype(task.key_nbytes, has_label=task.has_label)),
@@ -198,7 +197,6 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             fields["sources_sha256"],
             np.array(fields["level_sums"], np.int64),
             arrays,
-            small,
         )
         if any((task.out / one.file).stat().st_size != one.nbytes for one in record.files):
             return None
@@ -211,11 +209,14 @@ def load_record(task: ShardTask) -> ShardRecord | None:
 
 
 def discard_refused(task: ShardTask) -> None:
-    _refused_path(task).unlink(missing_ok=True)
+    if task.wanted is None:
+        _refused_path(task).unlink(missing_ok=True)
 
 
 def note_refused(task: ShardTask, reject: Reject) -> None:
-    """Appends a refused source to the task's list of refused sources, which `refused_so_far` reads."""
+    """Appends a refused source to the task's list of refused sources. A repair has no such list."""
+    if task.wanted is not None:
+        return
     path = _refused_path(task)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path), open_untrusted(path, flags, sole_name=True) as file:

@@ -25,7 +25,7 @@ from shardio.conversion.engines.engine import Engine
 from shardio.conversion.images.fit import Pictures
 from shardio.conversion.options import ConvertOptions, Labels, count_workers
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
-from shardio.conversion.records import ShardRecord, small_arrays
+from shardio.conversion.records import ShardRecord, joined_arrays
 from shardio.conversion.sources.collection import Collection
 from shardio.errors import ConvertError, SourceError
 from shardio.format.entries import ArrayShard, Crc32Entry, FileEntry
@@ -255,18 +255,15 @@ class _Repair:
             rows = self._published_rows(name)
         else:
             return
-        small = small_arrays(self.plan, rows, records)
-        for array_name, array in split.arrays.items():
-            parts = [part for record in records if (part := record.arrays.get(array_name)) is not None]
-            crc32s = np.concatenate([part.crc32s for part in parts]) if parts else np.zeros(0, np.uint32)
-            if array_name in small:
-                values = small[array_name]
-                crc32s = crc32s_of(values)
-                self._replace_rows(array.shards[0], values)
-            self._replace_rows(array.crc32, crc32s)
+        for array_name, numbers in joined_arrays(self.plan, rows, records).items():
+            array = split.arrays[array_name]
+            if array.row.is_small:
+                self._replace_rows(array.shards[0], numbers)
+                numbers = crc32s_of(numbers)
+            self._replace_rows(array.crc32, numbers)
 
     def _replace_rows(self, entry: ArrayShard | Crc32Entry, rows: NDArray[Any]) -> None:
-        if entry.file in self.damaged and len(rows):
+        if entry.file in self.damaged:
             self._replace(entry, (entry.header(None), rows.astype(entry.dtype).tobytes()))
 
     def _published_rows(self, split: str) -> NDArray[np.void]:

@@ -10,17 +10,17 @@ import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import check_values, make_arrays, make_rows, map_ahead
+from shardio.conversion.array_files import Report, check_values, make_arrays, make_rows, map_ahead
+from shardio.conversion.images import KeptWarnings
 from shardio.conversion.images.decode import decode_image
-from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import (
     MendedSource,
@@ -36,50 +36,25 @@ from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError
 from shardio.format.layout import SampleShape, crc32
 from shardio.sets.levels import sum_levels
-from shardio.system.threads import Stop
 
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
 _AHEAD_PER_THREAD = 8
 
 
-Report = Callable[[int, int], None]
-"""Takes the number of sources done since the last call, and how many of these were refused."""
-
-
-@dataclass(frozen=True)
-class Control:
-    """How a running task reports to its engine, and learns that it must stop."""
-
-    report: Report
-    stopped: Callable[[], bool]
-    threads: int = 1
-
-    def check(self) -> None:
-        """Raises Stop if the task is to stop."""
-        if self.stopped():
-            raise Stop
-
-
 class PreparedSample(NamedTuple):
     """A decoded sample's data other than its pixels, which are in a row of a block."""
 
+    key: bytes
     label: int | None
     source_size: tuple[int, int]
     crc32: int
     warning: str
 
 
-class Outcome(NamedTuple):
-    """What a source became: a sample, or a refused source."""
-
-    source: Source
-    result: PreparedSample | Reject
-
-
-def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
+def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> PreparedSample | Reject:
     """Reads and decodes a source, and resizes it into a row of pixels. `item` is (source, row).
 
-    Returns the outcome. If the source is refused, the row may hold anything.
+    If the source is refused, the row may hold anything.
     """
     source, row = item
     pictures = task.pictures
@@ -93,15 +68,15 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Outcome:
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:
-            return Outcome(source, Reject(task.split, source.key, error.reason, error.detail))
+            return Reject(task.split, source.key, error.reason, error.detail)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return Outcome(source, PreparedSample(label, decoded.source_size, crc32(row), warning))
+    return PreparedSample(source.key, label, decoded.source_size, crc32(row), warning)
 
 
 def _prepare_blocks(
     task: ShardTask, shard: ShardFileWriter, threads: int
-) -> Generator[tuple[NDArray[np.uint8], Iterator[Outcome]], None, None]:
-    """Yields (block of pixels, outcomes of its sources) for the whole shard. Row i of a block has the i-th source."""
+) -> Generator[tuple[NDArray[np.uint8], Iterator[PreparedSample | Reject]], None, None]:
+    """Yields (block of pixels, what its sources became) for the whole shard. Row i of a block has the i-th source."""
     taken: deque[NDArray[np.uint8]] = deque()
 
     def blocks() -> Iterator[list[tuple[Source, NDArray[np.uint8]]]]:
@@ -114,8 +89,8 @@ def _prepare_blocks(
 
     prepared = map_ahead(partial(prepare, task), blocks(), threads, _AHEAD_PER_THREAD * threads)
     with contextlib.closing(prepared) as results:
-        for outcomes in results:
-            yield taken.popleft(), outcomes
+        for prepared_block in results:
+            yield taken.popleft(), prepared_block
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
@@ -153,37 +128,30 @@ def one_torch_thread(needed: bool = True) -> Iterator[None]:
             torch.set_num_threads(_before)
 
 
-def do_task(task: ShardTask, control: Control) -> ShardRecord:
-    """Makes the task's shard and arrays, writes their record, and returns it. Raises Stop if `control` says so.
+def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
+    """Makes the task's shard and arrays, writes their record, and returns it.
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
     with one_torch_thread(task.needs_torch):
-        return _do_task(task, control)
+        return _do_task(task, report, threads)
 
 
-def _do_task(task: ShardTask, control: Control) -> ShardRecord:
-    control.check()
+def _do_task(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     fingerprints = task.origin.fingerprints(task.sources)  # first: a source that is replaced meanwhile is seen later
-    if task.wanted is None:
-        discard_refused(task)  # by an earlier try
-
-    def on_block() -> None:
-        control.check()
-        control.report(0, 0)  # raises if the work is to end
-
+    discard_refused(task)  # by an earlier try
     if task.sample_shape is None:
-        record = make_rows(task, control.threads, on_block, control.report)
+        record = make_rows(task, threads, report)
     else:
-        record = _make_shard(task, task.sample_shape, control)
-        record = make_arrays(task, record, control.threads, on_block)
+        record = _make_shard(task, task.sample_shape, report, threads)
+        record = make_arrays(task, record, threads, report)
     record = replace(record, sources_sha256=digest(fingerprints))
     if task.wanted is None:
         save_record(task, record)
     return record
 
 
-def _make_shard(task: ShardTask, shape: SampleShape, control: Control) -> ShardRecord:
+def _make_shard(task: ShardTask, shape: SampleShape, report: Report, threads: int) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
     done = 0
@@ -191,24 +159,22 @@ def _make_shard(task: ShardTask, shape: SampleShape, control: Control) -> ShardR
     with ShardFileWriter(task.out / task.name, shape, len(task.sources)) as shard:
         check_unpublished(task)
         # Closed here and not when the garbage collector comes by: it may have threads.
-        with contextlib.closing(_prepare_blocks(task, shard, control.threads)) as blocks:
-            for block, outcomes in blocks:
+        with contextlib.closing(_prepare_blocks(task, shard, threads)) as blocks:
+            for block, results in blocks:
                 kept = []
-                for row, (source, result) in enumerate(outcomes):
-                    control.check()
+                for row, result in enumerate(results):
                     if isinstance(result, Reject):
                         rejects.append(result)
-                        if task.wanted is None:
-                            note_refused(task, result)
+                        note_refused(task, result)
                     else:
-                        label, source_size, crc, warning = result
-                        shard.rows.append(label=label, key=source.key, source_size=source_size, crc32=crc)
+                        key, label, source_size, crc, warning = result
+                        shard.rows.append(label=label, key=key, source_size=source_size, crc32=crc)
                         kept.append(row)
                         if done + row in task.measured:
                             level_sums += sum_levels(block[row])
                         if warning:
-                            mended.append(MendedSource(task.split, source.key, warning))
-                    control.report(1, int(isinstance(result, Reject)))
+                            mended.append(MendedSource(task.split, key, warning))
+                    report(1, int(isinstance(result, Reject)))
                 done += len(block)
                 shard.write_block(block, kept)
         entry = shard.complete() if len(shard.rows) else None

@@ -33,7 +33,7 @@ from shardio.conversion.engines.pool import Pool, TaskLine, Terms, run_on_pool
 from shardio.conversion.options import ConvertOptions, Progress
 from shardio.conversion.plan import ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, load_record, refused_so_far
-from shardio.conversion.task import Control, do_task
+from shardio.conversion.task import do_task
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.system.files import sweep_temporaries
 from shardio.system.threads import Stop
@@ -237,15 +237,16 @@ def test_a_task_that_fails_ends_the_conversion_and_what_is_finished_is_kept(
 def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    look = TaskLine.stopped
+    count = TaskLine.report
 
-    def wait(line: TaskLine) -> bool:  # so that no shard is finished before its progress was seen
+    def wait(line: TaskLine, done: int, refused: int) -> None:  # so no shard is finished before its progress was seen
+        count(line, done, refused)
         deadline = time.monotonic() + 60
-        while not (stopped := look(line)) and line._counts[0] and time.monotonic() < deadline:
+        while line._counts[0] and time.monotonic() < deadline:
+            count(line, 0, 0)
             time.sleep(0.001)
-        return stopped
 
-    monkeypatch.setattr(TaskLine, "stopped", wait)
+    monkeypatch.setattr(TaskLine, "report", wait)
     picture = random_picture(np.random.default_rng(3), 160, 200)
     for number in range(600):
         write_jpeg(tmp_path / "src" / "a" / f"{number:03}.jpg", picture)
@@ -371,13 +372,10 @@ def test_each_task_counts_in_a_place_of_its_own_until_the_file_is_gone(run_file:
         for _ in range(number):
             line.report(1, 0)
         line.report(1, 1)
-        assert not line.stopped()
     assert executors._read_counts(run_file).tolist() == [[1, 1], [2, 1], [3, 1]]
     run_file.unlink()
-    assert lines[0].stopped()
-    run_file.write_bytes(bytes(24))
-    assert [line.stopped() for line in lines] == [True, False, False]
-    run_file.unlink()
+    with pytest.raises(Stop):
+        lines[0].report(0, 0)
     with pytest.raises(FileNotFoundError):
         executors._read_counts(run_file)
 
@@ -387,32 +385,33 @@ def test_a_task_looks_at_once_and_then_every_second(run_file: Path, monkeypatch:
     monkeypatch.setattr(time, "monotonic", lambda: now)
     line = TaskLine(run_file, 0)
     line.report(5, 2)
-    assert not line.stopped()
     assert executors._read_counts(run_file)[0].tolist() == [5, 2]
-    line.report(1, 0)
     run_file.unlink()
     now += 0.9
-    assert not line.stopped()
+    line.report(1, 0)
     now += 0.2
-    assert line.stopped()
+    with pytest.raises(Stop):
+        line.report(1, 0)
 
 
 @pytest.mark.usefixtures("no_waiting")
-@pytest.mark.parametrize(
-    ("code", "stops"), [(errno.ESTALE, True), (errno.ENOENT, True), (errno.EIO, False), (errno.ENOSPC, False)]
-)
 @pytest.mark.parametrize("call", ["open", "pwrite"])
-def test_only_a_file_that_is_gone_says_stop(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, stops: bool
-) -> None:
+def test_only_a_file_that_is_gone_says_stop(run_file: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    line = TaskLine(run_file, 0)
+    for code in (errno.EIO, errno.ENOSPC):
+        monkeypatch.setattr(os, call, raising_oserror(code))
+        line.report(1, 0)
+    for code in (errno.ESTALE, errno.ENOENT):
+        monkeypatch.setattr(os, call, raising_oserror(code))
+        with pytest.raises(Stop):
+            line.report(1, 0)
+
+
+def raising_oserror(code: int) -> Callable[..., None]:
     def fail(*args: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    line = TaskLine(run_file, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, fail)
-        assert line.stopped() == stops
-    assert line.stopped() == stops
+    return fail
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -422,32 +421,26 @@ def test_counts_go_into_a_file_and_nothing_else(run_file: Path, tmp_path: Path) 
     for put in (os.mkfifo, lambda path: path.symlink_to("precious"), lambda path: os.link(tmp_path / "precious", path)):
         run_file.unlink(missing_ok=True)
         put(run_file)
-        line.report(1, 0)
         with must_not_block(), pytest.raises(FormatError, match="run: expected a regular file, found"):
-            line.stopped()
+            line.report(1, 0)
     assert (tmp_path / "precious").read_bytes() == bytes(8)
 
 
 # --- one task, two workers --------------------------------------------------------------------------------------------
 
 
-class Paused(Control):
-    """Stops before the source of this number until it may go on."""
+class Paused:
+    """A report that stops after this many sources until it may go on."""
 
     def __init__(self, number: int) -> None:
-        reached, go_on = threading.Event(), threading.Event()
-        looks = 0
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self._left = number
 
-        def stopped() -> bool:
-            nonlocal looks
-            if looks == number + 1:  # the first look is before all sources
-                reached.set()
-                assert go_on.wait(60)
-            looks += 1
-            return False
-
-        super().__init__(lambda done, refused: None, stopped)
-        self.__dict__.update(reached=reached, go_on=go_on)
+    def __call__(self, done: int, refused: int, /) -> None:
+        self._left -= done
+        if self._left == 0:
+            self.reached.set()
+            assert self.go_on.wait(60)
 
 
 @pytest.fixture
@@ -461,32 +454,28 @@ def task(image_tree: Path, out: Path) -> ShardTask:
 
 
 def begin(pool: ThreadPoolExecutor, task: ShardTask, number: int) -> tuple[Future[ShardRecord], Paused]:
-    control = Paused(number)
-    future = pool.submit(do_task, task, control)
-    assert control.__dict__["reached"].wait(60)
-    return future, control
-
-
-def go_on(control: Paused) -> None:
-    control.__dict__["go_on"].set()
+    report = Paused(number)
+    future = pool.submit(do_task, task, report)
+    assert report.reached.wait(60)
+    return future, report
 
 
 @pytest.mark.parametrize("first_ends_first", [True, False])
-@pytest.mark.parametrize(("first", "second"), [(11, 0), (7, 0), (7, 4), (3, 7), (2, 2)])
+@pytest.mark.parametrize(("first", "second"), [(11, 1), (7, 1), (7, 4), (3, 7), (2, 2)])
 def test_two_workers_that_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
     task: ShardTask, out: Path, first: int, second: int, first_ends_first: bool
 ) -> None:
     alone = replace(task, out=out.with_name("alone"))
     (alone.out / ".convert").mkdir(parents=True)
-    do_task(alone, Control(lambda done, refused: None, lambda: False))
+    do_task(alone, lambda done, refused: None)
     expected, refused = hashes(alone.out), refused_so_far(alone)
     assert len(refused) == 6
     with ThreadPoolExecutor(2) as pool:
         both = [begin(pool, task, first), begin(pool, task, second)]
         assert set(refused_so_far(task)) <= set(refused)
         assert sweep_temporaries(out) == 0  # files that are being written stay
-        for future, control in both if first_ends_first else both[::-1]:
-            go_on(control)
+        for future, report in both if first_ends_first else both[::-1]:
+            report.go_on.set()
             future.result(60)
             assert set(refused_so_far(task)) <= set(refused)
             assert load_record(task) is not None
@@ -498,13 +487,13 @@ def test_two_workers_that_do_one_task_at_once_give_the_same_shard_and_do_no_harm
 
 def test_a_worker_that_is_late_cannot_replace_a_published_shard(image_tree: Path, out: Path, task: ShardTask) -> None:
     with ThreadPoolExecutor(1) as pool:
-        future, control = begin(pool, task, 5)
+        future, report = begin(pool, task, 5)
         convert(image_tree / "train", out, size=16, order="source", max_bad=6, workers=1)
         before, published = stamps(out), hashes(out)
-        go_on(control)
+        report.go_on.set()
         with pytest.raises(FileNotFoundError):
             future.result(60)
         with pytest.raises(FileNotFoundError):
-            do_task(task, Control(lambda done, refused: None, lambda: False))
+            do_task(task, lambda done, refused: None)
     assert stamps(out) == before
     assert hashes(out) == published

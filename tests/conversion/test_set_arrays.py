@@ -83,7 +83,7 @@ class InterruptedAt:
 
 
 @pytest.mark.parametrize(
-    ("owner", "step", "numbers"), [(array_files, "_make_array", (1, 2, 5)), (shardtask, "save_record", (1, 2, 5))]
+    ("owner", "step", "numbers"), [(array_files, "_PartWriter", (1, 2, 5)), (shardtask, "save_record", (1, 2, 5))]
 )
 def test_a_conversion_that_is_interrupted_among_arrays_resumes_to_the_same_bytes(
     with_masks: tuple[Path, dict[str, Any]],
@@ -182,7 +182,7 @@ def test_a_late_worker_replaces_no_file_of_a_published_set(
     with_masks: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src, options = with_masks
-    real = array_files._make_array
+    real = array_files._PartWriter
     late: list[Any] = []
 
     def overtaken(*arguments: Any) -> Any:
@@ -191,7 +191,7 @@ def test_a_late_worker_replaces_no_file_of_a_published_set(
         late.append(everything(tmp_path / "out"))
         return real(*arguments)
 
-    monkeypatch.setattr(array_files, "_make_array", overtaken)
+    monkeypatch.setattr(array_files, "_PartWriter", overtaken)
     convert(src, tmp_path / "out", **options)
     assert [everything(tmp_path / "out")] == late
 

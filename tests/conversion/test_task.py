@@ -22,7 +22,7 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import load_record, refused_so_far
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.task import Control, do_task
+from shardio.conversion.task import do_task
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 from shardio.errors import DecodeError, FormatError
@@ -58,7 +58,7 @@ def test_any_threads_and_blocks_give_the_samples_in_order_and_the_refused_apart(
 ) -> None:
     monkeypatch.setattr(writer, "BLOCK_NBYTES", per_block * SIDE * SIDE * 3)
     reports = Reports()
-    record = do_task(task, reports.control(threads))
+    record = do_task(task, reports, threads)
     good = [i for i in range(40) if i not in BAD]
     samples = np.load(shard_of(task))
     assert len(samples) == len(good)
@@ -76,7 +76,7 @@ def test_any_threads_and_blocks_give_the_samples_in_order_and_the_refused_apart(
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_task_whose_sources_are_all_refused_has_no_shard(task: ShardTask, threads: int) -> None:
-    record = do_task(replace(task, origin=Memory([b""] * 40)), Reports().control(threads))
+    record = do_task(replace(task, origin=Memory([b""] * 40)), Reports(), threads)
     assert record.entry is None
     assert (len(record.rows), len(record.rejects)) == (0, 40)
     assert not shard_of(task).exists()
@@ -89,7 +89,7 @@ def test_a_task_that_is_stopped_leaves_nothing_but_the_list_of_what_it_refused(
 ) -> None:
     monkeypatch.setattr(writer, "BLOCK_NBYTES", 3 * SIDE * SIDE * 3)
     with pytest.raises(Stop):
-        do_task(task, Reports(stop_after=after).control(threads))
+        do_task(task, Reports(stop_after=after), threads)
     assert {path.name for path in task.out.iterdir()} == {WORK_FOLDER}
     assert {path.name for path in (task.out / WORK_FOLDER).iterdir()} <= {f"{task.name}.refused.jsonl"}
     assert len(refused_so_far(task)) == len([i for i in BAD if i < after])
@@ -113,7 +113,7 @@ def test_an_error_that_is_not_a_sources_fault_ends_the_task(
     task: ShardTask, images: list[bytes], threads: int, at: int
 ) -> None:
     with pytest.raises(OSError, match="Too many open files"):
-        do_task(replace(task, origin=Failing(images, at)), Reports().control(threads))
+        do_task(replace(task, origin=Failing(images, at)), Reports(), threads)
     assert not shard_of(task).exists()
     assert not [path for path in task.out.iterdir() if is_temporary(path.name)]
 
@@ -146,7 +146,7 @@ def test_threads_run_ahead_of_a_slow_source_no_further_than_their_blocks(
         if not ahead:
             ahead.append(len(origin.read_so_far))
 
-    do_task(replace(task, origin=origin), Control(note, lambda: False, 2))
+    do_task(replace(task, origin=origin), note, 2)
     assert 1 < ahead[0] <= most
     assert len(origin.read_so_far) == 40
 
@@ -160,7 +160,7 @@ def test_memory_is_bounded_by_four_blocks_and_a_picture_per_thread(tmp_path: Pat
     task = ShardTask(Memory([data] * count), tmp_path, "train", 0, sources, 4, pictures(side))
     tracemalloc.start()
     try:
-        do_task(task, Control(lambda done, refused: None, lambda: False, threads))
+        do_task(task, Reports(), threads)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -181,8 +181,8 @@ def test_every_decode_error_is_a_reject_and_no_other_exception_is(task: ShardTas
 
     odd = Odd(task.origin.images)  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError):
-        do_task(replace(task, origin=odd), Reports().control(2))
-    record = do_task(replace(task, origin=odd, sources=task.sources[:9]), Reports().control(2))
+        do_task(replace(task, origin=odd), Reports(), 2)
+    record = do_task(replace(task, origin=odd, sources=task.sources[:9]), Reports(), 2)
     assert [(int(r.key), r.reason) for r in record.rejects] == [(3, "empty"), (4, "empty"), (7, "unreadable")]
 
 
@@ -202,12 +202,12 @@ def test_refused_sources_are_noted_in_a_file_and_nothing_else(task: ShardTask, t
     with must_not_block():
         with pytest.raises(FormatError, match=r"refused\.jsonl: expected a regular file, found a FIFO"):
             refused_so_far(task)
-        do_task(task, Reports().control(1))
+        do_task(task, Reports())
         assert len(refused_so_far(task)) == len(BAD)
 
 
 def test_lines_of_refused_sources_that_are_none_are_left_out(task: ShardTask) -> None:
-    do_task(task, Reports().control(1))
+    do_task(task, Reports())
     expected = refused_so_far(task)
     noted = task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
     with noted.open("ab") as file:

@@ -11,7 +11,7 @@ import simplejpeg
 from pictures import random_picture
 
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.task import Control
+from shardio.system.threads import Stop
 
 SIDE = 16
 BAD = {3, 4, 11, 17, 18, 19, 20, 39}
@@ -39,16 +39,15 @@ def jpeg(i: int) -> bytes:
 
 
 class Reports:
-    """Counts what a task reports, and says stop when `stop_after` sources are done."""
+    """Counts what a task reports, and raises Stop when `stop_after` sources are done."""
 
     def __init__(self, stop_after: int = 1 << 30) -> None:
         self.done = self.refused = 0
         self._stop_after = stop_after
 
-    def control(self, threads: int) -> Control:
-        return Control(self._report, lambda: self.done >= self._stop_after, threads)
-
-    def _report(self, done: int, refused: int) -> None:
+    def __call__(self, done: int, refused: int, /) -> None:
         assert threading.current_thread() is threading.main_thread()
         self.done += done
         self.refused += refused
+        if self.done >= self._stop_after:
+            raise Stop

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardio.conversion.array_files import Report
 from shardio.conversion.engines.dask_cluster import connect, open_cluster
 from shardio.conversion.engines.pool import Pool, run_on_pool
 from shardio.conversion.options import ConvertOptions, count_workers
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
-from shardio.conversion.task import Control, Report, do_task
+from shardio.conversion.task import do_task
 
 # Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. The rest, a tenth of
 # the time that an image takes, would have more threads wait for each other.
@@ -71,7 +72,7 @@ class Engine:
         if processes > 1:
             with _OwnProcesses(processes) as executor:
                 return run_on_pool(tasks, Pool(executor), report, run_file, threads)
-        return [do_task(task, Control(report, lambda: False, threads)) for task in tasks]
+        return [do_task(task, report, threads) for task in tasks]
 
     def _split_workers(self, num_tasks: int) -> tuple[int, int]:
         """Returns (threads per process, processes) of this machine."""

@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.conversion.array_files import Report
 from shardio.conversion.plan import ShardTask, difference, library_versions
 from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
-from shardio.conversion.task import Control, Report, do_task
+from shardio.conversion.task import do_task
 from shardio.errors import ConvertError, ShardioError
 from shardio.system.opening import open_untrusted, read_untrusted
 from shardio.system.threads import Stop
@@ -179,33 +180,30 @@ def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardReco
     terms.check()
     line = TaskLine(terms.run_file, number)
     record = load_record(task) if task.wanted is None else None
-    return record or do_task(task, Control(line.report, line.stopped, threads))
+    return record or do_task(task, line.report, threads)
 
 
 class TaskLine:
-    """Writes a task's counts to line `number` of the run file, and checks whether the file is gone. Not thread safe."""
+    """Writes a task's counts to line `number` of the run file, as long as the file is there. Not thread safe."""
 
     def __init__(self, path: Path, number: int) -> None:
         self._path = path
         self._offset = number * _COUNTS.itemsize
         self._counts = np.zeros(2, _COUNTS.base)
-        self._stopped = False
         self._next_look = 0.0
 
     def report(self, done: int, refused: int, /) -> None:
-        """Adds to the counts, which `stopped` writes to the file, about once a second."""
+        """Adds to the counts, and writes them to the file, about once a second. Raises Stop if the file is gone."""
         self._counts += np.array((done, refused), _COUNTS.base)
-
-    def stopped(self) -> bool:
-        """Whether the run file is gone. Writes the counts to the file, and checks, at most about once a second."""
         now = time.monotonic()
-        if now >= self._next_look and not self._stopped:
-            self._next_look = now + _LOOK_SECONDS
-            # It is opened at every look, since that is when a network filesystem asks whether the file is still there.
-            try:
-                with open_untrusted(self._path, os.O_WRONLY, sole_name=True) as file:
-                    os.pwrite(file.fileno(), self._counts.tobytes(), self._offset)
-            except OSError as error:
-                # Anything else, such as a full disk, is for the shard itself to meet.
-                self._stopped = error.errno in (errno.ENOENT, errno.ESTALE)
-        return self._stopped
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        # It is opened at every look, since that is when a network filesystem asks whether the file is still there.
+        try:
+            with open_untrusted(self._path, os.O_WRONLY, sole_name=True) as file:
+                os.pwrite(file.fileno(), self._counts.tobytes(), self._offset)
+        except OSError as error:
+            # Anything else, such as a full disk, is for the shard itself to meet.
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                raise Stop from None
