@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from shardio.conversion.claim import claimed, leave, published
 from shardio.conversion.collect import Src, check, collect
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.options import ConvertOptions, Progress, count_bad, count_workers, with_options
-from shardio.conversion.plan import Plan, PlanPart, ShardTask, library_versions, make_plan
+from shardio.conversion.plan import Plan, ShardTask, library_versions, make_plan
 from shardio.conversion.records import (
     ShardRecord,
     discard_record,
@@ -40,9 +41,9 @@ from shardio.conversion.report import (
     Monitor,
     TooManyBad,
     UnfinishedParts,
+    bar_of,
     report_set,
     report_work,
-    run_with_bar,
 )
 from shardio.conversion.writing.publish import SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError, shortened
@@ -70,13 +71,9 @@ def convert(src: Src, out: str | os.PathLike[str], options: ConvertOptions) -> C
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     engine = Engine(options, serial=not isinstance(src, (str, os.PathLike)))
-    part = PlanPart(*(options.part or (1, 1)))
-
-    def run(tell: Callable[[Progress], None] | None) -> ConvertReport:
+    with bar_of(src, options.on_progress) if options.progress else nullcontext(options.on_progress) as tell:
         plan = _plan(src, Path(os.path.abspath(out)), options, engine)
-        return Conversion(plan, part, engine, tell).run(start)
-
-    return run_with_bar(run, src, options.on_progress) if options.progress else run(options.on_progress)
+        return Conversion(plan, engine, tell).run(start)
 
 
 def _plan(src: Src, out: Path, options: ConvertOptions, engine: Engine) -> Plan:
@@ -97,13 +94,11 @@ _MOST_NAMED = 20
 class Conversion:
     """The work of one call of `convert` after planning: finds or makes shards, and publishes. Not thread safe."""
 
-    def __init__(
-        self, plan: Plan, part: PlanPart, engine: Engine, on_progress: Callable[[Progress], None] | None
-    ) -> None:
+    def __init__(self, plan: Plan, engine: Engine, on_progress: Callable[[Progress], None] | None) -> None:
         self._plan = plan
-        self._part = part
         self._engine = engine
-        self._mine = part.of(plan.tasks)
+        part, self._num_parts = plan.options.part or (1, 1)
+        self._mine = plan.tasks[part - 1 :: self._num_parts]
         mine = {task.name for task in self._mine}
         self._others = [task for task in plan.tasks if task.name not in mine]
         total = sum(len(task.sources) for task in self._mine)
@@ -118,12 +113,11 @@ class Conversion:
         """Runs the conversion and returns its report. `start` is the `time.monotonic()` at which the call began."""
         plan, monitor = self._plan, self._monitor
         manifest = published(plan) or self._make_set()
-        if manifest is None:
-            work = report_work(plan, self._mine, self._records, monitor.progress, time.monotonic() - start)
-            return replace(work, unfinished=self._unfinished())
-        leave(plan.out, all_done=len(self._records) == len(plan.tasks))
-        work = report_work(plan, plan.tasks, self._records, monitor.progress, time.monotonic() - start)
-        return report_set(work, plan, manifest)
+        if manifest is not None:
+            leave(plan.out, all_done=len(self._records) == len(plan.tasks))
+        tasks = self._mine if manifest is None else plan.tasks
+        work = report_work(plan, tasks, self._records, monitor.progress, time.monotonic() - start)
+        return replace(work, unfinished=self._unfinished()) if manifest is None else report_set(work, plan, manifest)
 
     def _make_set(self) -> Manifest | None:
         """Returns the manifest of the set, published by this or another process; None while other parts are at work."""
@@ -258,7 +252,7 @@ class Conversion:
 
     def _unfinished(self) -> UnfinishedParts:
         tasks, missing = self._plan.tasks, {task.name for task in self._missing}
-        parts = {number % self._part.count + 1 for number, task in enumerate(tasks) if task.name in missing}
+        parts = {number % self._num_parts + 1 for number, task in enumerate(tasks) if task.name in missing}
         return UnfinishedParts(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
 
     def _describe_kept(self) -> str:

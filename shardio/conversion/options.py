@@ -164,7 +164,8 @@ class ConvertOptions:
             "metavar": "K/N",
         },
     )
-    """For a cluster without Dask: (k, n), with one call for each k from 1 to n."""
+    """For a cluster without Dask: (k, n), with one call for each k from 1 to n, on any machines and in any order. For
+    `max_bad` a part counts the images that it refuses, and those of shards that were finished before it began."""
     on_progress: Callable[[Progress], None] | None = field(default=None, compare=False)
     """For a bar of your own. It is called in the thread of `convert`."""
     progress: bool = field(default=False, compare=False)
@@ -190,6 +191,9 @@ class ConvertOptions:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
         count_workers(self.workers)
         count_bad(self.max_bad, 0)
+        k, n = self.part or (1, 1)
+        if not (type(k) is type(n) is int and 1 <= k <= n):
+            raise ValueError(f"part must be (K, N) with K from 1 to N; found ({k!r}, {n!r})")
 
     @property
     def sample_shape(self) -> "SampleShape | None":

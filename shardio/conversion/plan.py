@@ -109,28 +109,6 @@ class ShardTask:
 
 
 @dataclass(frozen=True)
-class PlanPart:
-    """Part `number` of `count` of a conversion, from 1 to count. Part 1 of 1 is everything.
-
-    `count` calls, one per part, on any machines and in any order, make the set. Parts share only OUT: the part that
-    finds records of all shards publishes the set. If two parts end at the same moment and both find all records, both
-    publish the same bytes. `max_bad` applies to the whole set: a part counts the images that it refuses itself, and the
-    refused images of shards that were finished before it began.
-    """
-
-    number: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if not (type(self.number) is type(self.count) is int and 1 <= self.number <= self.count):
-            raise ValueError(f"part must be (K, N) with K from 1 to N; found ({self.number!r}, {self.count!r})")
-
-    def of(self, tasks: Sequence[ShardTask]) -> Sequence[ShardTask]:
-        """Returns the part's tasks: every `count`-th task, so parts are about equal in size."""
-        return tasks[self.number - 1 :: self.count]
-
-
-@dataclass(frozen=True)
 class Plan:
     """The tasks that make the set of a collection in the folder `out`."""
 
@@ -138,7 +116,6 @@ class Plan:
     collection: Collection
     options: ConvertOptions
     tasks: tuple[ShardTask, ...]
-    arrays: tuple[ArraySpec, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -157,29 +134,21 @@ class Plan:
         return (*next(task.arrays for task in self.tasks if task.split == split), *(columns.specs if columns else ()))
 
     def describe(self) -> dict[str, Any]:
-        """Returns the options and sources as JSON values. Equal descriptions give equal plans."""
+        """Returns the options, the sources and the arrays as JSON values. Equal descriptions give equal plans."""
+        collection, columns, names = self.collection, self.collection.columns, self.collection.class_names
+        keys = ([source.key for source in sources] for sources in collection.splits.values())
+        specs = collection.arrays
+        given = {one.name: [one.kind, one.row.dtype, list(one.row.shape)] for one in specs if one.source == "item"}
+        masks = [spec.dtype.name for spec in specs if spec.source == "file"]
         return {
             **self.options.describe(),
-            "num_sources": self.collection.num_sources,
-            "sources_sha256": _hash_sources(self.collection),
-            **({"class_names_sha256": _hash_names(self.collection)} if self.collection.class_names else {}),
-            **_describe_columns(self.collection),
-            **_describe_arrays(self.arrays),
+            "num_sources": collection.num_sources,
+            "sources_sha256": _hash_sources(collection),
+            **({"class_names_sha256": _hash(repr(names)).hexdigest()} if names else {}),
+            **({"columns_sha256": columns.sha256(keys)} if columns else {}),
+            **({"arrays": given} if given else {}),
+            **({"masks": masks[0]} if masks else {}),
         }
-
-
-def _describe_columns(collection: Collection) -> dict[str, str]:
-    if collection.columns is None:
-        return {}
-    keys = ([source.key for source in sources] for sources in collection.splits.values())
-    return {"columns_sha256": collection.columns.sha256(keys)}
-
-
-def _describe_arrays(arrays: Iterable[ArraySpec]) -> dict[str, Any]:
-    """Returns the declared arrays and the dtype of masks as JSON values, which the options do not include."""
-    given = {spec.name: [spec.kind, spec.row.dtype, list(spec.row.shape)] for spec in arrays if spec.source == "item"}
-    masks = [spec.dtype.name for spec in arrays if spec.source == "file"]
-    return {**({"arrays": given} if given else {}), **({"masks": masks[0]} if masks else {})}
 
 
 def library_versions() -> dict[str, str]:
@@ -229,7 +198,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
         ]
     names = [name for task in tasks for name in task.file_names]
     check_names_fit(collection.classes, collection.class_names, names)
-    return Plan(out, collection, options, tuple(tasks), specs)
+    return Plan(out, collection, options, tuple(tasks))
 
 
 def _check_arrays(specs: Sequence[ArraySpec], collection: Collection) -> None:
@@ -248,17 +217,17 @@ def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[So
     return sorted(sources, key=lambda source: hashlib.blake2b(source.key, digest_size=16, key=secret).digest())
 
 
+def _hash(text: str) -> hashlib._Hash:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape"))
+
+
 def _hash_sources(collection: Collection) -> str:
-    sha256 = hashlib.sha256((repr(collection.classes) + collection.identity).encode("utf-8", "surrogateescape"))
+    sha256 = _hash(repr(collection.classes) + collection.identity)
     for split, sources in collection.splits.items():
         sha256.update(f"\0{split}\0{len(sources)}\0".encode())
         for source in sources:
             sha256.update(b"%s %s\0" % (str(source.label).encode(), source.key))
     return sha256.hexdigest()
-
-
-def _hash_names(collection: Collection) -> str:
-    return hashlib.sha256(repr(collection.class_names).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 _HASHED = {

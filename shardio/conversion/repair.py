@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +199,13 @@ class _Repair:
 
         with tempfile.TemporaryDirectory(prefix="shardio-") as folder:
             records = Engine(self.plan.options).run(tasks, report, Path(folder) / "run")
-        indexes: dict[str, Mapping[bytes, int]] = {}
+        crc32s_in = cache(self._published_crc32s)
         for task, record in zip(tasks, records, strict=True):
             made = {entry.file: entry for entry in record.files}
             for file in self.damaged.intersection(task.file_names):
                 found = made[file].sha256 if file in made else "nothing"
                 if not self._note(self._entries[file], found) and file == task.name:
-                    self.faults[file] += self._changes(task, record, indexes)
+                    self.faults[file] += self._changes(task, record, crc32s_in(task.split))
         for name in self.manifest.splits:
             self._make_tables(name, [record for task, record in zip(tasks, records, strict=True) if task.split == name])
         if (rejects := self.manifest.rejects) is not None and rejects.file in self.damaged:
@@ -225,18 +226,17 @@ class _Repair:
             has_refused and rejects is not None and rejects.file in self.damaged
         )
 
-    def _changes(self, task: ShardTask, record: ShardRecord, indexes: dict[str, Mapping[bytes, int]]) -> str:
-        """Returns in words which samples differ from the published samples; "" if the index is damaged.
+    def _published_crc32s(self, split: str) -> Mapping[bytes, int]:
+        """Returns the checksum of each key in an index; none if the index is damaged."""
+        if self.manifest.splits[split].index.file in self.damaged:
+            return {}
+        rows = self._published_rows(split)
+        return dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
 
-        `indexes` caches the crc32 of each key, by split.
-        """
-        index = self.manifest.splits[task.split].index
-        if index.file in self.damaged:
+    def _changes(self, task: ShardTask, record: ShardRecord, published: Mapping[bytes, int]) -> str:
+        """Returns in words which samples differ from the `published` samples."""
+        if not published:
             return ""
-        if task.split not in indexes:
-            rows = self._published_rows(task.split)
-            indexes[task.split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
-        published = indexes[task.split]
         then = {source.key: published[source.key] for source in task.sources if source.key in published}
         now = {row["key"]: row["crc32"] for row in record.rows}
         changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from shardio.conversion.images.decode import JUNK
 from shardio.conversion.options import Progress
@@ -177,7 +178,6 @@ def _count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
 
 # --- the bar ----------------------------------------------------------------------------------------------------------
 
-T = TypeVar("T")
 Tell = Callable[[Progress], None]
 
 
@@ -205,11 +205,10 @@ class ImagesBar(Bar):
         self.update(progress.done - self.n)
 
 
-def run_with_bar(run: Callable[[Tell], T], src: object, on_progress: Tell | None = None) -> T:
-    """Calls `run(tell)` and returns its result. `run` passes its progress to `tell`, which shows it as a bar.
-
-    `tell` also passes the progress to `on_progress`. Until the first progress, the bar names `src`.
-    """
+@contextlib.contextmanager
+def bar_of(src: object, on_progress: Tell | None) -> Iterator[Tell]:
+    """Yields a function that shows the progress as a bar, and passes it to `on_progress`. Until the first progress, the
+    bar names `src`."""
     what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
     with ImagesBar() as bar, bar.before_it_begins(f"scanning {what}"):
 
@@ -218,4 +217,4 @@ def run_with_bar(run: Callable[[Tell], T], src: object, on_progress: Tell | None
             if on_progress is not None:
                 on_progress(progress)
 
-        return run(tell)
+        yield tell

@@ -22,7 +22,6 @@ from shardio.conversion import convert as converter
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.options import Progress
-from shardio.conversion.plan import PlanPart
 from shardio.conversion.report import ConvertReport, UnfinishedParts
 from shardio.errors import ConvertError
 
@@ -40,14 +39,6 @@ def out(tmp_path: Path) -> Path:
 def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
     """The hashes of the set of `image_tree` that is made at once."""
     return undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS)
-
-
-def test_parts_deal_everything_out_evenly() -> None:
-    for count in range(1, 9):
-        for length in range(20):
-            parts = [list(PlanPart(number, count).of(range(length))) for number in range(1, count + 1)]
-            assert sorted(item for part in parts for item in part) == list(range(length))
-            assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize("part", [(0, 4), (5, 4), (1, 0), (-1, 4), (1.0, 4), (1, "4"), (True, 4)])

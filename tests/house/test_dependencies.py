@@ -38,7 +38,7 @@ def packages_of(module: str) -> set[str]:
         ("jinja2", {"viewing"}),
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.ilsvrc"}),
-        ("distributed", {"conversion.engines.dask_cluster"}),
+        ("distributed", {"conversion.engines.engine"}),
         ("pyarrow", {"sets.arrow"}),
         ("fsspec", {"sets.remote"}),
         ("triton", {"augment.resample_cuda", "augment.steps_cuda", "augment.trusted"}),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardio.conversion.images.decode import DecodeOptions, LeastSize
 from shardio.conversion.images.headers import check_pixels
 from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
-from shardio.errors import DecodeError, check_choice
+from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
 from shardio.kernels import resample as kernel
 
@@ -51,8 +51,6 @@ class Fit:
             or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
         ):
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
-        check_choice("fit", self.mode, FitMode)
-        check_choice("resample", self.resample, Resample)
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
             found = f"{self.size}, {self.resample}"
             raise ValueError(
