@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec
-from shardio.conversion.images import KeptWarnings
 from shardio.conversion.images.decode import DecodedImage, read_turn, turn
 from shardio.conversion.images.mask import decode_mask
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ArrayPart, ShardRecord, check_unpublished, note_refused
 from shardio.conversion.sources.collection import DatasetItem, Source

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.conversion.array_files import make_value, read_item
 from shardio.conversion.collect import check, collect
 from shardio.conversion.engines.engine import THREADS_PER_PROCESS
-from shardio.conversion.images import KeptWarnings
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.options import ConvertOptions, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source

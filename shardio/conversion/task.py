@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.array_files import Report, check_values, make_arrays, make_rows, map_ahead
-from shardio.conversion.images import KeptWarnings
 from shardio.conversion.images.decode import decode_image
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import (
     MendedSource,

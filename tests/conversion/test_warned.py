@@ -19,7 +19,7 @@ from PIL import Image
 
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.images import KeptWarnings
+from shardio.conversion.images.warned import KeptWarnings
 
 APNG = "Invalid APNG, will use default PNG image if possible"
 

@@ -179,8 +179,8 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
     published: list[bool] = []
     do_task, publish_set = PATCHED_ENGINE.do_task, PATCHED_CONVERTER.publish_set
 
-    def noting_task(task: Any, control: Any) -> Any:
-        record = do_task(task, control)
+    def noting_task(task: Any, *how: Any) -> Any:
+        record = do_task(task, *how)
         if record.entry is not None:  # there is no file if all of its images were refused
             finished.append(task.name)
         return record

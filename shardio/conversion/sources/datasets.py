@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ARRAY, ArraySpec, Label, as_float32, declare, label_array, label_name
-from shardio.conversion.images import KeptWarnings
 from shardio.conversion.images.decode import check_object, decode_image
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import DatasetItem, Item, Origin, Source, is_want
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, check_label
