@@ -163,13 +163,11 @@ class StorageReader(Reader):
 
 
 class CachedSplit:
-    """The split `split` of the set `place`, a folder or URL, read through the cache in the folder `cache`.
+    """The `SplitSource` of a split of the set `place`, a folder or URL, read through the cache in the folder `cache`.
 
-    A `shardio.reading.choose.SplitSource`. It holds a lease and knows the manifest from the start. `open` starts
-    copying if needed, and opens the split. `close` ends the copying and the lease; it also runs when the object dies.
-
-    `digest` and errors are as for `take_lease`. Raises SetNotFoundError if the split does not exist. With a `meeting`,
-    the copy is made together with the nodes there; raises LaunchError if they do not want the same split.
+    It holds a lease from the start; `close` ends it, also when the object dies. `digest` and errors are as for
+    `take_lease`. Raises SetNotFoundError if the split does not exist. With a `meeting`, the copy is made together with
+    the nodes there; raises LaunchError if they do not want the same split.
     """
 
     _shards: ShardSet
@@ -211,7 +209,7 @@ class CachedSplit:
         return self._manifest.digest
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Opens the split. Shards are copied in the order in which `batches`, arrays of indices, need them."""
+        """Opens the split, and starts copying if needed: shards in the order in which `batches` need them."""
         # All nodes copy in one order, and a node that has everything passes it on.
         order = _by_need(self._split, batches) if self._meeting is None else ()
         if self._lease.is_complete():
@@ -255,8 +253,7 @@ class CachedSplit:
     def make_second(self) -> StorageReader:
         """Returns the reader that reads damaged samples again, from the storage.
 
-        If the storage has them intact, a thread verifies the whole copy, once, and copies damaged files again. Each
-        file is replaced by a rename, so other processes keep the old file mapped, or find the new one.
+        If the storage has them intact, a thread verifies the whole copy, once, and copies damaged files again.
         """
         not_begun = [None]  # the gather thread that pops it begins
 

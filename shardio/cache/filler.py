@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardio.cache.folder import Cache, CachedCopy
-from shardio.cache.leases import CopyPaths, Lease
+from shardio.cache.leases import CopyPaths, Lease, open_in_cache
 from shardio.cache.meeting import GroupBrokenError, Meeting
 from shardio.cache.partial_copy import COMING, MISSING, THERE, PartialCopy, part_nbytes, remove_parts
 from shardio.errors import CacheError, FormatError, SpaceError
@@ -33,7 +34,7 @@ from shardio.format.parse import is_digest
 from shardio.sets.copier import FileCopier
 from shardio.sets.names import is_url
 from shardio.sets.storage import Storage
-from shardio.system.files import fsync_folder, remove_temporaries, reserve
+from shardio.system.files import fsync_folder, lock_at_once, remove_temporaries, reserve
 from shardio.system.opening import FileAt, FolderHandle, at, naming
 from shardio.system.threads import Flag, Stop, ThreadPool
 
@@ -86,6 +87,8 @@ class CopyFiller:
         self._verify = verify
         self._stop = stop or Flag()
         self._copier = FileCopier(storage, workers, "shardio-stage", on_progress, stop=self._stop)
+        self.copied = self._copier.copied
+        """The files that this filler has copied; whole and durable."""
         self._on_wait = on_wait
         self._meeting = meeting
         if meeting is not None:
@@ -93,11 +96,6 @@ class CopyFiller:
         self._on_message = on_message
         self._on_fill = on_fill
         self._sound: SoundFiles = {}
-
-    @property
-    def copied(self) -> list[FileEntry]:
-        """The files that this filler has copied; whole and durable."""
-        return self._copier.copied
 
     def run(self) -> bool:
         """Returns True when the copy is complete, whichever process made it; False if `stop` was set before.
@@ -129,7 +127,12 @@ class CopyFiller:
                     if self._on_fill is not None:
                         self._on_fill()
                     with self._with_room(self.files, lambda _: self._lease.open_folder()) as folder:
-                        return self._fill(folder)
+                        try:
+                            return self._fill(folder)
+                        finally:
+                            # An empty folder of a copy that was not begun would keep other users from making it.
+                            with contextlib.suppress(OSError):
+                                folder.path.rmdir()
             if self._meeting is not None:  # another process of this node fills, or takes part
                 self._decline()
                 continue
@@ -154,14 +157,6 @@ class CopyFiller:
 
         The folder is open: in a cache of several users, its name may lead to another set at any moment.
         """
-        try:
-            return self._fill_open(folder)
-        finally:
-            # An empty folder of a copy that was not begun would keep other users from making it.
-            with contextlib.suppress(OSError):
-                folder.path.rmdir()
-
-    def _fill_open(self, folder: FolderHandle) -> bool:
         remove_temporaries(folder)  # no other process writes here: they are left by a killed one
         was_empty = not os.listdir(folder.fileno())
         todo = self._missing(folder)
@@ -224,12 +219,18 @@ class CopyFiller:
             self._fetch_missing(partial, entry)
             if self._stop.is_set():
                 return
-            found = partial.finish(entry)
-            if found == entry.sha256:
-                self.copied.append(entry)
+            if (found := self._finish(partial, entry)) == entry.sha256:
                 return
-            self._copier.count(-entry.nbytes)
         raise self._copier.damaged(entry, found)
+
+    def _finish(self, partial: PartialCopy, entry: FileEntry) -> str:
+        """Gives a file its name if its sha256, which is returned, is right."""
+        found = partial.finish(entry)
+        if found == entry.sha256:
+            self.copied.append(entry)
+        else:
+            self._copier.count(-entry.nbytes)
+        return found
 
     def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:
         """Fetches the missing blocks of a file, and then those that other processes were expected to fetch."""
@@ -266,11 +267,7 @@ class CopyFiller:
         from shardio.cache.together import LeftBehindError, Together
 
         def finish(entry: FileEntry) -> bool:
-            if partial.finish(entry) != entry.sha256:
-                self._copier.count(-entry.nbytes)
-                return False
-            self.copied.append(entry)
-            return True
+            return self._finish(partial, entry) == entry.sha256
 
         meeting, self._meeting = self._meeting, None
         assert meeting is not None
@@ -355,10 +352,12 @@ def link_from_others(
         # other shapes, or the filesystem takes no more links.
         with (
             contextlib.suppress(OSError, FormatError, CacheError),
-            CopyPaths(cache, name).kept() as kept,
+            open_in_cache(CopyPaths(cache, name).lock) as lock,
             FolderHandle(cache / name) as other,
         ):
-            if kept and os.fstat(other.fileno()).st_uid == os.geteuid():
+            # Not a lease: this keeps the copy meanwhile, and is no use of it.
+            is_kept = lock_at_once(lock.fileno(), fcntl.LOCK_SH) and os.fstat(lock.fileno()).st_nlink
+            if is_kept and os.fstat(other.fileno()).st_uid == os.geteuid():
                 manifest = read_manifest(other / MANIFEST_NAME, name)
                 have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
                 for entry in left:

@@ -20,20 +20,12 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from shardio.cache.leases import (
-    LOOKING_SECONDS,
-    CopyPaths,
-    Lease,
-    is_held,
-    lock_holders,
-    lock_key,
-    open_in_cache,
-)
+from shardio.cache.leases import LOOKING_SECONDS, CopyPaths, Lease, holders_of, is_held, open_in_cache
 from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
@@ -117,11 +109,10 @@ class Cache:
         self._check()
         with os.scandir(self.folder) as entries:
             digests = [e.name for e in entries if is_digest(e.name) and e.is_dir(follow_symlinks=False)]
-        holders = lock_holders()
         found = []
         for digest in digests:
             with contextlib.suppress(FileNotFoundError):  # evicted in between
-                found.append(_describe(CopyPaths(self.folder, digest), holders))
+                found.append(_describe(CopyPaths(self.folder, digest)))
         return found
 
     def evict(self, *, keep: int | None = None, free: int | None = None) -> EvictReport:
@@ -269,11 +260,11 @@ class Cache:
             )
 
 
-def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
+def _describe(paths: CopyPaths) -> CachedCopy:
     problem = ""
     try:
         status = os.lstat(paths.lock)
-        processes = tuple(sorted(holders.get(lock_key(status), ())))
+        processes = holders_of(status)
         in_use = bool(processes) or is_held(paths.lock)
     except FileNotFoundError:  # put here by hand: there is no lease on it
         status, processes, in_use = os.stat(paths.folder), (), False

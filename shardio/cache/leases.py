@@ -16,7 +16,6 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +54,7 @@ class CopyPaths:
 
     @property
     def fill(self) -> Path:
-        """The lock file of the right to fill the copy, locked exclusively. It says where the copied files come from."""
+        """The lock file of the right to fill the copy, which also says where its files come from."""
         return self.cache / f"{self.digest}.fill"
 
     def lock_alone(self) -> OpenFile | None:
@@ -65,20 +64,6 @@ class CopyPaths:
             return lock
         lock.close()
         return None
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[bool]:
-        """Keeps the copy from being evicted inside the block, without counting as a use of it.
-
-        Yields True, or False if the copy is being evicted or has no lock. Raises the errors of `open_in_cache`.
-        """
-        try:
-            lock = open_in_cache(self.lock)
-        except FileNotFoundError:
-            yield False
-            return
-        with lock:
-            yield lock_at_once(lock.fileno(), fcntl.LOCK_SH) and os.fstat(lock.fileno()).st_nlink > 0
 
     def remove_locks(self) -> None:
         """Removes the lock files of a copy that is gone. The caller holds the exclusive lock."""
@@ -206,7 +191,7 @@ class Lease:
     def filler(self) -> int | None:
         """Returns the id of the process that fills the copy; None if no process does, or /proc/locks does not say."""
         with contextlib.suppress(FileNotFoundError):
-            return min(lock_holders().get(lock_key(os.stat(self._paths.fill)), ()), default=None)
+            return min(holders_of(os.stat(self._paths.fill)), default=None)
         return None
 
     def __enter__(self) -> Lease:
@@ -275,7 +260,7 @@ def _lock_shared(descriptor: int) -> None:
         if time.monotonic() < deadline:
             time.sleep(LOOKING_SECONDS)
             continue
-        found = sorted(lock_holders().get(lock_key(os.fstat(descriptor)), ()))
+        found = holders_of(os.fstat(descriptor))
         by = f"process {', '.join(map(str, found))}" if found else "another process"
         raise OSError(
             errno.ETIMEDOUT,
@@ -294,17 +279,13 @@ def is_held(path: Path) -> bool:
         return not lock_at_once(lock.fileno())
 
 
-def lock_key(status: os.stat_result) -> str:
-    """Returns how /proc/locks names the file with this `status`: by device and inode, such as "fe:00:5678"."""
-    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-
-
-def lock_holders(proc: Path = PROC) -> dict[str, set[int]]:
-    """Returns the ids of the processes that hold a flock on each file, by `lock_key`; {} if they are unknown."""
-    holders: dict[str, set[int]] = {}
+def holders_of(status: os.stat_result, proc: Path = PROC) -> tuple[int, ...]:
+    """Returns the ids of the processes that hold a flock on the file with this `status`; () if they are unknown."""
+    key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):
-        for fields in map(str.split, (proc / "locks").read_text().splitlines()):
-            # 3: FLOCK ADVISORY READ 1234 fe:00:5678 0 EOF; for a waiting process the second field is an arrow.
-            if len(fields) == 8 and fields[1] == "FLOCK":
-                holders.setdefault(fields[5], set()).add(int(fields[4]))
-    return holders
+        locks = map(str.split, (proc / "locks").read_text().splitlines())
+        # 3: FLOCK ADVISORY READ 1234 fe:00:5678 0 EOF; for a waiting process the second field is an arrow.
+        return tuple(
+            sorted({int(each[4]) for each in locks if len(each) == 8 and (each[1], each[5]) == ("FLOCK", key)})
+        )
+    return ()

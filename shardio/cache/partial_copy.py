@@ -195,12 +195,10 @@ class PartialCopy:
 
     def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
         """Writes bytes of an unfinished file from `offset` on, and marks the blocks that lie within them."""
-        start = offset
         with self.open(entry) as file, naming(self.path_of(entry)):
-            while data:
-                count = os.pwrite(file.fileno(), data, offset)
-                data, offset = data[count:], offset + count
-        self.mark(entry, THERE, start, offset)
+            file.seek(offset)
+            write_all(file.fileno(), data)
+        self.mark(entry, THERE, offset, offset + len(data))
 
     def fetch(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,11 +74,6 @@ class WindowPlan:
     @property
     def runs(self) -> list[Run]:
         return joined(self.pieces)
-
-    @property
-    def moves(self) -> bool:
-        """Whether a node has bytes for the share of another one."""
-        return any(piece.owner != piece.share for piece in self.pieces)
 
     def counts(self, num_nodes: int) -> NDArray[np.int64]:
         """Returns how many bytes each node (row) has for the share of each node (column)."""
@@ -304,11 +299,16 @@ class Together:
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
         """Sets the state of blocks that this node lacks, so that processes that need a sample wait for it, or not."""
-        for entry, start, stop, *_ in plan.runs:
-            if not self._complete[entry]:
-                for begin, end, found in self._partial.runs(entry, start, stop):
-                    if found != THERE:
-                        self._partial.mark(entry, state, begin, end)
+        for run in plan.runs:
+            for begin, end in self._lacking(run):
+                self._partial.mark(run.entry, state, begin, end)
+
+    def _lacking(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Yields where the bytes that this node lacks begin and end."""
+        if not self._complete[run.entry]:
+            for begin, end, state in self._partial.runs(run.entry, run.start, run.stop):
+                if state != THERE:
+                    yield begin, end
 
     def _read(self, plan: WindowPlan) -> NDBytes:
         """Returns what this node owns of a window. Runs in a thread."""
@@ -332,8 +332,8 @@ class Together:
         """Returns the bytes of a window. `owned` is what this node has read of it."""
         num_nodes, rank = len(self._group), self._group.rank
         share = np.zeros(plan.share_nbytes, np.uint8)
-        if plan.moves:
-            counts = plan.counts(num_nodes)
+        counts = plan.counts(num_nodes)
+        if counts.sum() > counts.trace():  # a node has bytes for the share of another one
             received = np.empty(int(counts[:, rank].sum()), np.uint8)
             self._group.exchange(owned, counts[rank].tolist(), received, counts[:, rank].tolist())
             # By owner; the pieces of each owner are in the order of the window.
@@ -357,13 +357,12 @@ class Together:
 
     def _write(self, plan: WindowPlan, window: NDBytes, finishers: ThreadPool) -> None:
         """Writes what this node lacks of a window. Runs in a thread."""
-        for entry, start, stop, place, _ in plan.runs:
-            if not self._complete[entry]:
-                for begin, end, state in self._partial.runs(entry, start, stop):
-                    if state != THERE:
-                        self._partial.write(entry, begin, window[place + begin - start : place + end - start].data)
-                        self._on_progress(end - begin)
-                self._finish_if_there(entry, finishers)
+        for run in plan.runs:
+            for begin, end in self._lacking(run):
+                place = run.place - run.start
+                self._partial.write(run.entry, begin, window[place + begin : place + end].data)
+                self._on_progress(end - begin)
+            self._finish_if_there(run.entry, finishers)
 
     def _finish_if_there(self, entry: FileEntry, finishers: ThreadPool) -> None:
         if self._complete[entry] or entry in self._finishing:

@@ -513,8 +513,7 @@ def test_copies_are_told_with_their_size_and_state(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, kernel_tells: bool
 ) -> None:
     if not kernel_tells:
-        monkeypatch.setattr(module, "lock_holders", dict)
-        monkeypatch.setattr(leases, "lock_holders", dict)
+        monkeypatch.setattr(module, "holders_of", lambda status: ())
     put_copy(cache, A, 500, used=10)
     put_copy(cache, B, 700, used=20, complete=False)
     with cache.lease(B):
@@ -528,14 +527,17 @@ def test_copies_are_told_with_their_size_and_state(
 
 
 def test_a_process_that_waits_for_a_lock_does_not_hold_it(tmp_path: Path) -> None:
+    status = os.stat(tmp_path)
+    key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     (tmp_path / "locks").write_text(
-        "1: FLOCK  ADVISORY  READ  12 fe:00:345 0 EOF\n"
-        "1: -> FLOCK  ADVISORY  WRITE 13 fe:00:345 0 EOF\n"
-        "2: POSIX  ADVISORY  WRITE 14 fe:00:345 0 EOF\n"
-        "3: FLOCK  ADVISORY  READ  15 fe:00:345 0 EOF\n"
+        f"1: FLOCK  ADVISORY  READ  15 {key} 0 EOF\n"
+        f"1: -> FLOCK  ADVISORY  WRITE 13 {key} 0 EOF\n"
+        f"2: POSIX  ADVISORY  WRITE 14 {key} 0 EOF\n"
+        f"3: FLOCK  ADVISORY  READ  12 {key} 0 EOF\n"
+        f"4: FLOCK  ADVISORY  READ  11 {key}0 0 EOF\n"
     )
-    assert leases.lock_holders(tmp_path) == {"fe:00:345": {12, 15}}
-    assert leases.lock_holders(tmp_path / "nowhere") == {}
+    assert leases.holders_of(status, tmp_path) == (12, 15)
+    assert leases.holders_of(status, tmp_path / "nowhere") == ()
 
 
 # --- eviction --------------------------------------------------------------------------------------------------------
