@@ -31,9 +31,8 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
-from shardio.sets.copier import FileCopier
 from shardio.sets.names import is_url
-from shardio.sets.storage import Storage
+from shardio.sets.storage import FileCopier, Storage
 from shardio.system.files import fsync_folder, lock_at_once, remove_temporaries, reserve
 from shardio.system.opening import FileAt, FolderHandle, at, naming
 from shardio.system.threads import Flag, Stop, ThreadPool

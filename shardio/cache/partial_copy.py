@@ -29,7 +29,7 @@ from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import Manifest
 from shardio.reading.mapping import RowMapping
-from shardio.sets.copier import Read
+from shardio.sets.storage import Read
 from shardio.system.files import fsync_folder, lock_at_once, write_all
 from shardio.system.machine import boot_id
 from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_untrusted

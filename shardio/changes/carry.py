@@ -54,13 +54,12 @@ from shardio.format.layout import (
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.format.opening import open_checked
-from shardio.sets.copier import FileCopier
 from shardio.sets.history import describe_change
 from shardio.sets.index import check_range, read_checked, read_index, read_rows
 from shardio.sets.names import check_local, local_folder
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
 from shardio.sets.rows import ArrayWriter, write_crc32s, write_index, write_order
-from shardio.sets.storage import FolderStorage
+from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.system.files import AtomicFile, remove_temporaries, try_clone, try_link, write_atomic
 from shardio.system.opening import FileAt, FolderHandle, is_same_file, naming
 

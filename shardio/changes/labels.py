@@ -16,8 +16,7 @@ from shardio.changes.draft import Draft
 from shardio.errors import ConvertError, SourceError
 from shardio.format.layout import MAX_CLASSES
 from shardio.format.parse import check_text, first_repeated
-from shardio.sets.arrow import open_parquet, read_table
-from shardio.sets.given import as_key, hash_of, show_key, some_keys
+from shardio.sets.given import as_key, hash_of, open_parquet, read_table, show_key, some_keys
 from shardio.sets.selection import describe_unknown, find_labels
 from shardio.system.opening import open_untrusted
 

@@ -50,11 +50,10 @@ from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, MAX_CLASSES, REJECTS_NAME, has_label
 from shardio.format.manifest import Manifest
-from shardio.sets.copier import FileCopier
 from shardio.sets.levels import LEVELS, first_split, levels_of
 from shardio.sets.names import check_local
 from shardio.sets.rows import ArrayWriter, write_crc32s
-from shardio.sets.storage import FolderStorage
+from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.system.files import write_atomic
 
 

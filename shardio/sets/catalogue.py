@@ -27,10 +27,7 @@ State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root, a folder or URL that is searched for sets.
-
-    Fields from its manifest are empty or 0 if the manifest is missing or unreadable.
-    """
+    """A set in a root. Fields from its manifest are empty or 0 if the manifest is missing or unreadable."""
 
     name: str
     path: str
@@ -61,8 +58,7 @@ class RootContent:
 
 
 def list_sets(roots: Sequence[str]) -> list[RootContent]:
-    """Returns a listing for each of `roots`, folders or URLs, with the sets directly below it. A set or root that
-    cannot be read is listed with the reason."""
+    """Returns the sets directly below each of `roots`, folders or URLs; if one cannot be read, with the reason."""
     found = _map(_look_into, roots)
     silent: set[str] = set()
     children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]
@@ -92,7 +88,7 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
 
 
 def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
-    """Returns a root's folder names, why they cannot be listed, and the temporary folders that publishers left."""
+    """Returns the fields of a RootContent, with names of folders in the place of sets."""
     try:
         names = open_storage(root).list_folders()
         return names, "", () if is_url(root) else tuple(find_left_overs(root))

@@ -1,4 +1,4 @@
-"""Reads files that callers pass in: arrays of numbers and lists of keys. The files are not trusted."""
+"""Reads files that callers pass in: arrays of numbers, lists of keys, parquet. The files are not trusted."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from shardio.system.opening import check_unpacked, naming, open_untrusted
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 HEADER_MOST = 16 << 10
 """NumPy writes and reads no longer header."""
+# Columns of parquet are read in pieces of this size and nothing ahead of them. pyarrow would otherwise keep every row
+# group that was read until the last one is.
+_BUFFER_NBYTES = 1 << 20
 
 Keys = str | os.PathLike[str] | Sequence[str | bytes] | NDArray[Any]
 
@@ -98,10 +101,9 @@ def parse_header(first: bytes) -> ArrayHeader:
 
 
 class ArrayFile:
-    """The array in an NPY file, whose rows are read only when requested.
+    """The array in an NPY file, whose rows are read only when requested, and not mapped: the file may be truncated.
 
-    The file is not mapped, as truncating a mapped file kills the process that reads it. Raises SourceError if the
-    file holds no array or was truncated; OSError if it cannot be read.
+    Raises SourceError if the file holds no array or was truncated; OSError if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -206,3 +208,50 @@ def _checked_keys(keys: NDArray[Any] | Sequence[str | bytes], where: str = "") -
         if not isinstance(key, (str, bytes)):
             raise TypeError(f"{where}expected keys as str or bytes, found {key!r:.80}")
     return list(map(as_key, keys))
+
+
+# --- parquet, by the extra of this name -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Yields the file as a pyarrow.parquet.ParquetFile, and closes it at the end of the `with` block.
+
+    Raises SourceError if the file is damaged, also inside the block, or if pyarrow is not installed.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise SourceError(
+            f"{path}: pyarrow is needed to read parquet, but is not installed. Install it: "
+            'pip install "shardio[parquet]"'
+        ) from None
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"{path}: expected a path in UTF-8, which pyarrow requires: rename the file") from None
+    try:
+        # Checksums of pages are compared where a file has them.
+        with pyarrow.parquet.ParquetFile(
+            path, buffer_size=_BUFFER_NBYTES, pre_buffer=False, page_checksum_verification=True
+        ) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns may be any bytes
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's; pyarrow's errors about damage have no number
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SourceError(f"{path}: expected a sound parquet file, found: {first_line}") from None
+
+
+def read_table(path: Path, file: Any, columns: Sequence[str]) -> Any:
+    """Returns the `columns` as a pyarrow.Table. Raises SourceError for a decompression bomb.
+
+    `file` comes from `open_parquet(path)`.
+    """
+    import pyarrow
+
+    batches = []
+    for batch in file.iter_batches(columns=columns, use_threads=False):
+        batches.append(batch)
+        check_unpacked(path, sum(one.nbytes for one in batches))
+    return pyarrow.Table.from_batches(batches, pyarrow.schema([file.schema_arrow.field(name) for name in columns]))

@@ -67,14 +67,13 @@ def chosen_samples(num_samples: int, most: int | None = None) -> NDArray[np.int6
 
 
 def sum_levels(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Returns the sums of a picture (height, width, channels) for `levels_of`: int64 (4, channels). Those of several
-    pictures are added."""
+    """Returns the sums of a picture (height, width, channels) for `levels_of`, to be added: int64 (4, channels)."""
     height, width, channels = picture.shape
     step = max(1, height // _NUM_LINES)
     lines = np.ascontiguousarray(picture[step // 2 :: step]).reshape(-1, width * channels)
     # Sums over lines, and then over columns: as fast as memory, and exact.
-    total = _over_columns(lines.sum(axis=0, dtype=np.uint32), channels)
-    squares = _over_columns(np.multiply(lines, lines, dtype=np.uint16).sum(0, dtype=np.uint32), channels)
+    over_lines = [each.sum(0, dtype=np.uint32) for each in (lines, np.multiply(lines, lines, dtype=np.uint16))]
+    total, squares = np.reshape(over_lines, (2, -1, channels)).sum(axis=1, dtype=np.int64)
     return np.stack([np.ones_like(total), np.full_like(total, len(lines) * width), total, squares])
 
 
@@ -84,11 +83,6 @@ def levels_of(split: str, sums: NDArray[np.int64]) -> Levels:
     mean = total / num_values
     variance = np.maximum(squares / num_values - mean * mean, 0)
     return Levels(split, int(num_samples[0]), _shares(mean), _shares(np.sqrt(variance)))
-
-
-def _over_columns(sums: NDArray[np.uint32], channels: int) -> NDArray[np.int64]:
-    result: NDArray[np.int64] = sums.reshape(-1, channels).sum(axis=0, dtype=np.int64)
-    return result
 
 
 def _shares(levels: NDArray[np.float64]) -> tuple[float, ...]:

@@ -1,8 +1,8 @@
 """A folder that appears whole under its name, never over anything, or not at all.
 
-It is made under a temporary name next to its target; then one rename, which replaces nothing, gives it its name. A
-temporary file next to it is its lock, which dies with its process, and so shows which folders killed processes left.
-The lock is made before the folder and removed after it, so a folder without a lock belongs to no process.
+It is made under a temporary name; then one rename, which replaces nothing, gives it its name. A temporary file next to
+it is its lock, which dies with its process, and so shows which folders killed processes left. The lock is made before
+the folder and removed after it, so a folder without a lock belongs to no process.
 """
 
 from __future__ import annotations
@@ -121,18 +121,17 @@ def folder_of(lock: Path) -> Path:
 
 
 def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
-    """Returns the temporary folders and locks in a root, sorted by name.
+    """Returns the temporary folders and locks in a root, also of running publishers, sorted by name.
 
-    Includes the folders and locks of running publishers. Changes nothing. Raises the errors of os.listdir."""
+    Changes nothing. Raises the errors of os.listdir."""
     found = []
     for lock in _locks(Path(root)):
-        folder, abandoned = folder_of(lock), False
+        folder, abandoned, nbytes = folder_of(lock), False, 0
         try:
             with _alone_with(lock, os.O_RDONLY, fcntl.LOCK_SH) as abandoned:
                 pass
         except (OSError, FormatError):  # another user's and not readable, gone by now, or no lock
             pass
-        nbytes = 0
         for path in (lock, *folder.glob("*")):
             with contextlib.suppress(OSError):
                 nbytes += path.lstat().st_size

@@ -20,10 +20,9 @@ from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.layout import MANIFEST_NAME, is_safe_name
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
-from shardio.sets.copier import FileCopier
 from shardio.sets.names import check_local, hinting_at_order
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, temporary_folder
-from shardio.sets.storage import FolderStorage
+from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import fsync_folder, sweep_temporaries
 from shardio.system.opening import FolderHandle
@@ -79,7 +78,13 @@ def publish(
         renamed = move and _can_be_renamed(source, target.parent)
         if renamed:
             _make_movable(source, names, like=(folder, lock.descriptor))
-            renamed = _move_new(source, target)
+            try:
+                with FolderHandle(source) as opened:
+                    rename_new(opened, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                renamed = False  # from one mount of a filesystem to another
         if not renamed:
             _copy_set(source, manifest, folder, workers, on_progress)
             rename_new(folder, target)
@@ -149,33 +154,16 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
         has_other_group = hands_on_group and status.st_gid != new.st_gid
         if not has_other_group and stat.S_IMODE(status.st_mode) == stat.S_IMODE(new.st_mode):
             continue
+        problem, way_out = f"{path}: its permissions or its group have to change", "publish a copy (without --move)"
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            raise ConvertError(
-                f"{path}: its permissions or its group have to change, and it is a file of another set, too (a hard "
-                "link): publish a copy (without --move)"
-            )
+            raise ConvertError(f"{problem}, and it is a file of another set, too (a hard link): {way_out}")
         try:
             if has_other_group:
                 os.chown(path, -1, new.st_gid)
             # After that: chown clears bits.
             os.chmod(path, stat.S_IMODE(new.st_mode))
         except PermissionError:
-            raise ConvertError(
-                f"{path}: its permissions or its group have to change, which only its owner may do: publish a copy "
-                "(without --move)"
-            ) from None
-
-
-def _move_new(source: Path, target: Path) -> bool:
-    """Renames the set. Returns False if that is impossible: from one mount of a filesystem to another."""
-    try:
-        with FolderHandle(source) as opened:
-            rename_new(opened, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        return False
-    return True
+            raise ConvertError(f"{problem}, which only its owner may do: {way_out}") from None
 
 
 # --- the result -----------------------------------------------------------------------------------------------------

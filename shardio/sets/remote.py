@@ -170,9 +170,9 @@ class RemoteStorage:
             found = self._ask("info", url, deadline=by)
             if found.get("type") == "directory":
                 raise FileNotFoundError(errno.ENOENT, "a folder")
-            if type(found.get("size")) is not int:
+            size = found.get("size")
+            if type(size) is not int:
                 raise ValueError("the server does not say how large the file is")
-            size: int = found["size"]
             return size
 
         return self._insist(look, join_place(self.name, name), "looking for the file", by)
@@ -331,17 +331,13 @@ def _new_filesystem(url: str) -> Any:
             filesystem.client_kwargs = {"timeout": silence, "auto_decompress": False, **filesystem.client_kwargs}
         return filesystem
     except ImportError as error:
-        missing = next((cause.name for cause in _chain(error) if isinstance(cause, ImportError) and cause.name), None)
+        missing = next(
+            (cause.name for cause in (error, error.__cause__) if isinstance(cause, ImportError) and cause.name), None
+        )
         command = f"pip install {missing.partition('.')[0]}" if missing else str(error)
         raise SetNotFoundError(
             f"{name}: reading {urlsplit(url).scheme}:// needs a package that is not installed. Install it: {command}"
         ) from None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _root(error: BaseException) -> BaseException:

@@ -1,11 +1,8 @@
 """`verify`: checks a published set against its checksums, and names damage down to the sample.
 
-`quick` checks what opening checks: types, sizes, headers, and every byte of indexes, orders and checksums. The full
-check reads every byte of every file. Between them, a `subset` of the samples and of the arrays' values is compared with
-its crc32. Files are read and not mapped: a failing disk or a shrinking file is then a reported problem, not a fatal
-signal.
-
-Damage is located in stored rows, and reported as the samples that use them: one sample, or any number with an order.
+`quick` checks what opening checks, the full check reads every byte of every file, and a `subset` of the samples and of
+the arrays' values is compared with its crc32. Files are read and not mapped: a failing disk or a shrinking file is then
+a reported problem, not a fatal signal. Damage is located in stored rows, and reported as the samples that use them.
 """
 
 from __future__ import annotations
@@ -21,20 +18,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, first_of, printable
-from shardio.format.entries import FileEntry, IndexEntry, OrderEntry, ShardEntry, SplitEntry, TableEntry
-from shardio.format.layout import MANIFEST_NAME
+from shardio.format.entries import (
+    ArrayEntry,
+    Crc32Entry,
+    FileEntry,
+    IndexEntry,
+    OrderEntry,
+    ShardEntry,
+    SplitEntry,
+    TableEntry,
+)
+from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, RowType, SampleShape, crc32, pixels_row
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.index import find_outside, read_rows
 from shardio.sets.selection import check_share, draw_share
 from shardio.sets.storage import FolderStorage
-from shardio.sets.stored import Sums, Values, compare_rows, values_of
 from shardio.system.opening import open_regular
 from shardio.system.pour import pour
 
@@ -53,26 +59,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class CheckedShare:
-    """A random subset of the samples, and of the values of arrays, whose checksums are compared: at least `share` of
-    each file. The same `seed` draws the same subset."""
+    """A random subset of the samples and of the arrays' values, at least `share` of each file, drawn by `seed`."""
 
     share: float
     seed: int
     num_samples: int = 0
-    """The number of samples that were read, in all shards."""
+    """How many were read, in all shards."""
     num_values: int = 0
-    """The number of values that were read, in all arrays."""
 
     def __post_init__(self) -> None:
         check_share("subset", self.share, self.seed)
-
-    def count(self, num_samples: int) -> int:
-        """Returns how many samples to read from a shard with `num_samples` samples."""
-        return math.ceil(self.share * num_samples)
-
-    def positions(self, num_samples: int, shard: int) -> NDArray[np.int64]:
-        """Returns the samples of shard `shard` to read, in ascending order, which suits disks."""
-        return draw_share(num_samples, self.share, self.seed, shard)
 
 
 @dataclass(frozen=True)
@@ -153,22 +149,21 @@ class _Verifier:
     num_compared: list[int] = field(default_factory=list)
     """With a subset, the numbers of samples of the shards: each is appended by the thread that compared them."""
     num_values_compared: list[int] = field(default_factory=list)
-    """The same of the arrays' values."""
 
     def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
         """Returns the checks, and how many bytes they read."""
         rejects = self.manifest.rejects
         checks: list[Callable[[], Problem | None]] = [] if rejects is None else [partial(self.check_file, rejects)]
-        every: list[Values] = []
+        every: list[_Values] = []
         for split in self.manifest.splits.values():
-            every += values_of(split, self.manifest.sample_shape)
+            every += _values_of(split, self.manifest.sample_shape)
             checks.append(partial(self.check_index, split))
             checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
             checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
         every.sort(key=lambda values: bool(values.name))  # pixels first: arrays do not change what a seed draws of them
         total, numbers = self.manifest.nbytes, count()
         for values in every:
-            sums: Sums | None = None  # if the checksums cannot be trusted, which another check reports
+            sums: _Sums | None = None  # if the checksums cannot be trusted, which another check reports
             if self.subset is not None:
                 with contextlib.suppress(OSError, FormatError):
                     sums = self.read_sums(values)
@@ -179,11 +174,11 @@ class _Verifier:
                     continue
                 of_shard = None if sums is None else sums.of(first, shard.num_samples)
                 num_rows = shard.num_samples if of_shard is None else len(of_shard.known_rows())
-                total += self.subset.count(num_rows) * values.row.nbytes - shard.nbytes
+                total += math.ceil(self.subset.share * num_rows) * values.row.nbytes - shard.nbytes
                 checks.append(partial(self.check_samples, values, shard, of_shard, self.subset, next(numbers)))
         return checks, total
 
-    def read_sums(self, values: Values) -> Sums:
+    def read_sums(self, values: _Values) -> _Sums:
         """Returns the checksums of all stored rows. Raises FormatError or OSError if they cannot be trusted."""
         split = values.split
         index: NDArray[np.void] | None = None
@@ -209,24 +204,23 @@ class _Verifier:
         else:
             assert index is not None
             crc32s = index["crc32"][samples]
-        return Sums(rows, crc32s, samples, None if index is None else index["key"])
+        return _Sums(rows, crc32s, samples, None if index is None else index["key"])
 
     def check_index(self, split: SplitEntry) -> Problem | None:
-        if self.manifest.classes and split.index.has_label:
-            return self.check_numbers(split.index, len(self.manifest.classes), "a label")
-        return self.check_file(split.index)
+        is_class = self.manifest.classes and split.index.has_label
+        return self.check_numbers(split.index, len(self.manifest.classes) if is_class else None, "a label")
 
     def check_order(self, split: SplitEntry, number: int) -> Problem | None:
         """Compares an order with its entry, and its numbers with the stored rows of pixels and arrays in this order."""
-        values = values_of(split, self.manifest.sample_shape)
+        values = _values_of(split, self.manifest.sample_shape)
         stored = {each.name or "pixels": each.stored.num_rows for each in values if each.stored.order == number}
         what, fewest = min(stored.items(), key=lambda item: item[1])
         return self.check_numbers(split.orders[number], fewest, f"a stored row of the {what}")
 
-    def check_numbers(self, entry: IndexEntry | OrderEntry, stop: int, what: str) -> Problem | None:
+    def check_numbers(self, entry: IndexEntry | OrderEntry, stop: int | None, what: str) -> Problem | None:
         """Compares a file with its entry, and the labels or stored rows in it with their range, 0 to `stop` - 1."""
         problem = self.check_file(entry)
-        if problem is not None or self.quick:
+        if problem is not None or self.quick or stop is None:
             return problem
         path = self.folder / entry.file
         try:
@@ -236,7 +230,7 @@ class _Verifier:
         wrong, detail = find_outside(rows["label"] if isinstance(entry, IndexEntry) else rows, stop, what)
         return Problem(path.name, f"{path}: {detail}", tuple(wrong.tolist())) if detail else None
 
-    def check_shard(self, values: Values, shard: ShardEntry, first: int) -> Problem | None:
+    def check_shard(self, values: _Values, shard: ShardEntry, first: int) -> Problem | None:
         problem = self.check_file(shard)
         path, is_bool = self.folder / shard.file, values.row.dtype == "|b1"
         if self.quick or (problem is None and not is_bool):
@@ -246,7 +240,7 @@ class _Verifier:
             is_damaged = np.ones(len(sums.rows), bool)
             if os.path.lexists(path):
                 with io.BufferedReader(open_regular(path)[0]) as file:
-                    is_damaged, _ = compare_rows(file, values.row, sums)
+                    is_damaged, _ = _compare_rows(file, values.row, sums)
         except (OSError, FormatError):
             return problem  # no file to look into, or nothing to compare with: that is another problem's text
         if problem is None and is_damaged.any():
@@ -256,7 +250,7 @@ class _Verifier:
         return None if problem is None else _described(problem, values, sums, shard, is_damaged)
 
     def check_samples(
-        self, values: Values, shard: ShardEntry, sums: Sums | None, drawn: CheckedShare, number: int
+        self, values: _Values, shard: ShardEntry, sums: _Sums | None, drawn: CheckedShare, number: int
     ) -> Problem | None:
         """Checks size and header of a shard, and the crc32 of some of its rows."""
         path = self.folder / shard.file
@@ -271,9 +265,9 @@ class _Verifier:
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             known = sums.known_rows()
-            chosen = known[drawn.positions(len(known), number)] if len(known) else known
-            sums = sums.at(chosen)
-            is_damaged, failure = compare_rows(file, values.row, sums, self.progress)
+            chosen = known[draw_share(len(known), drawn.share, drawn.seed, number)] if len(known) else known
+            sums = sums.part(np.isin(sums.rows, chosen))
+            is_damaged, failure = _compare_rows(file, values.row, sums, self.progress)
         (self.num_values_compared if values.name else self.num_compared).append(len(chosen))
         if not is_damaged.any():
             return None
@@ -298,6 +292,78 @@ class _Verifier:
         return Problem(entry.file, f"{path}: sha256: expected {entry.sha256}, found {found}")
 
 
+@dataclass(frozen=True)
+class _Values:
+    """The stored rows of a split's pixels, or of the array `name`, which is "" for the pixels."""
+
+    split: SplitEntry
+    name: str
+    stored: SplitEntry | ArrayEntry
+    row: RowType
+
+    @property
+    def crc32(self) -> Crc32Entry | None:
+        """The checksums of an array; the index has the checksums of pixels."""
+        return self.stored.crc32 if isinstance(self.stored, ArrayEntry) else None
+
+
+def _values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[_Values]:
+    """Returns the pixels, if the split has any, and then the arrays, sorted by name."""
+    pixels = [] if sample_shape is None else [_Values(split, "", split, pixels_row(sample_shape))]
+    return [*pixels, *(_Values(split, name, array, array.row) for name, array in sorted(split.arrays.items()))]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The checksums of stored rows, in the order of the rows: `rows[i]` has `crc32s[i]` and holds `samples[i]`.
+
+    A row is listed once for each sample that uses it. An unused row is listed with the sample -1, or left out if its
+    crc32 is unknown.
+    """
+
+    rows: NDArray[np.int64]
+    crc32s: NDArray[np.uint32]
+    samples: NDArray[np.int64]
+    keys: NDArray[np.bytes_] | None
+    """The keys of all samples of the split; None if the index cannot be trusted."""
+
+    def of(self, first: int, count: int) -> _Sums:
+        """Returns the checksums of `count` rows from `first` on; row `first` becomes row 0 of the result."""
+        part = self.part(slice(*np.searchsorted(self.rows, [first, first + count])))
+        return replace(part, rows=part.rows - first)
+
+    def part(self, chosen: slice | NDArray[np.bool_]) -> _Sums:
+        return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
+
+    def known_rows(self) -> NDArray[np.int64]:
+        """Returns the rows that have a checksum, each once."""
+        rows: NDArray[np.int64] = np.unique(self.rows)
+        return rows
+
+
+def _compare_rows(
+    file: IO[bytes], row: RowType, sums: _Sums, progress: Callable[[int], object] = lambda nbytes: None
+) -> tuple[NDArray[np.bool_], OSError | None]:
+    """Returns a mask, true for each of `sums` whose row in `file` is damaged, and the last error of the disk, if any.
+
+    A row is damaged if it has the wrong crc32, is truncated, cannot be read, or is |b1 with other bytes than 0 and 1.
+    """
+    damaged = np.zeros(len(sums.rows), bool)
+    failure: OSError | None = None
+    rows, starts = np.unique(sums.rows, return_index=True)
+    bounds = [*starts.tolist(), len(damaged)]
+    for stored, start, stop in zip(rows.tolist(), bounds[:-1], bounds[1:], strict=True):
+        try:
+            file.seek(HEADER_NBYTES + stored * row.nbytes)
+            data = file.read(row.nbytes)
+        except OSError as error:
+            data, failure = b"", error
+        is_whole = len(data) == row.nbytes and not (row.dtype == "|b1" and max(data) > 1)
+        damaged[start:stop] = sums.crc32s[start:stop] != crc32(data) if is_whole else True
+        progress(row.nbytes)
+    return damaged, failure
+
+
 def _problem(path: Path, error: FormatError | OSError) -> Problem:
     if isinstance(error, FormatError):
         return Problem(path.name, str(error))
@@ -305,7 +371,7 @@ def _problem(path: Path, error: FormatError | OSError) -> Problem:
 
 
 def _described(
-    problem: Problem, values: Values, sums: Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
+    problem: Problem, values: _Values, sums: _Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
 ) -> Problem:
     """Returns the problem with the damaged samples. `shard` is given if the sums cover all of its rows."""
     samples = np.sort(sums.samples[is_damaged & (sums.samples >= 0)])

@@ -42,8 +42,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.copier import FileCopier
-from shardio.sets.storage import FolderStorage
+from shardio.sets.storage import FileCopier, FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
 
@@ -571,7 +570,7 @@ import sys, threading
 from shardio.cache import partial_copy
 from shardio.cache import filler as filling
 from shardio.cache import stage as staging
-from shardio.sets.storage import FolderStorage
+from shardio.sets.storage import FileCopier, FolderStorage
 class Stuck(FolderStorage):
     def read_into(self, entry, offset, buffer):
         if entry.file == "train-00002.npy" and offset:
@@ -764,7 +763,7 @@ import sys, threading
 from shardio.cli import main as cli
 from shardio.cache import filler as filling
 from shardio.cache import stage as staging
-from shardio.sets.storage import FolderStorage
+from shardio.sets.storage import FileCopier, FolderStorage
 class Slow(FolderStorage):
     def read_into(self, entry, offset, buffer):
         if entry.file == "train-00003.npy":

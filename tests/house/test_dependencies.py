@@ -39,7 +39,7 @@ def packages_of(module: str) -> set[str]:
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.ilsvrc"}),
         ("distributed", {"conversion.engines.engine"}),
-        ("pyarrow", {"sets.arrow"}),
+        ("pyarrow", {"sets.given"}),
         ("fsspec", {"sets.remote"}),
         ("triton", {"augment.resample_cuda", "augment.steps_cuda", "augment.trusted"}),
     ],

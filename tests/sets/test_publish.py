@@ -275,7 +275,7 @@ def test_a_full_disk_leaves_nothing(out: Path, root: Path, monkeypatch: pytest.M
     def full(descriptor: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("shardio.sets.copier.reserve", full)
+    monkeypatch.setattr("shardio.sets.storage.reserve", full)
     with pytest.raises(OSError, match=r"No space left on device: '/"):
         publish(out, root / "small")
     assert os.listdir(root) == []

@@ -23,6 +23,7 @@ from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import SetNotFoundError
 from shardio.format.layout import SampleShape
 from shardio.format.manifest import Manifest
+from shardio.sets.selection import draw_share
 from shardio.sets.verify import CheckedShare, Problem, VerifyReport, verify
 from shardio.system import opening
 from shardio.system.opening import OpenFile
@@ -261,9 +262,8 @@ def test_without_classes_any_label_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [1e-9, 0.05, 0.3, 0.5, 1])
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 100, 1001])
 def test_a_subset_has_at_least_its_share_of_every_shard_each_sample_once(share: float, num_samples: int) -> None:
-    chosen = [CheckedShare(share, 7).positions(num_samples, shard).tolist() for shard in range(30)]
+    chosen = [draw_share(num_samples, share, 7, shard).tolist() for shard in range(30)]
     for positions in chosen:
-        assert len(positions) == CheckedShare(share, 7).count(num_samples)
         assert num_samples * share <= len(positions) < num_samples * share + 1
         assert positions == sorted(set(positions))
         assert 0 <= positions[0] <= positions[-1] < num_samples
@@ -274,7 +274,7 @@ def test_a_subset_has_at_least_its_share_of_every_shard_each_sample_once(share: 
 def test_subsets_of_many_seeds_leave_nothing_out() -> None:
     hits = np.zeros(200, np.int64)
     for seed in range(1000):
-        hits[CheckedShare(0.05, seed).positions(200, 3)] += 1
+        hits[draw_share(200, 0.05, seed, 3)] += 1
     assert hits.sum() == 1000 * 10
     assert 20 <= hits.min() <= hits.max() <= 90  # 50 each; six standard deviations are 41
 
@@ -307,7 +307,7 @@ def test_a_seed_chooses_the_same_samples_again_and_none_chooses_new_ones(out: Pa
 
 def test_what_a_subset_reads_of_damage_is_named_by_sample_and_what_it_does_not_is_not(out: Path) -> None:
     for seed in range(5):
-        chosen = CheckedShare(0.3, seed).positions(10, 1).tolist()
+        chosen = draw_share(10, 0.3, seed, 1).tolist()
         for position in range(10):
             flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
             problems = verify(out, subset=0.3, seed=seed).problems

@@ -20,7 +20,8 @@ from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES, shard_nbytes
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.rows import write_order
-from shardio.sets.verify import CheckedShare, Problem, VerifyReport, verify
+from shardio.sets.selection import draw_share
+from shardio.sets.verify import Problem, VerifyReport, verify
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
 NBYTES = HEIGHT * WIDTH * 3
@@ -221,7 +222,7 @@ def test_a_subset_reads_the_same_samples_whatever_arrays_there_are(make_set: Cal
     assert after.subset is not None
     assert before.subset.num_samples == after.subset.num_samples == 3 + 3 + 1
     assert (before.subset.num_values, after.subset.num_values) == (0, 3 * (3 * 3 + 1) + 2 * 7)  # two arrays are small
-    chosen: Sequence[int] = CheckedShare(0.3, 5).positions(10, 0).tolist()
+    chosen: Sequence[int] = draw_share(10, 0.3, 5).tolist()
     for position in range(10):
         flip(out / "train-00000.npy", HEADER_NBYTES + position * NBYTES)
     assert only(verify(out, subset=0.3, seed=5), "train-00000.npy").samples == tuple(chosen)

@@ -25,7 +25,7 @@ from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
 from shardio.format.parse import first_repeated
-from shardio.sets.arrow import open_parquet
+from shardio.sets.given import open_parquet
 
 _SUFFIX = ".parquet"
 

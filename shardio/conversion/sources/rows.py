@@ -11,7 +11,7 @@ from typing import Any
 
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.errors import SourceError, counted
-from shardio.sets.arrow import check_installed, open_parquet
+from shardio.sets.given import open_parquet
 
 _MAX_LINE_NBYTES = 1 << 16
 _ROWS_AT_ONCE = 1 << 14
@@ -57,7 +57,6 @@ def read_rows(path: Path, known: tuple[str, ...]) -> tuple[list[str], Rows, Faul
         raise SourceError(f"{path}: expected a table, found {'something else' if path.exists() else 'nothing'}")
     with path.open("rb") as binary:
         if binary.read(4) == b"PAR1":
-            check_installed(path)
             with open_parquet(path) as parquet:
                 names = list(parquet.schema_arrow.names)
             return names, _parquet_rows(path), Faults(path, "row")

@@ -20,7 +20,7 @@ from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import FileOrigin, Item, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import crc32
-from shardio.sets.arrow import open_parquet
+from shardio.sets.given import open_parquet
 from shardio.system.files import AtomicFile, write_all
 from shardio.system.opening import naming, open_untrusted
 
