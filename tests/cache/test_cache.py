@@ -26,6 +26,7 @@ from shardio.cache import leases
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.errors import CacheError
 from shardio.format.entries import FileEntry
+from shardio.system.machine import is_shared
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
@@ -109,25 +110,15 @@ def test_a_folder_that_holds_anything_else_is_refused_and_not_touched(cache: Cac
     assert os.listdir(cache.folder) == [A]
 
 
-@pytest.mark.parametrize(
-    ("kind", "taken"),
-    [
-        *(("lustre", False), ("nfs4", False), ("ext4", True), ("tmpfs", True), ("overlay", True), ("", True)),
-        *(("fuse.fuse-overlayfs", True), ("fuse", True), ("fuseblk", True), ("virtiofs", True), ("9p", True)),
-        *(("fuse.glusterfs", False), ("fuse.ceph-fuse", False), ("fuse.juicefs", False), ("fuse.sshfs", False)),
-        *(("fuse.s3fs", False), ("fuse.gcsfuse", False), ("fuse.rclone", False), ("fuse.beegfs", False)),
-    ],
-)
-def test_a_filesystem_that_nodes_share_is_refused(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch, kind: str, taken: bool
-) -> None:
-    monkeypatch.setattr(module, "filesystem_kind", lambda path: kind)
-    if taken:
-        cache.lease(A).close()
-        return
-    with pytest.raises(CacheError, match=f"expected a folder on a disk of this machine, found one on {kind}"):
-        cache.lease(A)
+def test_a_filesystem_that_nodes_share_is_refused(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    fuse = "glusterfs ceph-fuse juicefs sshfs s3fs gcsfuse rclone beegfs"
+    for kind in ("lustre", "nfs4", *(f"fuse.{name}" for name in fuse.split())):
+        monkeypatch.setattr(module, "filesystem_kind", lambda path, kind=kind: kind)
+        with pytest.raises(CacheError, match=f"expected a folder on a disk of this machine, found one on {kind}"):
+            cache.lease(A)
     assert not cache.folder.exists()
+    for kind in ("ext4", "tmpfs", "overlay", "", "fuse.fuse-overlayfs", "fuse", "fuseblk", "virtiofs", "9p"):
+        assert not is_shared(kind)
 
 
 def test_many_processes_that_make_the_cache_at_once_agree(cache: Cache) -> None:

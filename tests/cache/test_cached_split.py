@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import threading
@@ -168,18 +167,6 @@ def test_a_complete_copy_is_read_as_any_set_and_the_source_is_not(src: Path, cac
     assert not gate.fetched
 
 
-def test_an_epoch_goes_on_while_shards_come_in_the_middle_of_it(src: Path, cache: Path, gate: Gate) -> None:
-    with loaded(src, cache) as loader, loaded(src, None) as plain:
-        batches = []
-        for number, batch in enumerate(loader):
-            if number == 2:
-                gate.opened.set()
-                wait_for(loader)
-            batches.append(batch)
-        for here, there in zip(batches, plain, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
-
-
 def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "free_nbytes", lambda cache: 1000)
     with pytest.warns(RuntimeWarning, match=r"training continues, .* without a copy: .*expected room for"):
@@ -207,15 +194,6 @@ def test_samples_that_do_not_fit_on_the_disk_are_not_waited_for(
         left = int((copy.states == partial_copy.COMING).sum())
         gate.opened.set()
     assert left <= coming
-
-
-def test_a_source_that_is_gone_does_not_matter_when_a_complete_copy_is_pinned(src: Path, cache: Path) -> None:
-    digest = staging.stage(src, cache).digest
-    shutil.rmtree(src)
-    with pytest.raises(SetNotFoundError):
-        loaded(src, cache)
-    with loaded(src, cache, digest=digest) as loader:
-        read_epoch(loader)
 
 
 def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(src: Path, cache: Path) -> None:
@@ -434,9 +412,3 @@ def test_a_source_tells_why_it_reads_so_and_may_be_stopped_and_closed_again(sour
     for _ in range(2):
         source.stop()
         source.close()
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_split_that_is_not_there_is_refused(cached: bool, make_set: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(SetNotFoundError, match="expected a split 'val', found train"):
-        open_source(make_set(NUM_SOURCE), "val", tmp_path / "cache" if cached else None, None)

@@ -138,25 +138,18 @@ def test_keep_counts_a_file_of_two_copies_once(sets: tuple[Path, Path], cache: P
     assert len(Cache(cache).evict(keep=room(cache) - 1).removed) == 1
 
 
-def test_a_damaged_shared_file_is_replaced_in_one_copy_and_the_other_is_left_as_it_is(
-    sets: tuple[Path, Path], cache: Path
-) -> None:
-    one, two = (Path(stage(folder, cache).path) for folder in sets)
-    flip(one / "train-00003.npy", -1)
-    assert stage(sets[1], cache, verify=True).num_copied == 1
-    assert verify(two).ok
-    assert not verify(one).ok
-
-
-def test_with_verify_a_file_that_was_taken_over_is_read_and_copied_if_it_is_damaged(
-    sets: tuple[Path, Path], cache: Path
+@pytest.mark.parametrize("is_there", [True, False])
+def test_with_verify_a_damaged_shared_file_is_copied_and_the_other_copy_is_left_as_it_is(
+    sets: tuple[Path, Path], cache: Path, is_there: bool
 ) -> None:
     one = Path(stage(sets[0], cache).path)
+    if is_there:
+        stage(sets[1], cache)
     flip(one / "train-00003.npy", -1)
     report = stage(sets[1], cache, verify=True)
+    assert report.num_copied == (1 if is_there else 1 + 3)
     assert verify(report.path).ok
-    assert report.num_copied == 1 + 3
-    assert not (one / "train-00003.npy").samefile(Path(report.path) / "train-00003.npy")
+    assert not verify(one).ok
 
 
 def test_a_shared_index_with_another_label_is_copied(sets: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:
@@ -269,7 +262,7 @@ def test_a_stage_that_is_killed_between_links_is_gone_on_with(sets: tuple[Path, 
         os.link = link
         stage(sys.argv[1], sys.argv[2])
     """
-    for number in (0, 1, 50, 99):
+    for number in (0, 1, 99):
         killed = run_python("-c", textwrap.dedent(script), sets[1], cache, number)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert verify(one.path).ok

@@ -334,14 +334,6 @@ def test_what_was_damaged_on_the_way_is_read_once_more(out: Path, cache: Path) -
     assert verify(cache / load_manifest(out).digest).ok
 
 
-def test_a_source_that_was_cut_is_refused_and_no_set_is_none(out: Path, cache: Path, tmp_path: Path) -> None:
-    os.truncate(out / "train-00001.npy", 4100)
-    with pytest.raises(FormatError, match=r"train-00001.npy: expected \d+ bytes, .* found 4100"):
-        stage(out, cache)
-    with pytest.raises(SetNotFoundError, match="holds no shard set"):
-        stage(tmp_path, cache)
-
-
 def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request_little(monkeypatch, 10)
     failed = threading.Event()

@@ -343,37 +343,6 @@ sys.stdin.read()
             thread.join(30)
 
 
-LOADER = """
-import json, sys
-import torch.distributed as distributed
-from shardio import ShardLoader
-from shardio.cache import meeting, partial_copy
-partial_copy._LEAST_NBYTES = 1
-distributed.init_process_group("gloo")
-src, cache, pictures = sys.argv[1:4]
-with ShardLoader(src, 8, device="cpu", cache=cache, together=True, return_indices=True, epoch_batches=40) as loader:
-    with ShardLoader(src, 8, device="cpu", return_indices=True, epoch_batches=40) as plain:
-        for (one, _, indices), (other, _, expected) in zip(loader, plain, strict=True):
-            assert indices.equal(expected) and one.equal(other)
-    while loader.stats()["staging"]["state"] != "complete":
-        pass
-distributed.barrier()
-"""
-
-
-def test_training_on_all_ranks_goes_on_while_the_nodes_copy_together(
-    make_set: Callable[..., Path], tmp_path: Path
-) -> None:
-    src = make_set(95)
-    # Two nodes of two ranks each.
-    nodes = start_nodes(LOADER, src, size=4, each=lambda rank: [tmp_path / f"node-{rank // 2}", tmp_path])
-    for node in nodes:
-        error = node.communicate(timeout=100)[1]
-        assert node.returncode == 0, error
-    for number in range(2):
-        assert contents(tmp_path / f"node-{number}" / load_manifest(src).digest) == contents(src)
-
-
 def test_a_loader_that_copies_together_needs_a_cache_and_torch_distributed(
     make_set: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -405,7 +374,7 @@ import hashlib, json, sys, time
 import torch.distributed as dist
 from shardio import ShardLoader
 src, cache = sys.argv[1:]
-dist.init_process_group("gloo")
+dist.init_process_group("gloo")  # two nodes of two ranks each
 with ShardLoader(src, 8, device="cpu", cache=cache, together=True, return_indices=True) as loader:
     for _ in range(2):
         for images, labels, indices in loader:
@@ -427,7 +396,7 @@ def test_two_nodes_publish_list_stage_train_and_evict_as_the_page_shows(
     assert digest[:12] in shardio("list", root).stdout
     caches = [tmp_path / f"node-{number}" for number in range(2)]
     assert shardio("stage", published, caches[0]).stdout == f"{caches[0] / digest}\n"
-    jobs = start_nodes(JOB, published, size=2, each=lambda rank: [caches[rank]])
+    jobs = start_nodes(JOB, published, size=4, each=lambda rank: [caches[rank // 2]])
     lines = []
     for job in jobs:
         stdout, stderr = job.communicate(timeout=100)

@@ -84,24 +84,26 @@ def test_a_set_that_may_not_be_read_is_listed(root: Path, monkeypatch: pytest.Mo
     assert "Permission denied" in listing.sets[0].reason
 
 
-@pytest.mark.parametrize("file", ["train-00000.npy", "train-00002.npy", "train-index.npy"])
-@pytest.mark.parametrize("damage", ["missing", "cut", "grown", "link"])
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [
+        ("train-00000.npy", Path.unlink),
+        ("train-00002.npy", lambda path: os.truncate(path, path.stat().st_size - 1)),
+        ("train-index.npy", lambda path: os.truncate(path, path.stat().st_size + 1)),
+        ("train-00002.npy", lambda path: path.symlink_to(path.rename(path.parent.parent / "elsewhere"))),
+    ],
+    ids=["missing", "cut", "grown", "link"],
+)
 def test_a_set_whose_files_are_not_all_there_is_damaged(
-    damage: str, file: str, make_set: Callable[..., Path], tmp_path: Path
+    file: str, harm: Callable[[Path], object], make_set: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = make_set(25)
-    digest, path = load_manifest(out).digest, out / file
-    content = path.read_bytes()
-    path.unlink()
-    if damage == "link":
-        (tmp_path / "elsewhere").write_bytes(content)
-        path.symlink_to(tmp_path / "elsewhere")
-    elif damage != "missing":
-        path.write_bytes(content[:-1] if damage == "cut" and content else content + b"x")
+    digest = load_manifest(out).digest
+    harm(out / file)
     (listing,) = list_sets([str(tmp_path)])
     (entry,) = (entry for entry in listing.sets if entry.name == out.name)
     assert (entry.state, entry.digest) == ("damaged", digest)
-    assert entry.reason.startswith(f"{path}: expected ")
+    assert entry.reason.startswith(f"{out / file}: expected ")
     facts = json.loads(shardio("info", out, "--json").stdout)
     assert (facts["state"], facts["reason"]) == ("damaged", entry.reason)
 

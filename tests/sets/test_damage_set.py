@@ -57,17 +57,6 @@ def test_damages_are_of_every_kind_and_size_and_the_same_for_a_seed(site: Site) 
     assert max(sizes) > 50_000
 
 
-def test_a_set_is_what_it_was_after_every_kind_of_damage(site: Site) -> None:
-    tried = set()
-    for number in range(90):
-        damage = site.draw(3, number)
-        assert site.try_damage(damage) == ""
-        tried.add(damage.kind)
-        assert {path.name: path.read_bytes() for path in site.folder.iterdir()} == site.sound
-        assert not any(path.is_symlink() for path in site.folder.iterdir())
-    assert tried == set(KINDS)
-
-
 def without_samples(problem: Problem) -> Problem:
     return replace(problem, samples=())
 

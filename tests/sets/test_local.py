@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import assert_one_clear_error, shardio
 
 from shardio.cache.folder import Cache
 from shardio.cache.stage import stage
@@ -81,9 +80,7 @@ def test_the_wrong_order_is_told(image_tree: Path, make_set: Callable[..., Path]
     assert not new.exists()
 
 
-def test_no_order_is_suspected_where_the_other_folder_is_no_set(
-    image_tree: Path, make_set: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_no_order_is_suspected_where_the_other_folder_is_no_set(image_tree: Path, tmp_path: Path) -> None:
     for call in (
         lambda: repair(tmp_path / "new", image_tree),
         lambda: stage(tmp_path / "new", tmp_path / "cache"),
@@ -104,12 +101,3 @@ def test_a_folder_that_is_taken_is_told_before_the_images_are_listed(
         ConvertError, match=r"expected no folder, an empty one or an unfinished conversion; found 'file'"
     ):
         convert(image_tree, tmp_path / "taken")
-
-
-def test_the_command_line_tells_urls_and_the_wrong_order_too(make_set: Callable[..., Path], tmp_path: Path) -> None:
-    assert_one_clear_error(
-        shardio("convert", "s3://bucket/images", "out"), 1, "s3://...: expected a path", "copy or mount"
-    )
-    assert_one_clear_error(
-        shardio("repair", tmp_path / "new", make_set(10)), 1, "comes first, and SRC, the images, second"
-    )

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from command import shardio
 from plain_sets import first_shard
-from servers import Fault, ObjectStore, SlowServer, cut, shifted, short, slow, status, whole
+from servers import Fault, ObjectStore, SlowServer, cut, short, slow, status, whole
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import ShardEntry
@@ -390,15 +390,6 @@ def test_a_set_on_a_hub_is_staged(out: Path, tmp_path: Path) -> None:
         result = shardio("stage", "hf://datasets/user/photos", tmp_path / "cache", env=env)
     assert result.returncode == 0, result.stderr
     assert load_manifest(Path(result.stdout.strip())).digest == load_manifest(out).digest
-
-
-def test_a_wrong_range_of_the_right_length_is_left_to_the_checksums(url: str, out: Path, store: ObjectStore) -> None:
-    entry, place = first_shard(out), open_storage(url)
-    place.read_into(entry, 0, memoryview(bytearray(1)))
-    buffer = bytearray(50)
-    store.faults.append(shifted)
-    place.read_into(entry, 4096, memoryview(buffer))
-    assert buffer == (out / entry.file).read_bytes()[4097:4147]
 
 
 def test_many_threads_read_at_the_same_time(url: str, out: Path, store: ObjectStore) -> None:

@@ -472,14 +472,3 @@ def test_a_file_that_may_not_be_opened_is_a_problem(out: Path, monkeypatch: pyte
     for quick in (False, True):
         problem = only(found(out, quick=quick), "train-00001.npy")
         assert problem.detail.endswith("expected a readable file, found: Permission denied")
-
-
-def test_many_files_can_be_damaged_at_once(out: Path) -> None:
-    for name, _, _ in SHARDS:
-        flip(out / name, 4096 + NBYTES)
-    (out / "rejects.jsonl").unlink()
-    problems = found(out)
-    assert {problem.file: problem.samples for problem in problems} == {
-        "rejects.jsonl": (),
-        **{name: (first + 1,) for name, first, _ in SHARDS},
-    }
