@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +12,10 @@ from pictures import as_batch
 from transforms import ALL, FIXED, RANDOM, SINGLE, changed, name_of
 
 import shardio.augment
-from shardio import ShardLoader
 from shardio.augment import (
-    ColorJitter,
     Compose,
     HorizontalFlip,
-    Normalize,
     PerSample,
-    RandAugment,
-    RandomErasing,
     RandomInvert,
     Resize,
 )
@@ -179,41 +172,3 @@ def test_squashed_pictures_have_the_true_size(transform: Transform) -> None:
     if transform.keeps_places:
         assert any(torch.equal(found, images) for images in expected)
     assert torch.equal(changed(transform, IMAGES[3:5], sizes=sizes[3:5], indices=[3, 4]), found[3:5])
-
-
-def test_a_loader_gives_the_same_pixels_after_a_resume_on_other_ranks_in_other_batches(
-    make_set: Callable[..., Path],
-) -> None:
-    chain = Compose(
-        [
-            RandAugment(),
-            ColorJitter(0.4, 0.4, 0.4, 0.1),
-            Normalize(),
-            RandomErasing(0.8, value="random", count=(1, 2)),
-        ]
-    )
-    options: dict[str, Any] = {
-        "device": "cpu", "transform": chain, "return_indices": True, "seed": 4, "tail": "short", "num_threads": 1,
-    }  # fmt: skip
-    path = make_set(30, (16, 16, 3))
-
-    def read(loader: ShardLoader, batches: int | None = None) -> dict[int, torch.Tensor]:
-        found: dict[int, torch.Tensor] = {}
-        for number, (images, _, indices) in enumerate(loader, start=1):
-            found.update(zip(indices.tolist(), images.clone(), strict=True))
-            if number == batches:
-                break
-        return found
-
-    with ShardLoader(path, 7, **options) as loader:
-        expected = read(loader)
-    with ShardLoader(path, 4, rank=0, world_size=1, **options) as loader:
-        found = read(loader, 3)
-        state = loader.state_dict()
-    for rank in range(3):
-        with ShardLoader(path, 5, rank=rank, world_size=3, **options) as loader:
-            loader.load_state_dict(state)
-            found.update(read(loader))
-    assert found.keys() == expected.keys()
-    assert len(found) == 30
-    assert all(torch.equal(found[index], expected[index]) for index in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from fractions import Fraction
 from math import floor
 from typing import Any
@@ -20,9 +19,7 @@ import shardio.augment.masks
 import shardio.augment.transforms
 from shardio.augment import (
     CenterCrop,
-    ColorJitter,
     Compose,
-    GaussianBlur,
     HorizontalFlip,
     Normalize,
     Pad,
@@ -36,9 +33,7 @@ from shardio.augment import (
     RandomResizedCrop,
     RandomRotation,
     Resize,
-    TimmRandAugment,
     ToDtype,
-    TrivialAugmentWide,
     VerticalFlip,
     Views,
 )
@@ -197,30 +192,11 @@ def test_a_picture_read_by_nearest_neighbor_is_its_own_mask(transform: Transform
     is_its_own_mask(transform, IMAGES, sizes=np.tile([33, 25], (COUNT, 1)))
 
 
-PARTS: list[Callable[[int], Transform]] = [
-    lambda n: RandomResizedCrop((9 + n, 14 - n)),
-    lambda n: Compose([Resize(16 + n, antialias=False), CenterCrop(12)]),
-    lambda n: HorizontalFlip(),
-    lambda n: VerticalFlip(),
-    lambda n: RandomCrop(8 + n, padding=n),
-    lambda n: Pad((n, 1), padding_mode="edge"),
-    lambda n: RandomRotation(20 * n),
-    lambda n: RandomPerspective(0.2 * n, 0.7),
-    lambda n: TimmRandAugment(f"rand-m{2 * n}-n3-p0.8"),
-    lambda n: TrivialAugmentWide(),
-    lambda n: RandomApply([RandomAffine(10 * n, (0.2, 0.1)), ColorJitter(0.3)]),
-    lambda n: RandomChoice([RandomCrop(8), Compose([RandomRotation(10), RandomCrop(8)])]),
-    lambda n: RandomErasing(0.5),
-    lambda n: GaussianBlur(3),
-]
-
-
 @pytest.mark.usefixtures("nearest")
 @pytest.mark.parametrize("seed", range(40))
 def test_a_picture_is_its_own_mask_through_random_chains(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    parts = [PARTS[kind](int(rng.integers(1, 5))) for kind in rng.integers(len(PARTS), size=rng.integers(1, 7))]
-    chain = Compose(parts)
+    chain = Compose([SINGLE[number] for number in rng.integers(len(SINGLE), size=rng.integers(2, 5))])
     print(seed, chain)
     images = random_images(5, *rng.integers(14, 30, 2).tolist(), seed)
     sizes = np.tile(rng.integers(14, 40, 2), (5, 1)) if seed % 2 else None

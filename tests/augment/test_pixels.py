@@ -12,7 +12,7 @@ import pytest
 import torch
 from drawn_steps import NAN, drawn_step, pictures
 from numpy.typing import NDArray
-from pictures import as_batch, psnr, random_picture
+from pictures import as_batch
 
 from shardio.augment import pixels
 from shardio.augment.resample import normalized
@@ -71,7 +71,7 @@ def test_nearest_pixels_are_the_same_ones(op: Op) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_programs_of_several_steps_do_what_torch_does(seed: int) -> None:
     print("seed", seed)
     rng = np.random.default_rng(seed)
@@ -203,15 +203,6 @@ def test_the_result_is_in_channels_last_memory_and_steps_that_do_nothing_cost_no
     found = pixels.run_steps(batch, (Step.of(2, 3, Op.INVERT),), native=native)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert bool((found == 255).all())
-
-
-@needs_kernel
-def test_pictures_are_within_sixty_decibels() -> None:
-    rng = np.random.default_rng(9)
-    images = np.stack([random_picture(rng, 64, 80) for _ in range(8)])
-    for op in (Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST, Op.AFFINE, Op.PERSPECTIVE):
-        found, expected = both(images, (drawn_step(rng, np.full(8, op, np.uint8), (64, 80), 3),))
-        assert min(psnr(a, b) for a, b in zip(found, expected, strict=True)) >= 60, op
 
 
 @needs_kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -76,11 +75,3 @@ def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
         assert view.shape == (count, 3, size, size)
     again, _ = transform(images, labels, seed=3)
     assert all(map(torch.equal, views, again if isinstance(again, tuple) else (again,)))
-
-
-def test_a_recipe_carries_what_masks_are_filled_with() -> None:
-    transform = replace(recipe("moco-v2", 40), mask_fill=255)
-    assert eval(repr(transform), PUBLIC) == from_dict(transform.to_dict()) == transform
-    assert transform.digest != recipe("moco-v2", 40).digest
-    images = torch.zeros(2, 3, 50, 50, dtype=torch.uint8)
-    assert transform(images, masks={"m": images[:, 0]})[1]["m"][0].shape == (2, 40, 40)

@@ -42,7 +42,11 @@ RECIPES = {
     "Lightning": Recipe(
         RECORDER + "\n".join(BLOCKS["Lightning"]) + keep("trainer.model.parameters()"), ("lightning.pytorch",)
     ),
-    "Accelerate": Recipe(RECORDER + BLOCKS["Accelerate"][0] + keep("model.parameters()"), ("accelerate",)),
+    "Accelerate": Recipe(
+        f"{RECORDER}{BLOCKS['Accelerate'][0]}\nassert sorted(right) == list(range({NUM_VAL}))"
+        + keep("model.parameters()"),
+        ("accelerate",),
+    ),
     "example": Recipe(
         RECORDER + EXAMPLE + keep("torch.load('checkpoints/checkpoint.pt', weights_only=True)['model'].values()"),
         ("shardio.augment",),

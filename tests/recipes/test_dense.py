@@ -17,7 +17,6 @@ from shardio.augment import (
     Compose,
     HorizontalFlip,
     Normalize,
-    RandomCrop,
     RandomResizedCrop,
     RandomRotation,
 )
@@ -91,15 +90,3 @@ def test_a_network_learns_masks_that_were_converted_and_augmented(scenes: Path, 
             found += int(((guess == mask) & (mask > 0)).sum())
             wanted += int(((guess > 0) | (mask > 0)).sum())
     assert found / wanted > 0.8  # the mean overlap; masks that had not moved with their pictures give 0.2
-
-
-CHAIN = Compose([RandomCrop(40, padding=4), RandomRotation(10), HorizontalFlip(), RandomCrop(24)])
-
-
-def test_a_picture_that_is_its_own_mask_stays_it(scenes: Path, tmp_path: Path) -> None:
-    """The masks of the scenes are also the pictures of a set: each pixel of both must have gone the same way."""
-    convert(scenes / "masks", tmp_path / "out", size=SIDE, masks=scenes / "masks", workers=1)
-    with ShardLoader(tmp_path / "out", 32, device="cpu", arrays=["mask"], transform=CHAIN, seed=3) as loader:
-        for images, _, more in loader:
-            for channel in images.unbind(1):
-                torch.testing.assert_close(channel, more["mask"], rtol=0, atol=0)

@@ -142,26 +142,6 @@ def test_arrays_of_jax_keep_their_batches_and_give_them_back(reader: Path) -> No
         assert len(seen) <= PER_EPOCH + 4
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_batch_stays_what_it_is_while_jax_still_computes(reader: Path) -> None:
-    jax = pytest.importorskip("jax")
-
-    @jax.jit
-    def slow(images: Any) -> Any:
-        scores = images.reshape(len(images), -1).astype("float32")
-        for _ in range(6):
-            scores = scores @ (scores.T @ scores) / 1e7
-        return scores.sum(), images.astype("int32").sum()
-
-    with ShardLoader("out/", BATCH_SIZE, device="cpu", prefetch=1) as loader:
-        for epoch in range(2):
-            loader.set_epoch(epoch)
-            # Dispatched, and not waited for, while the loader gathers the next batches.
-            pending = [(slow(views(images))[1], int(images.sum())) for images, _ in loader]
-            for found, expected in pending:
-                assert int(found) == expected
-
-
 def test_numpy_takes_a_batch_without_a_copy(reader: Path) -> None:
     with ShardLoader("out/", BATCH_SIZE, device="cpu") as loader:
         images, _ = next(iter(loader))
