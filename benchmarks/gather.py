@@ -20,7 +20,7 @@ from common import describe_machine, in_turn, print_ratios
 from numpy.typing import NDArray
 
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.system.direct import aligned_empty
+from shardio.system.pour import aligned_empty
 
 Copy = Callable[[ShardSet, NDArray[np.int64], NDArray[np.uint8]], None]
 

@@ -44,48 +44,48 @@ if TYPE_CHECKING:
     from shardio.sets.verify import verify as verify
 
 _HOMES = {
-    "shardio.cache.folder": ("Cache",),
-    "shardio.conversion.convert": ("convert",),
-    "shardio.conversion.report": ("ConvertReport",),
-    "shardio.conversion.sources.table": ("Table",),
-    "shardio.loading.dataset": ("ShardDataset",),
-    "shardio.errors": (
-        "CacheError",
-        "ConvertError",
-        "DecodeError",
-        "FormatError",
-        "LaunchError",
-        "SetNotFoundError",
-        "ShardioError",
-        "SourceError",
-        "SpaceError",
-    ),
-    "shardio.loading.loader": ("ShardLoader",),
-    "shardio.loading.mixture": ("Mixture", "Part"),
-    "shardio.changes.change": ("change",),
-    "shardio.order.orders": ("BlockShuffle",),
-    "shardio.changes.carry": ("ChangeReport",),
-    "shardio.changes.merge": ("merge",),
-    "shardio.sets.publish": ("publish",),
-    "shardio.sets.selection": ("Selection",),
-    "shardio.conversion.writing.set_writer": ("ShardWriter",),
-    "shardio.reading.sample": ("Sample",),
-    "shardio.reading.shardset": ("ShardSet", "open_shards"),
-    "shardio.cache.stage": ("StageReport", "stage"),
-    "shardio.sets.verify": ("verify",),
+    "BlockShuffle": "shardio.order.orders",
+    "Cache": "shardio.cache.folder",
+    "CacheError": "shardio.errors",
+    "ChangeReport": "shardio.changes.carry",
+    "ConvertError": "shardio.errors",
+    "ConvertReport": "shardio.conversion.report",
+    "DecodeError": "shardio.errors",
+    "FormatError": "shardio.errors",
+    "LaunchError": "shardio.errors",
+    "Mixture": "shardio.loading.mixture",
+    "Part": "shardio.loading.mixture",
+    "Sample": "shardio.reading.sample",
+    "Selection": "shardio.sets.selection",
+    "SetNotFoundError": "shardio.errors",
+    "ShardDataset": "shardio.loading.dataset",
+    "ShardLoader": "shardio.loading.loader",
+    "ShardSet": "shardio.reading.shardset",
+    "ShardWriter": "shardio.conversion.writing.set_writer",
+    "ShardioError": "shardio.errors",
+    "SourceError": "shardio.errors",
+    "SpaceError": "shardio.errors",
+    "StageReport": "shardio.cache.stage",
+    "Table": "shardio.conversion.sources.table",
+    "change": "shardio.changes.change",
+    "convert": "shardio.conversion.convert",
+    "merge": "shardio.changes.merge",
+    "open_shards": "shardio.reading.shardset",
+    "publish": "shardio.sets.publish",
+    "stage": "shardio.cache.stage",
+    "verify": "shardio.sets.verify",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOME_OF)
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _HOMES:
         raise AttributeError(f"module 'shardio' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+    return sorted([*globals(), *_HOMES])

@@ -38,7 +38,7 @@ from shardio.reading.layout import as_rows
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.direct import direct_alignment
+from shardio.system.pour import direct_alignment
 from shardio.system.threads import DaemonThread, Flag, close_at_exit
 
 # The index comes first, and opening waits for it.

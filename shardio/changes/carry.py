@@ -213,8 +213,6 @@ def carry_out(
 
 
 class _Maker:
-    """Fills `folder` with one set."""
-
     def __init__(self, draft: Draft, folder: FolderHandle, carrying: Carrying) -> None:
         self.room = Room()
         self._draft = draft

@@ -198,7 +198,6 @@ class _Samples:
                     yield number, first
 
     def _hash(self, number: int) -> bytes:
-        """Returns a hash of the sample's stored pixels."""
         _, split, sample = self._locate(number)
         shard, row = split.pixels.locate(sample)
         storage = self._storages.setdefault(shard.folder, FolderStorage(shard.folder))

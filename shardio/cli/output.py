@@ -86,7 +86,6 @@ def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
 
 
 def _normalizes(transform: object) -> Iterator[Any]:
-    """Yields the Normalize transforms of a chain."""
     from shardio.augment import Normalize
 
     if isinstance(transform, Normalize):

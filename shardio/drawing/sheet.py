@@ -89,7 +89,6 @@ def thumbnail(picture: NDArray[np.uint8]) -> str:
 
 
 def _shown(picture: NDArray[np.uint8], side: int | None) -> Image.Image:
-    """Returns a picture in the size and colors that it has on the sheet."""
     image = as_image(picture).convert("RGB")
     longer = max(image.size)
     if side is None:
@@ -136,13 +135,11 @@ def in_blocks(
 
 
 def _beside(parts: Sequence[Sequence[str]], empty: str) -> Iterator[str]:
-    """Yields the lines of several parts side by side."""
     for lines in zip_longest(*parts, fillvalue=empty):
         yield " ".join(lines).rstrip()
 
 
 def _cells(text: str) -> int:
-    """Returns the width of a text in terminal cells."""
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 

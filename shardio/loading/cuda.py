@@ -14,7 +14,7 @@ from shardio.format.layout import RowType, SampleShape
 from shardio.loading.prefetch import Copier, Tensors, torch_dtype
 from shardio.loading.ring import Slot
 from shardio.loading.transform import CUT_ROWS
-from shardio.system.direct import ALIGNMENT
+from shardio.system.pour import ALIGNMENT
 
 # A device copies one thing after the other: what the caller copies waits for a piece of a batch, and not for all of it.
 # 8 MiB take 0.15 to 0.3 ms, and a launch some microseconds.

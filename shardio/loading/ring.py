@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.layout import RowType, SampleShape
-from shardio.system.direct import aligned_empty
+from shardio.system.pour import aligned_empty
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 

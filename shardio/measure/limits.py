@@ -19,9 +19,9 @@ import torch
 
 from shardio.reading.choose import alignment_of
 from shardio.reading.shardset import ShardSet
-from shardio.system.direct import aligned_empty, set_direct
 from shardio.system.machine import filesystem_kind
 from shardio.system.opening import naming, open_regular
+from shardio.system.pour import aligned_empty, set_direct
 
 Steps = Generator[int, None, None]
 

@@ -19,8 +19,8 @@ from shardio.errors import check_choice
 from shardio.reading.file_reader import FileReader
 from shardio.reading.reader import MappedReader, Reader
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.system.direct import direct_alignment
 from shardio.system.machine import filesystem_kind, is_network, memory_left
+from shardio.system.pour import direct_alignment
 
 Io = Literal["auto", "mmap", "pread", "direct"]
 

@@ -27,9 +27,8 @@ from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import SplitLayout, StoredTable, as_rows
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import Reader
-from shardio.system.direct import aligned_empty, set_direct
 from shardio.system.opening import OpenFile, OpenFiles, most_open, naming
-from shardio.system.pour import TRANSIENT, Attempts, reading_failed
+from shardio.system.pour import TRANSIENT, Attempts, aligned_empty, reading_failed, set_direct
 
 # One request. Longer ones are no faster, and keep a thread from noticing that the batch is not wanted any more.
 _REQUEST_NBYTES = 4 << 20

@@ -20,7 +20,7 @@ from shardio.format.layout import crc32
 from shardio.kernels.rowcopy import Places, Windows
 from shardio.reading.layout import as_rows
 from shardio.reading.shardset import ShardSet
-from shardio.system.direct import aligned_empty
+from shardio.system.pour import aligned_empty
 
 # Windows that a thread reads before it resamples them: no more than caches hold, and enough that the calls cost little.
 _ROOM_NBYTES = 4 << 20

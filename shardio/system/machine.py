@@ -13,7 +13,6 @@ import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -136,10 +135,10 @@ def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
         return ""
     # All mounts of one device are of one kind. But files of btrfs and overlayfs show devices that no mount has: then
     # the path decides.
-    ours = [mount for mount in mounts if mount.device == device] or mounts
-    around = [mount for mount in ours if Path(place).is_relative_to(mount.point)] or ours
+    ours = [(point, kind) for number, point, kind in mounts if number == device] or [mount[1:] for mount in mounts]
+    around = [(point, kind) for point, kind in ours if Path(place).is_relative_to(point)] or ours
     # If mounts lie over each other, the last one counts.
-    return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
+    return max(reversed(around), key=lambda mount: len(mount[0]))[1] if around else ""
 
 
 def is_network(kind: str) -> bool:
@@ -152,13 +151,8 @@ def is_shared(kind: str) -> bool:
     return kind.removeprefix("fuse.") in _SHARED.split()
 
 
-class _Mount(NamedTuple):
-    device: int
-    point: str
-    kind: str
-
-
-def _mounts(text: str) -> Iterator[_Mount]:
+def _mounts(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yields the device, the folder and the kind of each mounted filesystem."""
     for line in text.splitlines():
         place, separator, filesystem = line.partition(" - ")
         fields = place.split(" ")
@@ -167,4 +161,4 @@ def _mounts(text: str) -> Iterator[_Mount]:
         major, minor = map(int, fields[2].split(":"))
         # mountinfo has space, tab, newline and backslash as octal numbers.
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        yield _Mount(os.makedev(major, minor), point, filesystem.split(" ")[0])
+        yield os.makedev(major, minor), point, filesystem.split(" ")[0]

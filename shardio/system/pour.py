@@ -1,9 +1,13 @@
-"""Copies bytes between files in pieces: reads with retries, hashes, writes, and syncs meanwhile."""
+"""Copies bytes between files in pieces: reads with retries, hashes, writes, and syncs meanwhile.
+
+O_DIRECT reads and writes that bypass the page cache, from and into aligned memory, are here too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import threading
@@ -12,8 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError
 from shardio.system.files import write_all
-from shardio.system.opening import FileAt, naming
+from shardio.system.opening import FileAt, naming, open_regular
 from shardio.system.threads import DaemonThread
 
 # Long enough for the streaming rate of disks and servers, short enough to stop soon.
@@ -155,3 +163,52 @@ def reading_failed(error: OSError, path: str | Path, what: str, offset: int, att
     hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` lists all damage"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))
+
+
+# --- past the page cache ----------------------------------------------------------------------------------------------
+
+# A page: the largest alignment that O_DIRECT demands of memory, offsets and lengths.
+ALIGNMENT = 4096
+# The alignments that it may demand: the sector size of most disks, and a page or larger sector.
+_ALIGNMENTS = (512, ALIGNMENT)
+
+
+def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Returns uninitialized uint8 memory that is aligned to ALIGNMENT bytes, which np.empty does not promise."""
+    nbytes = int(np.prod(shape, dtype=np.int64))
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].reshape(shape)
+
+
+def set_direct(descriptor: int, on: bool = True) -> None:
+    """Makes an open file bypass the page cache, or with `on` false, use it again.
+
+    Memory, offsets and lengths must then be multiples of the disk's alignment. Raises OSError (EINVAL) if the
+    filesystem or the system does not support it.
+    """
+    if hasattr(os, "O_DIRECT"):
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags)
+    elif on:  # macOS
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def direct_alignment(path: str | Path) -> int | None:
+    """Returns the alignment that O_DIRECT demands for this file; None if the file cannot be read with it.
+
+    It tests by reading, since not every filesystem and kernel reports the alignment, and some accept the flag but fail
+    to read.
+    """
+    try:
+        file, _ = open_regular(path)
+    except (OSError, FormatError):
+        return None
+    with contextlib.suppress(OSError), file:
+        set_direct(file.fileno())
+        memory = aligned_empty((2 * _ALIGNMENTS[-1],))
+        for alignment in _ALIGNMENTS:
+            with contextlib.suppress(OSError):
+                if os.preadv(file.fileno(), [memory[alignment : 2 * alignment].data], alignment):
+                    return alignment
+    return None

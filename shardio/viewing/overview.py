@@ -21,7 +21,7 @@ from shardio.reading.shardset import ShardSet
 from shardio.sets.history import conversions_of
 from shardio.sets.levels import Levels, chosen_samples, levels_of, stored_levels, sum_levels
 from shardio.viewing.pictures import NO_LABEL, labels_for_page, read_pictures, read_sound_pictures
-from shardio.viewing.repeats import HashedSamples, Repeats, find_repeats, hash_picture
+from shardio.viewing.repeats import Hashed, Repeats, find_repeats, hash_picture
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of pictures read so far, and the number of pictures to read."""
@@ -184,7 +184,7 @@ def make_overview(
         name: chosen_samples(len(shards), max(1, num_pictures * len(shards) // total))
         for name, shards in splits.items()
     }
-    hashed: dict[str, HashedSamples] = {}
+    hashed: dict[str, Hashed] = {}
     grays: dict[str, NDArray[np.float64]] = {}
     done, num_read = 0, sum(map(len, chosen.values()))
     for name, indices in chosen.items():
@@ -195,7 +195,7 @@ def make_overview(
             done += 1
             if on_progress is not None:
                 on_progress(done, num_read)
-        hashed[name] = HashedSamples(indices, hashes)
+        hashed[name] = indices, hashes
     levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
     fit = _fit_of(manifest, manifest.sample_shape)
     return SetOverview(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -79,13 +78,8 @@ def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
     return [os.fsdecode(bytes(key)) for key in shards.column_of("key", np.array(indices, np.int64))]
 
 
-@dataclass(frozen=True)
-class Thumbnail:
-    """A sample and its thumbnail, a data URL."""
-
-    index: int
-    key: str
-    url: str
+Thumbnail = tuple[int, str, str]
+"""The number of a sample, its key, and its picture, a data URL."""
 
 
 def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
@@ -106,7 +100,7 @@ def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[i
     pictures, keys = read_pictures(shards, indices), keys_of(shards, indices.tolist())
     for index, key, picture in zip(indices.tolist(), keys, pictures, strict=True):
         url = thumbnail(picture)
-        gallery.setdefault(int(labels[index]), []).append(Thumbnail(index, key, url))
+        gallery.setdefault(int(labels[index]), []).append((index, key, url))
         nbytes += len(url)
         if nbytes > _GALLERY_NBYTES:
             break

@@ -46,12 +46,8 @@ _MAX_KEYS = 1000
 _BITS_OF = np.array([bin(number).count("1") for number in range(1 << 16)], np.uint8)
 
 
-@dataclass(frozen=True)
-class HashedSamples:
-    """The samples of a split that were read, ascending, and the dHash of each sample's picture."""
-
-    indices: NDArray[np.int64]
-    hashes: NDArray[np.uint64]
+Hashed = tuple[NDArray[np.int64], NDArray[np.uint64]]
+"""The samples of a split that were read, ascending, and the dHash of each sample's picture."""
 
 
 @dataclass(frozen=True, order=True)
@@ -98,7 +94,7 @@ def hash_picture(image: Image.Image) -> int:
 
 
 def find_repeats(
-    splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], hashed: Mapping[str, HashedSamples]
+    splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], hashed: Mapping[str, Hashed]
 ) -> Repeats:
     """Returns the repeats in these splits. `labels` has the labels of each split.
 
@@ -178,12 +174,12 @@ def _find_equal(samples: _AllSamples) -> tuple[list[list[int]], int]:
 
 
 def _find_alike(
-    samples: _AllSamples, hashed: Mapping[str, HashedSamples], duplicates: set[int]
+    samples: _AllSamples, hashed: Mapping[str, Hashed], duplicates: set[int]
 ) -> tuple[list[list[int]], int]:
     """Returns groups of pictures that look alike, without `duplicates`, and the number of pairs not compared."""
     starts = samples.starts[: len(hashed)]
-    numbers = np.concatenate([some.indices + start for some, start in zip(hashed.values(), starts, strict=True)])
-    hashes = np.concatenate([some.hashes for some in hashed.values()])
+    numbers = np.concatenate([indices + start for (indices, _), start in zip(hashed.values(), starts, strict=True)])
+    hashes = np.concatenate([hashes for _, hashes in hashed.values()])
     bits = _count_bits(hashes)
     wanted = (bits >= _MIN_BITS) & (bits <= 64 - _MIN_BITS) & ~np.isin(numbers, np.array(sorted(duplicates), np.int64))
     numbers, hashes = numbers[wanted], hashes[wanted]
@@ -198,7 +194,6 @@ def _find_alike(
 
 
 def _count_bits(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Returns how many bits of each number are set."""
     parts = np.ascontiguousarray(numbers).view(np.uint16).reshape(-1, 4)
     counts: NDArray[np.int64] = _BITS_OF[parts].sum(axis=1, dtype=np.int64)
     return counts

@@ -47,16 +47,7 @@ class RefusedImage:
     key: str
     reason: str
     detail: str
-    picture: str | None = None
-
-
-@dataclass(frozen=True)
-class SampleCard:
-    """How the page shows a repeated sample."""
-
-    class_name: str
-    key: str
-    picture: str
+    picture: str | None
 
 
 def make_report(
@@ -147,7 +138,6 @@ def _foreign(text: str, most: int = 120) -> Markup:
 
 
 def _number(value: float) -> str:
-    """Returns a number with three significant digits."""
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -179,7 +169,7 @@ def _rows(
             shortened(some[label], 80) if 0 <= label < len(some) else ""
             for some in (manifest.classes, manifest.class_names)
         ]
-        shown = [[some.index, shortened(some.key, 100), some.url] for some in gallery.get(label, ())]
+        shown = [[index, shortened(key, 100), url] for index, key, url in gallery.get(label, ())]
         # JavaScript has no integers beyond 2**53.
         shown_label = label if abs(label) < 1 << 53 else "" if label == NO_LABEL else str(label)
         yield [shown_label, *names, one.counts, shown]
@@ -187,7 +177,8 @@ def _rows(
 
 def _cards(
     splits: Mapping[str, ShardSet], repeated: Iterable[RepeatedSample]
-) -> Iterator[tuple[RepeatedSample, SampleCard]]:
+) -> Iterator[tuple[RepeatedSample, dict[str, str]]]:
+    """Yields repeated samples, and what the page shows of each."""
     wanted = sorted(set(repeated))
     for name, shards in splits.items():
         if not (some := [sample for sample in wanted if sample.split == name]):
@@ -195,7 +186,8 @@ def _cards(
         indices = [sample.index for sample in some]
         pictures = read_pictures(shards, np.array(indices, np.int64))
         for sample, key, picture in zip(some, keys_of(shards, indices), pictures, strict=True):
-            yield sample, SampleCard(class_text(sample.label, shards.class_names), key, thumbnail(picture))
+            name = class_text(sample.label, shards.class_names)
+            yield sample, {"class_name": name, "key": key, "picture": thumbnail(picture)}
 
 
 def _changes(provenance: Mapping[str, Any]) -> Iterator[str]:

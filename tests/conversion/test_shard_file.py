@@ -31,8 +31,8 @@ from shardio.format.layout import crc32, shard_header
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
-from shardio.system.direct import set_direct
 from shardio.system.files import AtomicFile, write_all
+from shardio.system.pour import set_direct
 
 SHAPE = (3, 5, 3)
 NBYTES = 45

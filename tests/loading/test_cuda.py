@@ -32,7 +32,7 @@ from shardio.loading.meter import Counts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
 from shardio.loading.ring import Ring, Slot
 from shardio.loading.transform import CUT_ROWS
-from shardio.system.direct import ALIGNMENT
+from shardio.system.pour import ALIGNMENT
 
 SHAPE = (6, 5, 3)
 BATCH = 5

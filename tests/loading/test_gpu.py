@@ -51,7 +51,7 @@ from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, Transfer
 from shardio.loading.ring import Ring, Slot
 from shardio.order.sampler import Tail
-from shardio.system.direct import ALIGNMENT
+from shardio.system.pour import ALIGNMENT
 
 pytestmark = [
     pytest.mark.gpu,

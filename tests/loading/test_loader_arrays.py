@@ -33,7 +33,7 @@ from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
-from shardio.system.direct import direct_alignment
+from shardio.system.pour import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
 RNG = np.random.default_rng(3)

@@ -27,8 +27,8 @@ from shardio.errors import FormatError
 from shardio.loading.loader import ShardLoader
 from shardio.reading.choose import Io
 from shardio.reading.reader import MappedReader, Request
-from shardio.system.direct import direct_alignment
 from shardio.system.machine import usable_cores
+from shardio.system.pour import direct_alignment
 
 NUM_SAMPLES = 47
 SHAPE = (6, 5, 3)

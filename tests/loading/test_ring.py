@@ -21,7 +21,7 @@ from deadlines import in_time
 from numpy.typing import NDArray
 
 from shardio.loading.ring import Ring, Slot, new_slot
-from shardio.system.direct import ALIGNMENT, aligned_empty
+from shardio.system.pour import ALIGNMENT, aligned_empty
 
 SHAPE = (4, 3, 2)
 BATCH = 5

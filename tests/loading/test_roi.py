@@ -38,7 +38,7 @@ from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import Tensors
 from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import ShardSet
-from shardio.system.direct import direct_alignment
+from shardio.system.pour import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 53, 40, 36
 USUAL = Compose([RandomResizedCrop(24), HorizontalFlip(), Normalize("imagenet")])

@@ -28,7 +28,7 @@ from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mixed import MixedReader, MixedSet
 from shardio.reading.reader import GuardedReader, MappedReader, Reader, Request
 from shardio.reading.shardset import open_shards
-from shardio.system.direct import direct_alignment
+from shardio.system.pour import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
 SMALL = np.random.default_rng(1).integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)

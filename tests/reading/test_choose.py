@@ -18,7 +18,7 @@ from shardio.reading.choose import ReaderFacts, choose, look_at, make_reader, re
 from shardio.reading.file_reader import FileReader
 from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import open_shards
-from shardio.system.direct import direct_alignment
+from shardio.system.pour import direct_alignment
 
 GB = 10**9
 

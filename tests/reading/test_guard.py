@@ -32,7 +32,7 @@ from shardio.reading.choose import Io, LocalSplit
 from shardio.reading.reader import GuardedReader, MappedReader
 from shardio.reading.shardset import open_shards
 from shardio.system import pour
-from shardio.system.direct import direct_alignment
+from shardio.system.pour import direct_alignment
 
 NUM_SAMPLES = 47
 PER_SHARD = 10

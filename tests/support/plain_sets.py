@@ -14,7 +14,7 @@ from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.sets.storage import open_storage
 from shardio.sets.verify import verify
-from shardio.system.direct import direct_alignment
+from shardio.system.pour import direct_alignment
 
 
 def make_plain_set(

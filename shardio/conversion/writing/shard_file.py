@@ -35,11 +35,10 @@ from shardio.format.layout import (
     shard_header,
     shard_nbytes,
 )
-from shardio.system.direct import ALIGNMENT, aligned_empty, set_direct
 from shardio.system.files import AtomicFile, reserve, write_all
 from shardio.system.machine import filesystem_kind, is_network
 from shardio.system.opening import naming
-from shardio.system.pour import BackgroundSync, pour
+from shardio.system.pour import ALIGNMENT, BackgroundSync, aligned_empty, pour, set_direct
 
 # Large enough for any disk to stream, small enough that dozens of writers fit in memory.
 BLOCK_NBYTES = 8 << 20
