@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from shardio.conversion.sources.ilsvrc import TRAIN_NAME, list_ilsvrc
+from shardio.conversion.sources.imagenet import TRAIN_NAME, list_ilsvrc
 from shardio.conversion.sources.tar import BLOCK_NBYTES
 
 _END = bytes(2 * BLOCK_NBYTES)

@@ -166,10 +166,10 @@ def _beside_sources(
     """Returns pictures and captions: each sample is followed by its source image."""
     import numpy as np
 
+    from shardio.conversion.collect import read_again
     from shardio.conversion.images.decode import decode_image
-    from shardio.conversion.sources.detect import scan_again
 
-    collection = scan_again(src, frozenset(shards.index["key"][chosen].tolist()))
+    collection = read_again(src, frozenset(shards.index["key"][chosen].tolist()))
     sources = {source.key: source for source in collection.splits.get(shards.split, ())}
     pictures: Pictures = []
     texts: list[str] = []
@@ -256,10 +256,10 @@ def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[ND
     None stands for an image that is missing, cannot be decoded even in part, or was refused for its size. Raises
     SourceError as `convert` does.
     """
+    from shardio.conversion.collect import read_again
     from shardio.conversion.images.decode import decode_leniently
-    from shardio.conversion.sources.detect import scan_again
 
-    collection = scan_again(src, {reject.key for reject in rejects})
+    collection = read_again(src, {reject.key for reject in rejects})
     wanted = {(reject.split, reject.key) for reject in rejects if reject.reason not in ("too large", "empty")}
     pictures = {}
     for split, sources in collection.splits.items():

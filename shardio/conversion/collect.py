@@ -1,23 +1,44 @@
-"""Makes a collection of SRC, as the options of a conversion describe it: with labels, splits, columns and masks."""
+"""Makes a collection of SRC, as the options of a conversion describe it: with labels, splits, columns and masks.
+
+A kind of storage is detected only by unambiguous signs: the names of ImageNet's archives, Kaggle's folders, the first
+bytes of a file, files named parquet. Every other folder is a tree, and may have any files next to its class folders.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 from shardio.conversion.arrays import ArraySpec, declare
 from shardio.conversion.images.fit import Pictures
 from shardio.conversion.images.mask import read_dtype
-from shardio.conversion.options import ConvertOptions, EmptyClasses
+from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.datasets import Dataset, list_datasets
-from shardio.conversion.sources.detect import list_source
-from shardio.conversion.sources.listed import describe
-from shardio.conversion.sources.names import by_split
+from shardio.conversion.sources.imagenet import (
+    DEVKIT_NAMES,
+    TRAIN_NAME,
+    VAL_NAME,
+    holds_tars,
+    images_folder,
+    is_tiny_imagenet,
+    list_ilsvrc,
+    list_kaggle,
+    list_tiny_imagenet,
+)
+from shardio.conversion.sources.listed import describe, list_table
+from shardio.conversion.sources.listing import KINDS_OF_FOLDERS, Listing
+from shardio.conversion.sources.names import by_split, entries
+from shardio.conversion.sources.npy import list_arrays
+from shardio.conversion.sources.parquet import is_parquet, list_parquet
 from shardio.conversion.sources.table import Contents, Table, read_table
+from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
+from shardio.conversion.sources.tree import holds_only_arrays, list_tree
+from shardio.conversion.sources.webdataset import is_pattern, list_webdataset
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import RowType, check_split_name
 from shardio.sets.names import check_apart, check_local, check_usable, looks_like_a_set
@@ -26,6 +47,12 @@ Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 
 # Pictures whose masks are looked for before the folder counts as a wrong one.
 _MOST_TRIED = 1000
+
+_CIFAR = {("data_batch_1", "batches.meta"): "CIFAR10", ("train", "test", "meta"): "CIFAR100"}
+"""The files by which the datasets are known, which are pickles."""
+
+# Archives and pictures have a NUL among their first bytes, text has none.
+_SNIFFED_NBYTES = 8192
 
 MASK = "mask"
 """The name of the array with the masks from a folder of masks."""
@@ -39,14 +66,10 @@ def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
             check_apart(Path(os.path.abspath(src)), out)
         if options.arrays:
             raise ValueError("arrays is for the items of a dataset, and `src` is a path: leave `arrays` out")
-    elif options.source != "auto":
-        raise ValueError(
-            f"source names the kind of a path, and `src` is a dataset: leave `source` out; found {options.source!r}"
-        )
-    elif options.masks is not None:
-        raise ValueError("masks is for images in files, and `src` is a dataset: put the masks into its items")
-    elif options.labels or options.empty_classes != "refuse":
-        raise ValueError("labels and empty_classes are about files, and `src` is a dataset: leave them out")
+    else:
+        for name in ("source", "masks", "labels", "empty_classes"):
+            if getattr(options, name) != getattr(ConvertOptions, name):
+                raise ValueError(f"{name} is for images in files, and `src` is a dataset: leave it out")
     if out is not None:
         check_usable(out)
     if options.table is not None and isinstance(src, Table):
@@ -94,10 +117,18 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
     """Yields what `read` returns for each way to treat empty classes. Lists SRC once."""
     contents = _read_tables(options, unlabeled=options.labels == "none")
     labels = "none" if any(content.labels for content in contents.values()) else options.labels
-    listing = list_source(src, options.source, labels)
+    listing = list_source(src, options, labels)
     for way in ways:
         collection = listing.collect(labels, way)
         yield describe(collection, contents) if contents else collection
+
+
+def read_again(src: Path, keys: Set[bytes]) -> Collection:
+    """Returns the images of SRC with the keys that they have in a set, of whose keys `keys` are some."""
+    collection = read(src, ConvertOptions(labels="none"))
+    if collection.kind != "parquet" or any(one.key in keys for one in chain.from_iterable(collection.splits.values())):
+        return collection
+    return read(src, ConvertOptions())  # keys begin with the class, if the images were converted with labels
 
 
 def annotate(collection: Collection, options: ConvertOptions) -> Collection:
@@ -136,3 +167,89 @@ def _tables(options: ConvertOptions) -> Mapping[str, Table]:
 
 def _read_tables(options: ConvertOptions, *, unlabeled: bool) -> Mapping[str, Contents]:
     return {split: read_table(table, unlabeled=unlabeled) for split, table in _tables(options).items()}
+
+
+# --- kinds of storage -------------------------------------------------------------------------------------------------
+
+
+def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: Labels | None) -> Listing:
+    """Returns the images, or the arrays, in SRC as it lists them.
+
+    `labels` says whether folders are classes, where a tree could be understood in two ways; "none" takes the images of
+    any kind of SRC without their labels. Raises SourceError if SRC cannot be converted, or matches two kinds.
+    """
+    table, path = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
+    kind = "list" if isinstance(src, Table) else options.source if options.source != "auto" else find_kind(path)
+    if labels == "folders" and (kind not in KINDS_OF_FOLDERS or path.is_file()):
+        raise SourceError(f"{path}: expected a tree, for labels from folders; found {kind}")
+    unlabeled = labels == "none"
+    lists: Mapping[str, Callable[[], Listing]] = {
+        "tree": partial(list_tree, path, labels),
+        "arrays": partial(list_arrays, path, labels),
+        "list": partial(list_table, table, unlabeled=unlabeled),
+        "parquet": partial(list_parquet, path, unlabeled=unlabeled),
+        "ilsvrc": partial(list_ilsvrc, path),
+        "kaggle": partial(list_kaggle, path),
+        "tiny-imagenet": partial(list_tiny_imagenet, path),
+        "webdataset": partial(list_webdataset, path, unlabeled=unlabeled),
+    }
+    return lists[kind]()
+
+
+def find_kind(src: Path) -> str:
+    """Returns the kind of SRC, never "auto". Reads only a little of SRC. Raises SourceError for two kinds."""
+    if src.is_dir():
+        return _kind_of_folder(src)
+    if src.is_file():
+        return _kind_of_file(src)
+    return "webdataset" if is_pattern(src) else "tree"  # which says that nothing is there
+
+
+def _kind_of_folder(src: Path) -> str:
+    for names, dataset in _CIFAR.items():
+        if all((src / name).is_file() for name in names):
+            way = f'shardio.convert({{"train": torchvision.datasets.{dataset}(ROOT), "val": ...}}, OUT, size=32)'
+            raise SourceError(f"{src}: expected images, found the pickles of {dataset}: from Python, `{way}`")
+    if images_folder(src) is not None:
+        return "kaggle"
+    if is_tiny_imagenet(src):
+        return "tiny-imagenet"
+    if is_parquet(src):
+        return "parquet"
+    try:
+        is_folder = {entry.name: entry.is_dir() for entry in entries(src)}
+        folders = sorted(name for name in is_folder if is_folder[name] and name not in DEVKIT_NAMES)
+        tars = [name for name in is_folder if name.endswith(".tar") and not is_folder[name]]
+        if TRAIN_NAME in tars or VAL_NAME in tars:
+            if folders:
+                both = f"{min(tars)!r} and {folders[0]!r}: pass `--source ilsvrc` or `--source tree`"
+                raise SourceError(f"{src}: expected ImageNet's archives or a folder tree, found both: {both}")
+            return "ilsvrc"
+        if all(_holds_only_tars(src / name) for name in folders) and (folders or tars):
+            return "webdataset"
+        return "arrays" if holds_only_arrays(src) else "tree"
+    except OSError:
+        return "tree"  # whose scan names what cannot be read
+
+
+def _holds_only_tars(folder: Path) -> bool:
+    """Whether a folder holds only tars, and at least one. Stops reading at the first entry that is not a tar."""
+    are_tars = (entry.name.endswith(".tar") and not entry.is_dir() for entry in entries(folder))
+    return next(are_tars, False) and all(are_tars)
+
+
+def _kind_of_file(src: Path) -> str:
+    if is_parquet(src):
+        return "parquet"
+    with open(src, "rb") as file:
+        first = file.read(_SNIFFED_NBYTES)
+    if first.startswith(b"\x93NUMPY") or (src.suffix == ".npz" and first.startswith(b"PK")):
+        return "arrays"
+    check_plain(str(src), first)
+    if is_header(first[:BLOCK_NBYTES]):
+        with open_archive(src) as archive:
+            return "ilsvrc" if src.name == VAL_NAME or holds_tars(archive) else "webdataset"
+    if b"\0" not in first:
+        return "list"
+    expected = "a folder, a tar, a parquet file, arrays or a list of images"
+    raise SourceError(f"{src}: expected {expected}, found a file that begins with {first[:8].hex(' ')}")

@@ -25,15 +25,16 @@ from storages import (
     keys,
     meta_mat,
     rows,
+    scan,
     scan_tree,
     tar_of,
     write_archives,
     write_kaggle,
 )
 
+from shardio.conversion.collect import find_kind
 from shardio.conversion.convert import convert
 from shardio.conversion.sources.collection import Collection
-from shardio.conversion.sources.detect import find_kind, scan
 from shardio.errors import DecodeError, SourceError
 
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import assert_one_clear_error, shardio
 from conversions import rejects
 from folders import hashes
 from numpy.typing import NDArray
@@ -80,23 +79,6 @@ def test_a_mask_is_cropped_and_resized_as_its_picture_is(tmp_path: Path, mode: A
         assert found[key].dtype == np.uint8
         assert np.array_equal(found[key], plain_nearest(mask, Fit(size, mode))), key
     assert verify(tmp_path / "out").ok
-
-
-@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
-def test_a_picture_of_areas_that_is_its_own_mask_stays_so_away_from_their_edges(tmp_path: Path, mode: Any) -> None:
-    """The picture goes through the resampling filter, the mask does not: they agree where both are flat."""
-    areas = np.kron(np.arange(20, dtype=np.uint8).reshape(4, 5) * 12, np.ones((40, 40), np.uint8))
-    put(tmp_path / "src" / "a" / "0.png", encode(np.stack([areas] * 3, axis=2), "PNG"))
-    put(tmp_path / "src" / "b" / "0.png", encode(np.stack([areas.T] * 3, axis=2), "PNG"))
-    put(tmp_path / "masks" / "a" / "0.png", encode(areas, "PNG"))
-    put(tmp_path / "masks" / "b" / "0.png", encode(np.ascontiguousarray(areas.T), "PNG"))
-    convert(tmp_path / "src", tmp_path / "out", masks=tmp_path / "masks", size=96, fit=mode, workers=1)
-    for sample in open_shards(tmp_path / "out"):
-        mask = sample.arrays["mask"]
-        edges = [np.roll(mask, shift, axis) != mask for shift in range(-4, 5) for axis in (0, 1)]
-        flat = ~np.logical_or.reduce(edges)
-        assert flat.mean() > 0.3
-        assert np.array_equal(sample.image[flat][:, 0], mask[flat])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -295,26 +277,3 @@ def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> Non
     assert found.refused in ({}, {"incomplete": 1})
     plain = estimate(src, size=16, workers=1, seconds=0.05)
     assert found.nbytes == plain.nbytes + 4096 * 2 + 4 * 6 + 6 * 16 * 16
-
-
-def test_odd_images_as_masks_are_decoded_or_refused(bad_images: Path) -> None:
-    files = [path for path in sorted(bad_images.rglob("*")) if path.is_file()]
-    for path in files:
-        with contextlib.suppress(DecodeError):
-            assert decode_mask(path.read_bytes()).ndim == 2
-
-
-def test_the_command_line_takes_masks(tmp_path: Path) -> None:
-    src, folder, masks = make_tree(tmp_path)
-    options = ["--size", 16, "--masks", folder]
-    planned = shardio("plan", src, *options, "--seconds", 0.05)
-    assert planned.returncode == 0, planned.stderr
-    converted = shardio("convert", src, tmp_path / "out", *options, "--workers", 1)
-    assert converted.returncode == 0, converted.stderr
-    assert open_shards(tmp_path / "out")[0].arrays.keys() == {"mask"}
-    convert(src, tmp_path / "same", masks=folder, size=16, workers=1)
-    assert hashes(tmp_path / "out") == hashes(tmp_path / "same")
-    assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
-    repaired = shardio("repair", tmp_path / "out", src, "--masks", folder, "--json")
-    assert repaired.returncode == 0, repaired.stderr
-    assert_one_clear_error(shardio("convert", src, tmp_path / "no", "--masks", tmp_path / "x"), 1, "folder of masks")

@@ -6,9 +6,7 @@ import errno
 import json
 import os
 import shutil
-import socket
 import subprocess
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,44 +109,6 @@ def test_commands_show_names_that_are_no_utf8_escaped_and_write_them_as_they_are
     assert "im\\udcffages-not: expected a folder of images" in failed.stderr
 
 
-# --- what is there beside images --------------------------------------------------------------------------------------
-
-
-def test_a_tree_with_everything_in_it_is_converted_as_if_only_the_images_were_there(
-    src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    convert(src, tmp_path / "plain", **OPTIONS)
-    for name in (b".DS_Store", b"a/.DS_Store", b"a/._0.jpg", b"b/.thumbs/1.jpg", b"README", b"._a"):
-        put(src, name, b"x")
-    (src / "a" / "loop").symlink_to("..")
-    (src / "b" / "self").symlink_to(".")
-    os.mkfifo(src / "a" / "fifo.jpg")
-    os.mkfifo(src / "fifo")
-    (src / "c" / "null.jpg").symlink_to("/dev/null")
-    (src / "c" / "fifo.jpg").symlink_to("../a/fifo.jpg")
-    monkeypatch.chdir(src / "c")  # the path of a socket has at most 107 bytes
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("socket.jpg")
-        report = convert(src, out, **OPTIONS)
-    assert report.ignored == {
-        "hidden": 5,  # nothing in .thumbs is looked at
-        "not an image": 1,
-        "symlink loop": 2,
-        "not a regular file": 5,
-    }
-    assert hashes(out) == hashes(tmp_path / "plain")
-
-
-def test_an_image_reached_by_links_is_there_once_for_every_name(src: Path, out: Path) -> None:
-    (src / "a" / "file.jpg").symlink_to("../b/4.jpg")
-    (src / "a" / "folder").symlink_to("../b")
-    os.link(src / "a" / "0.jpg", src / "c" / "hard.jpg")
-    report = convert(src, out, **OPTIONS, labels="folders")
-    keys = set(open_shards(out).index["key"].tolist())
-    assert len(keys) == report.num_sources == 12 + 1 + 4 + 1
-    assert {b"a/file.jpg", b"a/folder/4.jpg", b"b/4.jpg", b"a/0.jpg", b"c/hard.jpg"} <= keys
-
-
 def test_folders_may_be_nested_deeper_than_functions_can_call_each_other(src: Path) -> None:
     deep = str(src / "c")
     for _ in range(1200):  # and os.makedirs would call itself too deeply
@@ -167,7 +127,7 @@ def test_folders_may_be_nested_deeper_than_functions_can_call_each_other(src: Pa
 # --- what cannot be read ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("call", ["open", "fstat"])
 def test_an_image_that_cannot_be_read_is_refused_and_all_others_are_taken(
     src: Path, out: Path, code: int, call: str, monkeypatch: pytest.MonkeyPatch
@@ -204,52 +164,17 @@ def at_first_progress(change: Callable[[], None]) -> Callable[[Progress], None]:
     return callback
 
 
-def vanish(path: Path) -> None:
-    path.unlink()
-
-
-def become_a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def become_a_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def become_a_link_to_itself(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def be_cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def be_emptied(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-CHANGES: dict[Callable[[Path], None], str] = {
-    vanish: "unreadable: No such file or directory",
-    become_a_folder: "unreadable: ",
-    become_a_fifo: "unreadable: not a regular file",
-    become_a_link_to_itself: "unreadable: Too many levels of symbolic links",
-    be_cut: "damaged: ",
-    be_emptied: "empty: the file has no bytes",
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "reason"), [(os.unlink, "unreadable: No such file"), (lambda path: os.truncate(path, 99), "damaged: ")]
+)
 def test_an_image_that_is_spoilt_between_scan_and_reading_is_refused(
-    src: Path, out: Path, change: Callable[[Path], None]
+    src: Path, out: Path, change: Callable[[Path], None], reason: str
 ) -> None:
     spoil = at_first_progress(lambda: change(src / "b" / "5.jpg"))
     report = convert(src, out, **OPTIONS, order="source", max_bad=1, on_progress=spoil)
     (line,) = rejects(out)
     assert line["key"] == "b/5.jpg"
-    assert f"{line['reason']}: {line['detail']}".startswith(CHANGES[change])
+    assert f"{line['reason']}: {line['detail']}".startswith(reason)
     assert dict(report.num_samples) == {"train": 11}
     assert verify(out).ok
 
@@ -282,31 +207,6 @@ def test_an_image_that_changes_after_its_shard_was_begun_has_the_shard_made_agai
     assert convert(src, out, **OPTIONS, order="source").num_converted == 12
     convert(src, tmp_path / "again", **OPTIONS, order="source")
     assert hashes(out) == hashes(tmp_path / "again")
-
-
-def test_a_tree_that_is_written_to_all_the_time_gives_a_sound_set_of_what_was_listed(src: Path, out: Path) -> None:
-    stop = threading.Event()
-
-    def disturb() -> None:
-        rng = np.random.default_rng(0)
-        while not stop.is_set():
-            name = src / "a" / f"extra{rng.integers(5)}.jpg"
-            if rng.random() < 0.5:
-                name.unlink(missing_ok=True)
-            else:
-                name.write_bytes(picture(7)[: int(rng.integers(1, 400))])
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        report = convert(src, out, **OPTIONS, max_bad=5)
-    finally:
-        stop.set()
-        thread.join()
-    assert verify(out).ok
-    keys = set(open_shards(out).index["key"].tolist())
-    assert {b"%c/%d.jpg" % (b"abc"[number // 4], number) for number in range(12)} <= keys
-    assert report.num_sources == sum(report.refused.values()) + len(keys)
 
 
 # --- many files -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
-from storages import hub_metadata, hub_table, keys, put_parquet, write_parquet
+from storages import hub_metadata, hub_table, keys, put_parquet, scan, write_parquet
 
 from shardio.cli.view import refused_pictures
 from shardio.conversion.convert import Conversion, convert
@@ -31,7 +31,6 @@ from shardio.conversion.estimate import estimate
 from shardio.conversion.options import Progress
 from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Collection, Source
-from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.parquet import list_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
 from shardio.conversion.writing.publish import read_rejects
@@ -61,21 +60,6 @@ def picture() -> bytes:
 
 
 # --- the same set ----------------------------------------------------------------------------------------------------
-
-
-def test_the_order_of_rows_and_their_files_matter_to_the_provenance_alone(
-    image_tree: Path, src: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    tables = [pq.read_table(path) for path in sorted(src.glob("data/train-*"))]
-    train = pa.concat_tables(tables[::-1]).take(list(range(11, -1, -1)))
-    put_parquet(other / "train" / "0000.parquet", train, row_group_size=5, compression="none", use_dictionary=False)
-    put_parquet(other / "validation" / "0000.parquet", pq.read_table(next(src.glob("data/val*"))), compression="zstd")
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
-    convert(other, tmp_path / "out", **OPTIONS)
-    found, expected = hashes(tmp_path / "out"), hashes(tmp_path / "reference")
-    assert {name for name in expected if found[name] != expected[name]} == {"manifest.json"}
-    assert open_shards(tmp_path / "out").digest == open_shards(tmp_path / "reference").digest
 
 
 def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: bytes) -> None:
@@ -307,7 +291,7 @@ def test_damage_among_the_images_is_refused_by_name_and_mended_files_go_on(
     assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_mutated_files_are_read_or_refused(src: Path, tmp_path: Path, seed: int) -> None:
     """Without checksums of pages, some damage can only be noticed by the image decoders, or not at all."""
     rng = np.random.default_rng(seed)
@@ -334,29 +318,7 @@ def copies(out: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob(".convert/*.images")}
 
 
-def test_an_interrupt_while_copying_leaves_whole_copies_and_the_same_call_does_the_rest(
-    image_tree: Path, src: Path, tmp_path: Path
-) -> None:
-    out, before = tmp_path / "out", set(copies(tmp_path / "out"))
-
-    def stop(progress: Progress) -> None:
-        if set(copies(out)) != before:  # one file more is done
-            raise KeyboardInterrupt
-
-    for rounds in range(1, 5):
-        with pytest.raises(KeyboardInterrupt):
-            convert(src, out, **OPTIONS, on_progress=stop)
-        assert not [name for name in hashes(out) if name.endswith(".tmp")]
-        assert len(copies(out)) == rounds
-        kept = copies(out)
-        assert kept.keys() >= before
-        before = set(kept)
-    convert(src, out, **OPTIONS)
-    convert(image_tree, tmp_path / "reference", **OPTIONS)
-    assert hashes(out) == hashes(tmp_path / "reference")
-
-
-@pytest.mark.parametrize("length", [0, 3, 4, 11, 500, -1, -4, -8, -300])
+@pytest.mark.parametrize("length", [0, 4, 500, -1, -8])
 def test_a_truncated_file_is_refused_by_name(src: Path, tmp_path: Path, length: int) -> None:
     path = src / "data" / "train-00001-of-00003.parquet"
     path.write_bytes(path.read_bytes()[:length])
@@ -385,21 +347,18 @@ def test_progress_tells_of_the_copies_first_and_none_are_left_in_the_end(src: Pa
     assert seen[-1] == Progress(18, 0, 18, spooled=18)
 
 
-@pytest.mark.parametrize(("spooled", "whole"), [(4, 0), (8, 1), (18, 3)])
-def test_a_conversion_that_is_killed_while_it_copies_goes_on(
-    image_tree: Path, src: Path, tmp_path: Path, spooled: int, whole: int
-) -> None:
+def test_a_conversion_that_is_killed_while_it_copies_goes_on(image_tree: Path, src: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     code = (
         "import os, signal, sys, shardio\n"
         "def kill(progress):\n"
-        "    if progress.spooled == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if progress.spooled == 8: os.kill(os.getpid(), signal.SIGKILL)\n"
         "shardio.convert(sys.argv[1], sys.argv[2], on_progress=kill, size=16, shard_size=4096 + 3 * 768, workers=1)\n"
     )
-    command = [sys.executable, "-c", code, str(src), str(out), str(spooled)]
+    command = [sys.executable, "-c", code, str(src), str(out)]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
-    assert len(copies(out)) == whole  # the last one that was reported was not yet published
+    assert len(copies(out)) == 1  # the last one that was reported was not yet published
     left_over = {path.name for path in out.glob(".convert/.*.images.*.tmp")}
     assert len(left_over) == 1
     seen: set[str] = set()
@@ -411,10 +370,8 @@ def test_a_conversion_that_is_killed_while_it_copies_goes_on(
 
 def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, src: Path, tmp_path: Path) -> None:
     convert(image_tree, tmp_path / "reference", **OPTIONS)
-    for attempt in range(2):
-        out = tmp_path / f"out-{attempt}"
-        assert not convert_twice_at_once(src, out), attempt
-        assert hashes(out) == hashes(tmp_path / "reference"), attempt
+    assert not convert_twice_at_once(src, tmp_path / "out")
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
 
 
 def test_a_plan_of_parquet_counts_rows_that_would_be_refused(tmp_path: Path, picture: bytes) -> None:
@@ -489,7 +446,7 @@ def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
 ) -> None:
     monkeypatch.setattr("disks.DISK_CALLS", ("write", "fsync"))
     convert(image_tree, tmp_path / "reference", **OPTIONS)
-    for first in range(3, 30, 4):
+    for first in (3, 11, 27):
         out = tmp_path / f"out-{first}"
         disk = FailingDisk(first, errno.ENOSPC, for_good=True)
         with disk.installed(), pytest.raises(SpaceError, match="make room and run the same command again") as caught:

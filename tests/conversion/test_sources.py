@@ -27,6 +27,7 @@ from storages import (
     WORDS,
     draw_imagenet,
     images_of,
+    scan,
     tar_of,
     write_archives,
     write_kaggle,
@@ -42,9 +43,8 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Collection, DatasetItem, Source
 from shardio.conversion.sources.datasets import list_datasets
-from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.table import Table
-from shardio.errors import ConvertError, SourceError
+from shardio.errors import SourceError
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
@@ -476,18 +476,3 @@ def test_a_table_describes_the_samples(
         for sample, key in zip(shards, shards.index["key"].tolist(), strict=True):
             number = keys.index(os.fsdecode(key))
             assert sample.label.tolist() == [number / 4, number]  # type: ignore[union-attr]
-
-
-def test_an_interrupted_conversion_is_not_resumed_with_other_sources(
-    kind: str, built: tuple[Any, Expected], options: dict[str, Any], tmp_path: Path
-) -> None:
-    src, _ = built
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, tmp_path / "out", **options, on_progress=Interrupt(6))
-    before = everything(tmp_path / "out")
-    other = draw_imagenet(tmp_path / "other", train=2, val=2, sound=True)
-    if kind in NO_PIXELS:
-        other, _ = arrays_tree(other, tmp_path / "other arrays")
-    with pytest.raises(ConvertError, match="the list of sources, changed since"):
-        convert(other, tmp_path / "out", **options)
-    assert everything(tmp_path / "out") == before

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from folders import ODD_NAMES, put
-from storages import keys, scan_tree
+from storages import keys, scan, scan_tree
 
 from shardio.conversion.sources.collection import Collection, Source, read_file
-from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.tree import list_tree
 from shardio.errors import DecodeError, SourceError
 
@@ -129,29 +128,6 @@ def test_split_folders_may_be_links(tmp_path: Path) -> None:
     assert keys(scan_tree(tmp_path / "root"))["train"] == [b"train/a/1.jpg"]
 
 
-@pytest.mark.parametrize(
-    ("folders", "split"),
-    [
-        *(("train", "train"), ("Train", "train"), ("training", "train"), ("TRAINING", "train"), ("val", "val")),
-        *(("validation", "val"), ("Valid", "val"), ("dev", "val"), ("Test", "test"), ("testing", "test")),
-    ],
-)
-def test_known_words_for_splits_in_any_case_are_these_splits_with_their_keys(
-    tmp_path: Path, folders: str, split: str
-) -> None:
-    put(tmp_path, f"{folders}/a/deep/1.jpg", f"{folders}/b/2.jpg", content=folders.encode())
-    tree = scan_tree(tmp_path)
-    assert tree.classes == ("a", "b")
-    assert list(tree.splits) == [split]
-    assert [(source.key, source.label) for source in tree.splits[split]] == [
-        (f"{split}/a/deep/1.jpg".encode(), 0),
-        (f"{split}/b/2.jpg".encode(), 1),
-    ]
-    for source in tree.splits[split]:
-        assert tree.origin.read(source) == folders.encode()
-        assert (source.place is None) == (folders == split)
-
-
 # --- flat folders, and layouts that could be understood in two ways ---------------------------------------------------
 
 
@@ -164,18 +140,11 @@ def listed(tree: Collection) -> dict[str, dict[str, int | None]]:
     return {split: {source.key.decode(): source.label for source in sources} for split, sources in tree.splits.items()}
 
 
-def test_a_flat_folder_and_flat_splits_have_no_labels(tmp_path: Path) -> None:
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     put(tmp_path / "flat", "2.jpg", "1.png", "notes.txt", "empty/", "labels/1.txt")
     tree = scan_tree(tmp_path / "flat")
     assert (listed(tree), tree.classes) == ({"train": {"1.png": None, "2.jpg": None}}, ())
     assert tree.ignored == {"not an image": 2}
-    put(tmp_path / "splits", "Train/1.jpg", "validation/2.jpg")
-    tree = scan_tree(tmp_path / "splits")
-    assert listed(tree) == {"train": {"train/1.jpg": None}, "val": {"val/2.jpg": None}}
-    assert [os.fsdecode(source.place or b"") for (source,) in tree.splits.values()] == [
-        "Train/1.jpg",
-        "validation/2.jpg",
-    ]
 
 
 TWO_WAYS: dict[str, tuple[tuple[str, ...], str, dict[str, dict[str, int | None]]]] = {
@@ -254,9 +223,6 @@ def test_a_folder_without_class_folders_cannot_have_labels(tmp_path: Path) -> No
         SourceError, match=r"expected class folders with images, found images alone: pass `--labels none`"
     ):
         scan_tree(tmp_path, "folders")
-
-
-# --- nothing to convert -----------------------------------------------------------------------------------------------
 
 
 # --- what is ignored, and counted -------------------------------------------------------------------------------------

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from folders import put
-from storages import CLASSES, draw_imagenet, images_of, rows, scan_tree, tar_of
+from storages import CLASSES, draw_imagenet, images_of, rows, scan, scan_tree, tar_of
 
 from shardio.conversion.sources.collection import Collection, Fault
-from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.webdataset import is_pattern, list_webdataset
 from shardio.errors import DecodeError
 
@@ -98,14 +96,6 @@ def test_labels_in_json_are_integers_or_names(text: str, label: int, tmp_path: P
     other = "a" if "b" in text else "0"
     files = [("1.jpg", b""), ("1.json", text.encode()), *pair("2", other)]
     assert [found for _, found in rows(scan_tars(write_tar(tmp_path / "x.tar", *files)))] == [label, 0]
-
-
-@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_and_odd_names_are_kept(kind: int, tmp_path: Path) -> None:
-    name = "été/" + "x" * 90 + "/" + "y" * 90
-    path = tmp_path / "x.tar"
-    path.write_bytes(tar_of(pair(name), kind))
-    assert rows(scan_tars(path)) == [(f"0/{name}.jpg".encode(), 0)]
 
 
 # --- samples that are refused -----------------------------------------------------------------------------------------

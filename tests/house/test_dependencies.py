@@ -37,7 +37,7 @@ def packages_of(module: str) -> set[str]:
         ),
         ("jinja2", {"viewing"}),
         ("simplejpeg", {"conversion.images.decode"}),
-        ("scipy", {"conversion.sources.ilsvrc"}),
+        ("scipy", {"conversion.sources.imagenet"}),
         ("distributed", {"conversion.engines.engine"}),
         ("pyarrow", {"sets.given"}),
         ("fsspec", {"sets.remote"}),

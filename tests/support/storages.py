@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from pictures import random_picture, write_jpeg
 
+from shardio.conversion.collect import read
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.listing import Labels
 from shardio.conversion.sources.tar import BLOCK_NBYTES
@@ -215,6 +217,11 @@ def header(name: bytes = b"a", nbytes: int = 0, kind: bytes = b"0", **changes: b
 
 
 END = bytes(2 * BLOCK_NBYTES)
+
+
+def scan(src: str | os.PathLike[str], source: Any = "auto", **options: Any) -> Collection:
+    """Returns the images of SRC as `convert` finds them."""
+    return read(src, ConvertOptions(source=source, **options))
 
 
 def scan_tree(root: Path, labels: Labels | None = None) -> Collection:

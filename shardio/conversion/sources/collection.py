@@ -21,12 +21,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec, Label
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.columns import ColumnTable
 from shardio.errors import DecodeError
+from shardio.format.layout import RowType
 from shardio.system.opening import open_file
 
 # Asking a filesystem for sizes is waiting, on a network.
@@ -173,16 +174,50 @@ class Origin(ABC):
         """Raises TypeError unless tasks can carry the origin to other processes."""
 
 
+@dataclass(frozen=True, eq=False)
+class ColumnTable:
+    """Numbers for every source of a collection, which become arrays of shape () when the set is published."""
+
+    rows: Mapping[bytes, int]
+    """The place of each source's numbers, by its key."""
+    values: Mapping[str, NDArray[np.int64] | NDArray[np.float64]]
+    """The numbers of each column."""
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The type of each column by its name."""
+        return {name: numbers.dtype.str for name, numbers in self.values.items()}
+
+    @property
+    def specs(self) -> tuple[ArraySpec, ...]:
+        """The arrays that the columns become."""
+        return tuple(ArraySpec(name, "array", RowType(dtype, ()), "column") for name, dtype in self.types.items())
+
+    def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
+        """Returns a hash of the names, types and numbers of the columns, for the keys of each split."""
+        sha256 = hashlib.sha256(repr(self.types).encode())
+        for keys in splits:
+            for numbers in self.of(keys).values():
+                sha256.update(numbers.tobytes())
+        return sha256.hexdigest()
+
+    def of(self, keys: Sequence[bytes]) -> dict[str, NDArray[np.int64] | NDArray[np.float64]]:
+        """Returns the numbers of the sources with these keys, in their order."""
+        found = [self.rows[key] for key in keys]
+        return {name: numbers[found] for name, numbers in self.values.items()}
+
+
 @dataclass(frozen=True)
 class Collection:
-    """The result of a scan. `ignored` counts, by kind, files and folders in SRC that are not images to convert."""
+    """The result of a scan."""
 
     origin: Origin
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     """The classes in the order of their labels. Empty if no image has a label, or if classes are numbers from 0 to the
     largest label, which is known only after the images were read."""
-    splits: Mapping[str, tuple[Source, ...]]
-    ignored: Mapping[str, int]
+    splits: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Counts, by kind, files and folders in SRC that are not images to convert."""
     class_names: tuple[str, ...] = ()
     """Readable names of the classes, in the order of the classes, such as "tench" for n01440764; or empty."""
     kind: str = "tree"
@@ -190,7 +225,6 @@ class Collection:
     identity: str = ""
     """Distinguishes collections with equal keys and labels but different images, where keys are only numbers."""
     columns: ColumnTable | None = None
-    """Numbers for each source, which go into the index."""
     notes: tuple[str, ...] = ()
     """How SRC was understood, where that was guessed."""
     arrays: tuple[ArraySpec, ...] = ()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.conversion.arrays import ARRAY, ArraySpec, Label, as_float32, declare, label_array, label_name
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.sources.collection import DatasetItem, Item, Origin, Source, is_want
+from shardio.conversion.sources.collection import Collection, DatasetItem, Item, Origin, Source, is_want
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, by_split, check_label
 from shardio.errors import DecodeError, SourceError, counted
@@ -39,15 +39,12 @@ class Dataset(Protocol):
 
     Map-style datasets of torch and torchvision fit, and so does a list. `i` is from 0 to len(dataset) - 1.
 
-    - The image is a PIL image, encoded bytes, or uint8: an array (height, width[, C]) or, as in torchvision, a tensor
-      ([C, ]height, width), where C is 1, 3 or 4.
-    - The label is an integer; or a number or vector of numbers, which are stored as float32. Without labels, an item is
-      an image, or (image,).
-    - An item may also be a dict with "image", perhaps "label", and a value for each declared array.
-    - Items without a picture are dicts of arrays, perhaps with "label"; or single arrays. Undeclared arrays of uint8
-      with two or three dimensions are pictures.
+    - The image is a PIL image, encoded bytes, or uint8: an array (height, width[, C]) or a tensor ([C, ]height, width)
+    - The label is an integer; or a number or vector of numbers, which are stored as float32; or missing
+    - An item may also be a dict with "image", perhaps "label", and a value for each declared array
+    - Items without a picture are arrays, or dicts of arrays, perhaps with "label"
     - `classes`, if present, has the names of the classes, or of the numbers of a vector. `targets`, if present, only
-      helps to recognize the dataset.
+      helps to recognize the dataset
     """
 
     def __len__(self) -> int: ...
@@ -130,19 +127,15 @@ def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec,
         items[split] = [
             Found(f"{above}{number}".encode(), unknown, Item(where, number)) for number in range(len(dataset))
         ]
-    return Listing(
-        "datasets",
-        "dataset",
+    known = Collection(
         replace(origin, identity=sha256.hexdigest()),
-        items,
-        classes,
-        dict(zip(classes, class_names, strict=False)),
-        notes=(f"labels are float32, {counted(len(like), 'number')} each",) if isinstance(like, tuple) else (),
-        keeps_order=True,
+        kind="dataset",
         identity=sha256.hexdigest(),
+        notes=(f"labels are float32, {counted(len(like), 'number')} each",) if isinstance(like, tuple) else (),
         arrays=(*arrays, *(replace(spec, source="item") for spec in label_array(like))),
         has_pixels=has_pixels,
     )
+    return Listing("datasets", items, known, classes, dict(zip(classes, class_names, strict=False)), keeps_order=True)
 
 
 def _get(split: str, dataset: Dataset, number: int) -> Any:

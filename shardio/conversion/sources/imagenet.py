@@ -1,19 +1,219 @@
-"""ImageNet as Kaggle has it, and Tiny ImageNet: a folder tree, and labels of its validation images in a file."""
+"""ImageNet: the original archives, ImageNet as Kaggle has it, and Tiny ImageNet.
+
+Nothing is unpacked: only the headers of the archives are read, and every image is an extent of one of the two archives.
+Keys of the archives and of Kaggle are the paths in the folder tree that unpacking the archives would give:
+train/n01440764/n01440764_10026.JPEG and val/n01751748/ILSVRC2012_val_00000001.JPEG.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
+import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
-from shardio.conversion.sources.collection import Fault
+import numpy as np
+
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, read_file
 from shardio.conversion.sources.listing import Found, Listing
-from shardio.conversion.sources.rows import read_rows
+from shardio.conversion.sources.names import clutter
+from shardio.conversion.sources.table import read_rows
+from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive, visible_members
 from shardio.conversion.sources.tree import list_tree
-from shardio.errors import SourceError
+from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import is_safe_name
+
+TRAIN_NAME = "ILSVRC2012_img_train.tar"
+VAL_NAME = "ILSVRC2012_img_val.tar"
+DEVKIT_NAMES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC2012_devkit_t12")
+"""Names of the devkit: as downloaded, as some browsers decompress it, and unpacked."""
+
+_SYNSETS_NAME = "data/meta.mat"
+_TRUTH_NAME = "data/ILSVRC2012_validation_ground_truth.txt"
+_MAX_DEVKIT_NBYTES = 64 << 20  # unpacked; the real one has a few MB
+
+_VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
+
+
+def list_ilsvrc(src: Path) -> Listing:
+    """Returns the images of the original archives in the folder `src`, or of the archive `src`.
+
+    The devkit must be in the same folder. It is required for validation images. For training images it is optional, and
+    gives the names of the classes. Raises SourceError if something is missing or wrong.
+    """
+    ignored: list[str] = []
+    if src.is_dir():
+        folder = src
+        train, val = (path if path.exists() else None for path in (src / TRAIN_NAME, src / VAL_NAME))
+        if train is None and val is None:
+            raise SourceError(f"{src}: expected {TRAIN_NAME} or {VAL_NAME}, found neither")
+        others = set(os.listdir(src)) - {TRAIN_NAME, VAL_NAME, *DEVKIT_NAMES}
+        ignored += (clutter(name) or "other file" for name in others)
+    else:
+        folder = src.parent
+        with open_archive(src) as archive:
+            train, val = (src, None) if holds_tars(archive) else (None, src)
+    devkit = _read_devkit(folder)
+    if val is not None and devkit is None:
+        way = "put it there, or give the archive of the training images alone as SRC"
+        raise SourceError(f"{folder}: expected {DEVKIT_NAMES[0]}, which has the labels, next to {val.name}: {way}")
+    tars = {} if train is None else _class_tars(train, ignored)
+    classes = sorted(tars if train is not None or devkit is None else set(devkit.truth))
+    if devkit is not None and (unknown := [name for name in classes if name not in devkit.words]):
+        raise SourceError(f"{devkit.path}: expected the class {unknown[0]!r} in {_SYNSETS_NAME}, found others")
+    found: dict[str, list[Found]] = {}
+    if train is not None:
+        # One by one, as sorting takes as much memory as what is sorted.
+        by_class = map(_in_tree_order, drain(_walk_class(train, name, tars[name], ignored) for name in classes))
+        found["train"] = list(chain.from_iterable(by_class))
+    if val is not None and devkit is not None:
+        found["val"] = _in_tree_order(*drain([_walk_val(val, devkit, ignored)]))
+        if missing := set(range(1, len(devkit.truth) + 1)) - {_number(one.key) for one in found["val"]}:
+            found_none = f"found none with number {min(missing)} ({len(missing):,} missing)"
+            raise SourceError(f"{val}: expected {len(devkit.truth):,} images, one for each label, {found_none}")
+    known = Collection(FileOrigin(folder), ignored=Counter(ignored), kind="ilsvrc")
+    return Listing(src, found, known, classes, {} if devkit is None else devkit.words, has_class_folders=True)
+
+
+def holds_tars(archive: Archive) -> bool:
+    """Whether the first member of an archive is an archive, as in the archive of training images."""
+    first = next(members(archive), None)
+    return first is not None and first.name.endswith(b".tar")
+
+
+# --- the archives -----------------------------------------------------------------------------------------------------
+
+
+def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
+    """Returns the tar with the images of each class, by class."""
+    tars: dict[str, TarMember] = {}
+    with open_archive(train) as archive:
+        for member in visible_members(archive, ignored):
+            stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
+            if suffix != "tar":
+                ignored.append("outside of class archives")
+            elif stem in tars:
+                raise archive.error(member.offset, "one archive of each class", f"a second one of {stem!r}")
+            else:
+                tars[stem] = member
+    return tars
+
+
+def _walk_class(train: Path, name: str, tar: TarMember, ignored: list[str]) -> Generator[Found, None, None]:
+    file, folder = os.fsencode(train.name), b"train/" + os.fsencode(name)
+    what = f"{train}: {os.fsdecode(tar.name)!r} in it"
+    with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
+        for image in visible_members(archive, ignored):
+            yield Found(folder + b"/" + image.name, name, Extent(file, image.offset, image.nbytes))
+
+
+def _walk_val(val: Path, devkit: _Devkit, ignored: list[str]) -> Generator[Found, None, None]:
+    file = os.fsencode(val.name)
+    with open_archive(val) as archive:
+        for image in visible_members(archive, ignored):
+            number = _number(image.name)
+            if not 0 < number <= len(devkit.truth):
+                expected = f"only images ILSVRC2012_val_NUMBER.JPEG, numbered from 1 to {len(devkit.truth):,},"
+                raise archive.error(image.offset, expected, repr(os.fsdecode(image.name)))
+            wnid = devkit.truth[number - 1]
+            key = b"val/%s/%s" % (os.fsencode(wnid), os.path.basename(image.name))
+            yield Found(key, wnid, Extent(file, image.offset, image.nbytes))
+
+
+def _number(path: bytes) -> int:
+    match = _VAL_IMAGE.fullmatch(os.path.basename(path))
+    return int(match[1]) if match else 0
+
+
+def _in_tree_order(found: list[Found]) -> list[Found]:
+    """Returns the images of a class, or of val, in the order of a folder tree: by folder, then name."""
+    return sorted(found, key=lambda one: os.fsdecode(one.key).rpartition("/")[::2])
+
+
+# --- the devkit -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Devkit:
+    path: Path
+    words: dict[str, str]
+    """The words of each class, such as "tench, Tinca tinca", by WordNet id. Classes are synsets without children."""
+    truth: tuple[str, ...]
+    """The WordNet id of each validation image, in the order of the numbers of the images."""
+
+
+def _read_devkit(folder: Path) -> _Devkit | None:
+    path = next((folder / name for name in DEVKIT_NAMES if (folder / name).exists()), None)
+    if path is None:
+        return None
+    wanted = (_SYNSETS_NAME, _TRUTH_NAME)
+    try:
+        if path.is_dir():
+            files = {name: read_file(path / name) for name in wanted}
+        else:
+            archive = _devkit_archive(path)
+            files = {
+                name: archive.read_at(member.offset, member.nbytes)
+                for member in members(archive)
+                for name in wanted
+                if os.fsdecode(member.name).endswith("/" + name)
+            }
+    except (DecodeError, OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path}: expected the devkit with {' and '.join(wanted)}, found: {error}") from None
+    for name in wanted:
+        if name not in files:
+            raise SourceError(f"{path}: expected {name} in the devkit, found none")
+    leaves, words = _read_synsets(path, files[_SYNSETS_NAME])
+    return _Devkit(path, words, tuple(_read_truth(path, files[_TRUTH_NAME], leaves)))
+
+
+def _devkit_archive(path: Path) -> Archive:
+    data = read_file(path)
+    if data.startswith(GZIP_MAGIC):
+        with gzip.open(io.BytesIO(data)) as file:
+            data = file.read(_MAX_DEVKIT_NBYTES + 1)
+        if len(data) > _MAX_DEVKIT_NBYTES:
+            raise SourceError(f"{path}: expected a devkit of at most {_MAX_DEVKIT_NBYTES:,} bytes, found more")
+    return Archive(str(path), io.BytesIO(data), 0, len(data))
+
+
+def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:
+    """Returns (number -> WordNet id, WordNet id -> words) of the classes, which are the synsets without children."""
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        way = "`pip install 'shardio[ilsvrc]'`, or move the devkit elsewhere if only training images are converted"
+        raise SourceError(f"{path}: reading {_SYNSETS_NAME} needs scipy: {way}") from None
+    try:
+        synsets = np.atleast_1d(loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"])
+        classes = synsets[synsets["num_children"] == 0]
+        columns = (classes[name] for name in ("ILSVRC2012_ID", "WNID", "words"))
+        rows = [(int(number), str(wnid), str(words)) for number, wnid, words in zip(*columns, strict=True)]
+    except Exception as error:  # a dozen kinds on damaged files
+        raise SourceError(
+            f"{path}: expected synsets in {_SYNSETS_NAME}, found {type(error).__name__}: {error}"
+        ) from None
+    leaves = {number: wnid for number, wnid, _ in rows}
+    words = {wnid: name for _, wnid, name in rows}
+    if not len(rows) == len(leaves) == len(words) > 0 or not all(map(is_safe_name, words)):
+        raise SourceError(f"{path}: expected distinct synsets in {_SYNSETS_NAME}, found none or invalid ones")
+    return leaves, words
+
+
+def _read_truth(path: Path, data: bytes, leaves: dict[int, str]) -> Iterator[str]:
+    for line, text in enumerate(data.split(), start=1):
+        number = int(text) if re.fullmatch(rb"\d{1,9}", text) else None
+        if number not in leaves:
+            found = f"found {os.fsdecode(text)!r:.80}"
+            raise SourceError(f"{path}: {_TRUTH_NAME}: line {line}: expected a synset without children, {found}")
+        yield leaves[number]
+
 
 _IMAGES = ("ILSVRC", "Data", "CLS-LOC")
 _SOLUTION_NAME = "LOC_val_solution.csv"
@@ -51,7 +251,7 @@ def list_kaggle(src: Path) -> Listing:
         raise SourceError(f"{images / empty[0]}: expected images, found none")
     if not found:
         raise SourceError(f"{images}: expected a folder train or val in it, found neither")
-    ignored = tree.ignored + Counter({"unlabeled test image": len(tree.found.get("test", ()))})
+    ignored = Counter(tree.known.ignored) + Counter({"unlabeled test image": len(tree.found.get("test", ()))})
     if "val" in found and found["val"][0].label is None:
         found["val"] = _solved(images, {os.path.splitext(one.key[4:])[0]: one for one in found["val"]})
     if ignored["outside of class folders"] or any(some[0].label is None for some in found.values()):
@@ -62,9 +262,8 @@ def list_kaggle(src: Path) -> Listing:
         names = dict(line.partition(" ")[::2] for line in _lines(path))
         if missing := [name for name in classes if not names.get(name)]:
             raise SourceError(f"{path}: expected a line for the class {missing[0]!r}, found none")
-    return replace(
-        tree, src=src, kind="kaggle", found=found, classes=classes, class_names=names, ignored=ignored, doubts=()
-    )
+    known = replace(tree.known, kind="kaggle", ignored=ignored)
+    return replace(tree, src=src, known=known, found=found, classes=classes, class_names=names, doubts=())
 
 
 def _solved(images: Path, files: dict[bytes, Found]) -> list[Found]:
@@ -135,13 +334,13 @@ def list_tiny_imagenet(src: Path) -> Listing:
             *(Found(f"val/images/{name}".encode(), wnid, missing) for name, wnid in truth.items()),
         ],
     }
+    note = f"{src.name}: Tiny ImageNet, {len(classes):,} classes"
     words = dict(line.split("\t", 1) for line in _lines(src / _WORDS_NAME) if "\t" in line)
     return replace(
         tree,
-        kind="tiny-imagenet",
         found=found,
+        known=replace(tree.known, kind="tiny-imagenet", notes=(note,)),
         classes=classes,
         class_names=words if words.keys() >= set(classes) else {},
-        notes=(f"{src.name}: Tiny ImageNet, {len(classes):,} classes",),
         doubts=(),
     )

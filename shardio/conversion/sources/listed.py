@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardio.conversion.arrays import Label, as_float32
 from shardio.conversion.images.headers import has_image_suffix
 from shardio.conversion.options import EmptyClasses, Labels
-from shardio.conversion.sources.collection import Collection, Fault, FileOrigin, Source
-from shardio.conversion.sources.columns import make_columns, merge_columns
+from shardio.conversion.sources.collection import Collection, ColumnTable, Fault, FileOrigin, Source
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import DEFAULT_SPLIT, are_measures, in_split_order, known_split, parse_number
 from shardio.conversion.sources.table import Contents, Table, read_table
 from shardio.errors import SourceError, counted
+from shardio.format.layout import RowType, check_array_name, check_kind
 
 # If none of the first files is there, the paths are relative to another folder.
 _PROBED = 20
+
+_INT64 = -(1 << 63), (1 << 63) - 1, "integers that fit in int64"
+# float64 holds integers exactly up to here.
+_EXACT = -(1 << 53), 1 << 53, "-2**53 to 2**53, as other cells are fractions or empty"
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 @dataclass
@@ -63,15 +70,23 @@ class _Rows(Listing):
             if isinstance(first, tuple):
                 kind = f" (float32, {counted(len(first), 'number')})"
         notes = tuple(f"{content.path.name}: {content.note}{kind}" for content in self.tables)
-        columns = []
-        for content in (content for content in self.tables if content.numbers):
+        has_numbers = any(content.numbers for content in self.tables)
+        columns = self._columns() if has_numbers else None
+        return replace(collection, notes=(*collection.notes, *notes), columns=columns)
+
+    def _columns(self) -> ColumnTable:
+        keys: list[bytes] = []
+        parts = []
+        for content in self.tables:
             everything = chain.from_iterable(self.found.values())
             mine = sorted((one.where[1], one.key) for one in everything if one.where[0] is content)
-            lines, keys = [content.lines[row] for row, _ in mine], [key for _, key in mine]
-            numbers = {name: [cells[row] for row, _ in mine] for name, cells in content.numbers.items()}
-            columns.append(make_columns(content.path, content.faults.word, lines, keys, numbers))
-        merged = merge_columns(columns) if columns else None
-        return replace(collection, notes=(*collection.notes, *notes), columns=merged)
+            keys += [key for _, key in mine]
+            parts.append({name: _column(content, name, [row for row, _ in mine]) for name in content.numbers})
+        types = [{name: numbers.dtype.str for name, numbers in part.items()} for part in parts]
+        if others := [one for one in types if one != types[0]]:
+            raise SourceError(f"tables: expected the same columns of numbers in each, found {types[0]} and {others[0]}")
+        values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return ColumnTable({key: row for row, key in enumerate(keys)}, values)
 
 
 def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
@@ -113,7 +128,7 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
         key = key[len(below) :] if key.startswith(below) else key if os.path.isabs(place) else os.path.normpath(place)
         found = Found(os.fsencode(key), None, os.fsencode(place) if key != place else None, (content, row))
         rows.append((content.splits[row] or DEFAULT_SPLIT, found))
-    return _listing(Collection(FileOrigin(folder), (), {}, {}, kind="list"), [content], rows)
+    return _listing(Collection(FileOrigin(folder), kind="list"), [content], rows)
 
 
 def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collection:
@@ -204,16 +219,12 @@ class _Images:
 
 def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
     """Returns the error for a table whose first paths, `paths`, are all missing."""
-    absolute = next(filter(os.path.isabs, paths), None)
-    relative = next((path for path in paths if not os.path.isabs(path)), None)
-    found = []
-    if relative is not None:
-        way = "copy the images to files here" if "://" in relative else "give the folder of the paths by `--root`"
-        found.append(f"{relative!r} is not in {folder}: {way}")
-    if absolute is not None:
-        there = next(folder for folder in Path(absolute).parents if os.path.lexists(folder))
-        found.append(f"of {absolute!r} only {str(there)!r} exists: correct the paths, or mount their folder")
-    return SourceError(f"{table.path}: expected images at {len(paths):,} paths, found none: {'; '.join(found)}")
+    way = "copy the images to files here" if "://" in paths[0] else "give the folder of the paths by `--root`"
+    found = f"{paths[0]!r} is not in {folder}: {way}"
+    if os.path.isabs(paths[0]):
+        there = next(folder for folder in Path(paths[0]).parents if os.path.lexists(folder))
+        found = f"of {paths[0]!r} only {str(there)!r} exists: correct the paths, or mount their folder"
+    return SourceError(f"{table.path}: expected images at {len(paths):,} paths, found none: {found}")
 
 
 def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]) -> Listing:
@@ -229,21 +240,7 @@ def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequenc
     for split, sources in collection.splits.items():
         found.setdefault(split, []).extend(Found(source.key, source.label, source.place) for source in sources)
     names = {} if has_labels else dict(zip(collection.classes, collection.class_names, strict=False))
-    return _Rows(
-        contents[0].path,
-        collection.kind,
-        collection.origin,
-        found,
-        classes,
-        names,
-        Counter(collection.ignored),
-        collection.notes,
-        keeps_order=True,
-        identity=collection.identity,
-        arrays=collection.arrays,
-        has_pixels=collection.has_pixels,
-        tables=contents,
-    )
+    return _Rows(contents[0].path, found, collection, classes, names, keeps_order=True, tables=contents)
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -296,3 +293,50 @@ def _numbers(rows: Iterable[tuple[str, Found]], cells: Iterable[Any]) -> list[tu
         if len(found) != width:
             content.faults.add(content.lines[row], f"{width} numbers, as in other rows", cell)
     return labels
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _column(content: Contents, name: str, rows: Sequence[int]) -> NDArray[np.int64] | NDArray[np.float64]:
+    """Returns the numbers of a column of a table in these rows.
+
+    A column with only integers becomes int64. Any other becomes float64, where empty cells are NaN, and refuses
+    integers that float64 cannot hold exactly. Raises SourceError, with the row's line, for a cell that is no number.
+    """
+
+    def wrong(row: int, error: object) -> SourceError:
+        return SourceError(f"{content.path}, {content.faults.word} {content.lines[row]}: column {name!r}: {error}")
+
+    found: list[int | float] = []
+    for row in rows:
+        try:
+            found.append(_parse(content.numbers[name][row]))
+        except ValueError as error:
+            raise wrong(row, error) from None
+    are_floats = any(isinstance(number, float) for number in found)
+    least, most, expected = _EXACT if are_floats else _INT64
+    for row, number in zip(rows, found, strict=True):
+        if isinstance(number, int) and not least <= number <= most:
+            raise wrong(row, f"expected {expected}, found {number}")
+    values = np.array(found, "<f8" if are_floats else "<i8")
+    if are_floats:
+        values[np.isnan(values)] = np.nan  # all with the same bytes
+    try:
+        check_kind(check_array_name(name), "array", RowType(values.dtype.str, ()), None)
+    except ValueError as error:
+        raise SourceError(f"{content.path}: column {name!r}: {error}") from None
+    return values
+
+
+def _parse(cell: Any) -> int | float:
+    """Returns the number in a cell; NaN if it is empty. Raises ValueError if it is not a number."""
+    text = "" if cell is None else str(int(cell) if isinstance(cell, bool) else cell).strip()
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        if not text.isascii() or "_" in text:  # which Python's float would take
+            raise ValueError
+        return float(text or "nan")
+    except ValueError:
+        raise ValueError(f"expected a number or nothing, found {text[:80]!r}") from None

@@ -10,14 +10,14 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardio.conversion.arrays import ArraySpec, Label
+from shardio.conversion.arrays import Label
 from shardio.conversion.options import EmptyClasses, Labels
-from shardio.conversion.sources.collection import Collection, Fault, Origin, Place, Source
+from shardio.conversion.sources.collection import Collection, Fault, Place, Source
 from shardio.conversion.sources.names import (
     DEFAULT_SPLIT,
     Numbering,
@@ -27,7 +27,7 @@ from shardio.conversion.sources.names import (
     number_labels,
     numbers_up_to,
 )
-from shardio.conversion.sources.rows import Faults
+from shardio.conversion.sources.table import Faults
 from shardio.errors import SourceError
 from shardio.format.layout import LABELS_NAME
 from shardio.format.parse import first_repeated
@@ -60,17 +60,14 @@ class Listing:
 
     src: str | Path
     """Begins messages."""
-    kind: str
-    origin: Origin
     found: Mapping[str, Sequence[Found]]
     """By the word for the split in SRC; "" if nothing names a split."""
+    known: Collection
+    """What the collection will have, other than classes and splits."""
     classes: Sequence[str] | None = None
     """The classes in the order of their labels. None: those that labels name, or the numbers up to the largest."""
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Readable names of all classes; or nothing."""
-    ignored: Counter[str] = field(default_factory=Counter)
-    notes: Sequence[str] = ()
-    """How SRC was understood, where that was guessed."""
     doubts: Sequence[str] = ()
     """What in SRC could be understood in two ways."""
     has_class_folders: bool = False
@@ -80,9 +77,6 @@ class Listing:
     """Whether splits stay in the order of `found`."""
     may_rename: bool = False
     """Whether `key` can make other keys if keys are repeated."""
-    identity: str = ""
-    arrays: tuple[ArraySpec, ...] = ()
-    has_pixels: bool = True
 
     def __post_init__(self) -> None:
         self._faults = Faults(self.src, "image")
@@ -134,17 +128,13 @@ class Listing:
         if labels is None:
             self._check_doubts(numbering.classes)
         classes = () if unlabeled else numbering.classes
-        return Collection(
-            self.origin,
-            classes,
-            sources,
-            +self.ignored,
-            tuple(self.class_names[name] for name in classes if self.class_names),
-            kind=self.kind,
-            identity=self.identity,
-            notes=tuple(self.notes),
-            arrays=tuple(spec for spec in self.arrays if not (unlabeled and spec.name == LABELS_NAME)),
-            has_pixels=self.has_pixels,
+        return replace(
+            self.known,
+            classes=classes,
+            splits=sources,
+            ignored=+Counter(self.known.ignored),
+            class_names=tuple(self.class_names[name] for name in classes if self.class_names),
+            arrays=tuple(spec for spec in self.known.arrays if not (unlabeled and spec.name == LABELS_NAME)),
         )
 
     def _number(self, splits: Mapping[str, Sequence[Found]], empty_classes: EmptyClasses) -> Numbering:
@@ -214,6 +204,6 @@ class Listing:
         if doubts:
             command = f"shardio convert {shlex.quote(str(self.src))} OUT --labels"
             way = "Rename them, or take the images without labels: "
-            if self.kind in KINDS_OF_FOLDERS:
+            if self.known.kind in KINDS_OF_FOLDERS:
                 way = f"If folders are classes, run `{command} folders`. To take all images without labels, run "
             raise SourceError(f"{self.src}: {'; '.join(doubts)}. {way}`{command} none`")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from shardio.conversion.arrays import ARRAY, ArraySpec, as_float32, declare, lab
 from shardio.conversion.images.headers import MAX_SOURCE_NBYTES
 from shardio.conversion.options import Labels
 from shardio.conversion.sources.collection import (
+    Collection,
     DatasetItem,
     Extent,
     FileOrigin,
@@ -63,8 +64,6 @@ def list_arrays(src: Path, labels: Labels | None = None) -> Listing:
     """
     if not src.is_file():
         return _list_tree(src, labels)
-    if labels == "folders":
-        raise SourceError(f"{src}: expected a tree, for labels from folders; found a file")
     with open(src, "rb") as file:
         first, nbytes = file.read(HEADER_MOST), os.fstat(file.fileno()).st_size
     if first.startswith(b"PK"):
@@ -134,7 +133,8 @@ def _list_tree(src: Path, labels: Labels | None) -> Listing:
         row = RowType(values.dtype.str, values.shape)
         origin = TreeOrigin(src, row, os.fsdecode(one.key))
         specs = (ArraySpec(ARRAY, "array", row),)
-        return replace(tree, origin=origin, kind="arrays", arrays=specs, has_pixels=False)
+        known = replace(tree.known, origin=origin, kind="arrays", arrays=specs, has_pixels=False)
+        return replace(tree, known=known)
     raise SourceError(f"{src}: expected arrays, found none that can be stored; {failed}")
 
 
@@ -185,30 +185,27 @@ class RowsOrigin(Origin):
             with naming(copy), open_untrusted(copy) as file:
                 data = os.pread(file.fileno(), row.nbytes, start)
         else:
-            with self._open(name) as member, refusing(self.path):
-                member.seek(start)
-                data = member.read(row.nbytes)
+            data = next(self._blocks(name, start, row.nbytes), b"")
         if len(data) != row.nbytes:
             raise DecodeError("damaged", f"{name}: expected {row.nbytes:,} bytes at {start:,}, found {len(data):,}")
         return _check_values(np.frombuffer(data, header.dtype).reshape(row.shape))
 
-    @contextlib.contextmanager
-    def _open(self, name: str) -> Iterator[IO[bytes]]:
-        with contextlib.ExitStack() as stack:
-            with refusing(self.path):
-                archive = stack.enter_context(zipfile.ZipFile(self.path))
-                file = stack.enter_context(archive.open(f"{name}.npy"))
-            yield file
-
-    def _read_block(self, file: IO[bytes]) -> bytes:
-        with naming(self.path), refusing(self.path):  # the last block raises if the checksum differs
-            return file.read(_BLOCK_NBYTES)
+    def _blocks(self, name: str, start: int = 0, nbytes: int = _BLOCK_NBYTES) -> Iterator[bytes]:
+        """Yields an array of an archive from a byte on. The last block raises if the checksum differs."""
+        with (
+            naming(self.path),
+            refusing(self.path),
+            zipfile.ZipFile(self.path) as archive,
+            archive.open(f"{name}.npy") as file,
+        ):
+            file.seek(start)
+            while block := file.read(nbytes):
+                yield block
 
     def read_all(self, name: str) -> NDArray[Any]:
         """Returns all rows of an array of an archive."""
         header = self.members[name].header
-        with self._open(name) as file, refusing(self.path):
-            return np.frombuffer(file.read(), header.dtype, offset=header.start).reshape(header.shape)
+        return np.frombuffer(b"".join(self._blocks(name)), header.dtype, offset=header.start).reshape(header.shape)
 
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
         return [identify(self.path)] * len(sources)
@@ -241,9 +238,8 @@ class RowsOrigin(Origin):
                 if member.offset is None:
                     stack.enter_context(naming(target := self._copy_of(name)))
                     copy = stack.enter_context(AtomicFile(target))
-                file, count = stack.enter_context(self._open(name)), member.header.shape[0]
-                done = 0
-                while block := self._read_block(file):
+                count, done = member.header.shape[0], 0
+                for block in self._blocks(name):
                     if copy is not None:
                         write_all(copy.descriptor, block)
                     before, done = done, done + len(block)
@@ -331,8 +327,9 @@ def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
         origin = replace(origin, members={name: members[name] for name in rows}, label="")
     file = os.fsencode(src.name)
     found = [Found(b"%d" % number, one, Item(file, number)) for number, one in enumerate(labels)]
-    hashed = _hash(origin, count)
-    return Listing(src, kind, origin, {"": found}, notes=notes, identity=hashed, arrays=specs, has_pixels=False)
+    identity = _hash(origin, count)
+    known = Collection(origin, kind=kind, identity=identity, notes=notes, arrays=specs, has_pixels=False)
+    return Listing(src, {"": found}, known)
 
 
 def _hash(origin: RowsOrigin, count: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.sources.collection import Item, identify
+from shardio.conversion.sources.collection import Collection, Item, identify
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import entries, known_split, sorted_entries, split_name
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
@@ -66,16 +66,11 @@ def _holds_files(folder: Path) -> bool:
 def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
-    - Images: a column of binaries, or of structs with `bytes` and perhaps `path`. Labels: a column of integers. If
-      several columns match, the columns named `image` and `label` are used. Rows whose label is null or -1 are ignored
-      and counted. With `unlabeled`, or without a column of integers, images have no labels.
+    - Images are binaries, or structs with `bytes` and perhaps `path`. Labels are integers; null and -1 are no label.
     - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
-    - The split is the word before "-00000-of-" in a file's name, or a file or folder name such as train, validation or
-      test. Otherwise it is `train`.
+    - The split is the word before "-00000-of-" in a file's name, or a file or folder name that is known as a split.
     - A key is [SPLIT/]CLASS/NAME. NAME comes from the struct's path. If there is no path, or another image of the class
       has the same name, NAME is the number of the row in its split.
-
-    Raises SourceError for damage, contradictions between files, and gaps in a numbered series.
     """
     ignored: Counter[str] = Counter()
     if not (src.is_dir() or src.is_file()):
@@ -103,7 +98,7 @@ def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     origin = ParquetOrigin(folder, tables[names[0]].image, files)
     guessed = {table.label for table in tables.values()} - {"", "label"}
     notes = tuple(f"{src.name}: labels from {label!r}" for label in sorted(guessed))
-    return Listing(src, "parquet", origin, rows, classes or None, ignored=ignored, notes=notes)
+    return Listing(src, rows, Collection(origin, ignored=ignored, kind="parquet", notes=notes), classes or None)
 
 
 def _list(root: Path, ignored: Counter[str]) -> list[str]:

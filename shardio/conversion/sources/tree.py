@@ -16,7 +16,7 @@ from typing import Literal
 
 from shardio.conversion.images.headers import holds_image
 from shardio.conversion.options import Labels
-from shardio.conversion.sources.collection import FileOrigin
+from shardio.conversion.sources.collection import Collection, FileOrigin
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
@@ -86,11 +86,9 @@ def list_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) 
             )
     return Listing(
         root,
-        "tree",
-        FileOrigin(root),
         {part.split: found for part in parts if (found := list(part.found(is_labeled=labels != "none")))},
+        Collection(FileOrigin(root), ignored=scan.ignored),
         classes,
-        ignored=scan.ignored,
         doubts=scan.doubts,
         has_class_folders=True,
     )

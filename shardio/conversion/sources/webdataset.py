@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
-from shardio.conversion.sources.collection import Extent, Fault, FileOrigin
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, open_archive, visible_members
@@ -53,7 +53,8 @@ def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
             f"{src}: expected samples of an image and a label (.cls or .json), found {instead}. (Unpack the tar of a "
             "folder tree; ImageNet's own archives need `--source ilsvrc`; images alone need `--labels none`)"
         )
-    return _Tars(src, "webdataset", FileOrigin(folder), _by_word(src, tars, samples), ignored=ignored, may_rename=True)
+    known = Collection(FileOrigin(folder), ignored=ignored, kind="webdataset")
+    return _Tars(src, _by_word(src, tars, samples), known, may_rename=True)
 
 
 class _Tars(Listing):
