@@ -48,10 +48,7 @@ _MOST_BATCHES = 1000
 
 
 class _BackgroundFill:
-    """Copies a set to the cache in a thread, and holds the lease on the copy until `close`.
-
-    The thread stops when `owner` dies. It refers to this object alone, so that `owner` can die.
-    """
+    """Copies a set in a thread that refers to this object alone, so that `owner` can die: then the thread stops."""
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
         self.storage = storage
@@ -121,7 +118,7 @@ class _BackgroundFill:
     def close(self) -> None:
         """Stops the copying and ends the lease. May be called again, also after an interruption.
 
-        A finalizer may run in any thread. In a thread that copies it does not wait, and that thread ends the lease.
+        A finalizer may run in a thread that copies: then it does not wait, and that thread ends the lease.
         """
         self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")
@@ -138,10 +135,7 @@ class _BackgroundFill:
 
 
 class StorageReader(Reader):
-    """Reads damaged samples again from the storage. Thread safe. Nothing to close: CachedSplit owns the storage.
-
-    It calls `on_damaged_copy` if the storage has the samples intact, because then the copy is damaged.
-    """
+    """Reads damaged samples again from the storage. If they are intact there, it calls `on_damaged_copy`."""
 
     name = "storage"
 

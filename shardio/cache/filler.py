@@ -1,11 +1,8 @@
 """Fills a copy of a set: links the files that other copies have, fetches the others, and commits the manifest.
 
-One process has the right to fill the copy; the others wait for it, or read from the source meanwhile. If the first is
-killed, the next one continues with what was written. Nodes that meet copy together.
-
-A file that another complete copy has is linked (a hard link), not copied: files of a set never change, and a damaged
-file is replaced by another file. So a change to one copy never affects another, and removing the last name frees
-the space.
+If the process with the right to fill the copy is killed, the next one continues with what was written. Files are shared
+by hard links: files of a set never change, and a damaged file is replaced by another file. So a change to one copy
+never affects another, and removing the last name frees the space.
 """
 
 from __future__ import annotations
@@ -50,11 +47,8 @@ class CopyFiller:
     """Completes the copy of the set in `storage` in the folder of `lease`: `run` does this, with `workers` threads.
 
     The caller holds the lease until `run` has returned. Indexes are copied first, then the files in `order`, then the
-    others. Meanwhile, `lease.has` says which files are complete, whichever process copied them.
-
-    Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done. `on_fill` is
-    called when this process gets the right to fill the copy; `on_progress`, `on_wait` and `on_message` are as for
-    `stage`. With a `meeting`, it copies together with the other nodes there.
+    others. Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done.
+    `on_fill` is called when this process gets the right to fill the copy; the other calls are as for `stage`.
     """
 
     def __init__(
@@ -73,7 +67,8 @@ class CopyFiller:
         meeting: Meeting | None = None,
         on_message: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self.files = _in_order(manifest, order)
+        tables = chain.from_iterable(split.tables for split in manifest.splits.values())
+        self.files = tuple(dict.fromkeys((*tables, *order, *manifest.files)))
         """All files of the set except the manifest, in the order in which they are copied."""
         self.evicted: list[CachedCopy] = []
         """The copies that were evicted to make room."""
@@ -169,7 +164,7 @@ class CopyFiller:
         if self._stop.is_set():
             return False
         try:
-            self._make_room(todo, folder)
+            self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo, folder))
         except SpaceError:
             if was_empty:  # evicting a copy that has only links would free nothing
                 with contextlib.suppress(OSError):
@@ -311,7 +306,7 @@ class CopyFiller:
                 raise
             # The disk takes no folder, or another process has taken the same free space: once more, with what can be
             # evicted now.
-            self._make_room(todo, folder)
+            self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo, folder))
             return make(self._left(todo))
 
     def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
@@ -322,24 +317,13 @@ class CopyFiller:
         there = sum(min(entry.nbytes, part_nbytes(folder, entry)) for entry in left) if folder else 0
         return sum(entry.nbytes for entry in left) - there + len(self._manifest.dumps())
 
-    def _make_room(self, todo: Sequence[FileEntry], folder: FolderHandle | None) -> None:
-        self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo, folder))
-
-
-def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Returns the indexes and other tables, then `order`, then the rest, each file once."""
-    tables = chain.from_iterable(split.tables for split in manifest.splits.values())
-    return tuple(dict.fromkeys((*tables, *order, *manifest.files)))
-
 
 def link_from_others(
     folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape | None
 ) -> list[FileEntry]:
-    """Makes hard links in `folder`, a copy, to files that other complete copies in the cache have. Returns the entries
-    that were linked, of the wanted `entries`.
+    """Makes hard links in `folder`, a copy, to files that other complete copies have. Returns the linked `entries`.
 
-    The caller has the right to fill the copy. Only copies and files of the same user are linked: other users can write
-    to their own. Each file is checked as `open_sound` does. Links nothing if the filesystem has no hard links.
+    Only copies and files of the same user are linked: other users can write to their own.
     """
     linked: list[FileEntry] = []
     cache, digest = folder.path.parent, folder.path.name

@@ -77,11 +77,7 @@ class EvictReport:
 
 
 class Cache:
-    """The cache in `folder`. The first `lease` makes the folder if it is missing.
-
-    Nothing is kept in memory: any number of threads, processes and, as far as permissions allow, users may use it at
-    the same time.
-    """
+    """The cache in `folder`, for any number of threads, processes and users. The first `lease` makes the folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         check_local(folder, CacheError, "a cache is a folder on a disk of this machine")
@@ -91,7 +87,7 @@ class Cache:
         """Returns a lease on the copy with this digest, which need not exist yet: it is not evicted until `close`.
 
         Waits at most half a minute while another process evicts the copy. Permission to read is enough. Raises
-        ValueError if `digest` is not a digest, CacheError if the folder is not a cache, would not be on a disk of this
+        ValueError if `digest` is not a digest, CacheError if the folder is not a cache, is not on a disk of this
         machine, or has something else in place of the lock or the copy; OSError if the lock cannot be taken.
         """
         if not is_digest(digest):
@@ -119,8 +115,7 @@ class Cache:
         """Removes copies that no process holds, least recently used first, until the limit is met.
 
         The limit is `keep`, the most bytes that all copies may have together, or `free`, the bytes that must be free
-        on the filesystem. A copy disappears at once (by a rename), and then its files are removed. Raises CacheError,
-        and touches nothing, if the folder is not a cache.
+        on the filesystem. Raises CacheError, and touches nothing, if the folder is not a cache.
         """
         if (keep is None) == (free is None):
             raise ValueError(f"give either `keep` or `free`; found keep={keep}, free={free}")
@@ -226,8 +221,7 @@ class Cache:
                     CopyPaths(self.folder, digest).remove_orphans()
 
     def _make(self) -> None:
-        """Makes the marker, and the folder. The marker comes first: a process that sees any other file also sees the
-        marker."""
+        """Makes the folder and the marker, which comes before any other file."""
         marker = self.folder / MARKER_NAME
         if marker.exists():
             # A process was killed right after making it, or the owner of the folder has made it.

@@ -1,10 +1,8 @@
 """Leases, which keep a copy in a cache from being evicted, and the right to fill a copy.
 
-Both are locks by flock, which end with their process, even if the process is killed. The right to fill is taken under a
-lease. So a process that holds the lease's lock exclusively is alone with the copy, and only such a process removes lock
-files.
-
-Any user of a cache may put something where a lock is expected, so locks are opened as untrusted files are.
+The right to fill is taken under a lease. So a process that holds the lease's lock exclusively is alone with the copy,
+and only such a process removes lock files. Any user of a cache may put something where a lock is expected, so locks are
+opened as untrusted files are.
 """
 
 from __future__ import annotations
@@ -90,8 +88,7 @@ class CopyPaths:
 
 
 class Lease:
-    """Keeps a copy from being evicted, until `close`, until the last reference to the object dies, or until the process
-    ends. `Cache.lease` takes it.
+    """Keeps a copy from being evicted, until `close`, until the object dies, or until the process ends.
 
     A forked process inherits the lease and holds it while it lives; an executed program does not. Not thread safe.
     """
@@ -176,8 +173,8 @@ class Lease:
     def open_folder(self) -> FolderHandle:
         """Makes the copy's folder if it is missing, and opens it for the process that has the right to fill the copy.
 
-        Raises CacheError if the path holds anything else, including another set; PermissionError if the folder belongs
-        to another user and, under a sticky bit, only that user may continue the copy.
+        Raises CacheError if the path holds anything else, including another set; PermissionError if, under a sticky
+        bit, only another user may continue the copy.
         """
         make_folder(self.path)
         _check_folder(self.path)

@@ -167,10 +167,7 @@ class Meeting:
         return self._group(members, members[0]) if fills and members else None
 
     def regroup(self, members: Sequence[Member], *, again: bool = True) -> Group | None:
-        """Returns a new group of those `members` that come in time; None if there is none, or this rank is alone.
-
-        With `again`, it tries once more if one of them ends meanwhile.
-        """
+        """Returns a new group of those `members` that come in time; None if there is none, or this rank is alone."""
         ranks = [member.rank for member in members]
         self._generation += 1
         name = f"regroup{self._generation}"

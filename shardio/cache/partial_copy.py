@@ -1,12 +1,9 @@
 """The unfinished files of a copy, which all processes of the node fill together.
 
 An unfinished file has its full size and a hidden name, `.NAME.part`. It consists of blocks. The file `.blocks-BOOT` has
-one byte for each block of the set: whether it is missing, being fetched, or there. Blocks are fetched by the process
-with the right to fill the copy, and by processes that need a sample. So nothing is fetched twice, and a killed copy
-resumes. A file gets its own name when its sha256 is right.
-
-A crash of the machine may lose written blocks, so BOOT names the boot of the machine. A process without the right to
-fill the copy holds a shared lock on a file while it writes to it. A file is locked exclusively while it is hashed.
+one byte for each block of the set: its state. A crash of the machine may lose written blocks, so BOOT names the boot of
+the machine. A process without the right to fill the copy holds a shared lock on a file while it writes to it. A file is
+locked exclusively while it is hashed.
 """
 
 from __future__ import annotations
@@ -104,11 +101,10 @@ def blocks_of(manifest: Manifest) -> dict[FileEntry, FileBlocks]:
 
 
 class PartialCopy:
-    """The unfinished files of the copy in `folder`. Any number of threads and processes may use it.
+    """The unfinished files of the copy in `folder`, and the `states`, uint8, of all blocks of the set.
 
     `begin` makes the files, in the process with the right to fill the copy, which alone may call `write` and `finish`.
-    `find` opens them in any process of the same user, which may call `add`. `states`, uint8, has the state of each
-    block of the set: MISSING, THERE or COMING.
+    `find` opens them in any process of the same user, which may call `add`.
     """
 
     def __init__(self, folder: Path | FolderHandle, blocks: Mapping[FileEntry, FileBlocks], flags: OpenFile) -> None:

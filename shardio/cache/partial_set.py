@@ -215,9 +215,8 @@ def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uin
 class PartialSet(ShardSet):
     """A ShardSet of an unfinished `copy`. Samples of missing shards are read from `storage`.
 
-    It can be used like any other, by any number of threads; `path` is the path of the copy. Reading raises an OSError
-    that names the sample if the storage fails. An index or order that is not in the copy is fetched and
-    checked by the constructor.
+    Reading raises an OSError that names the sample if the storage fails. An index or order that is not in the copy is
+    fetched and checked by the constructor.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Lease) -> None:

@@ -1,10 +1,9 @@
 """Copies a set to the nodes of a group: each byte is read from the source once, by one node, and passed on by all.
 
-The nodes go through the missing blocks in windows. For each window they tell each other which blocks they have. The
-bytes that some node lacks are split into equal shares, one for each node. A node reads its share from the source, or
-gets it from a node that has it; then all shares are gathered in a ring. So over each link pass about as many bytes as
-the window has, in both directions, however many nodes there are. While one window is gathered, the shares of the next
-are read, and the last is written.
+For each window of blocks, the nodes tell each other which blocks they have. The bytes that some node lacks are split
+into equal shares, one for each node. A node reads its share from the source, or gets it from a node that has it; then
+all shares are gathered in a ring. So over each link pass about as many bytes as the window has, however many nodes
+there are. While one window is gathered, the shares of the next are read, and the last is written.
 """
 
 from __future__ import annotations
@@ -158,9 +157,8 @@ class LeftBehindError(Exception):
 class Together:
     """Fetches the files of `partial` with the other nodes of `group`. `run` does this.
 
-    `files` are all files of the set, in the order in which they are fetched, the same on all nodes. `finish` is called
-    in a thread with a file whose blocks are all there, and returns whether its sha256 is right. `on_progress` is called
-    in a thread with the number of bytes that were written.
+    `files` are all files of the set, in one order on all nodes. Threads call `finish` with a file whose blocks are all
+    there, which returns whether its sha256 is right, and `on_progress` with the number of bytes that were written.
     """
 
     def __init__(

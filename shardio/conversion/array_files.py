@@ -136,7 +136,7 @@ class _PartWriter:
     def finish(self) -> ArrayPart:
         entry = None if self._file is None else self._file.complete()
         if self._file is not None and entry is not None and self._task.publishes(entry):
-            self._file.publish()
+            self._file.commit()
         return ArrayPart(entry, np.concatenate(self._numbers))
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,7 @@ _LONGEST_VALUE = 40
 def describe_change(operation: str, arguments: Mapping[str, Any], parents: Sequence[Manifest]) -> dict[str, Any]:
     """Returns the provenance of the new set. It holds no paths, so equal changes have equal provenances."""
     earlier: list[Any] = []
+    conversions: list[Any] = []
     for parent in parents:
         told = parent.provenance.get("earlier")
         own = parent.provenance.get("change")
@@ -25,8 +26,6 @@ def describe_change(operation: str, arguments: Mapping[str, Any], parents: Seque
         if isinstance(own, dict):
             before.append({**own, "made": parent.digest})
         earlier += [one for one in before if one not in earlier]
-    conversions: list[Any] = []
-    for parent in parents:
         conversions += [one for one in conversions_of(parent) if one not in conversions]
     return {
         "shardio": __version__,

@@ -41,8 +41,7 @@ def read_indexes(
 ) -> IndexedSet:
     """Reads the indexes of the given splits, by default of all splits, and selects samples.
 
-    Raises SetNotFoundError if the set or a split does not exist, FormatError if the set is damaged, OSError if it
-    cannot be read.
+    Raises SetNotFoundError if the set or a split does not exist, FormatError or OSError if it cannot be read.
     """
     with closing(open_storage(place)) as storage:
         manifest = storage.load_manifest()
@@ -120,10 +119,7 @@ def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) 
 
 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
-    """Returns the samples whose number is not from 0 to `stop` - 1, and an error text for the first; "" without any.
-
-    `numbers` has a number for each sample; the text calls the number `what`, such as "a label".
-    """
+    """Returns the samples whose number, called `what`, is not from 0 to `stop` - 1, and an error text for the first."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
     text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""
     return wrong, text

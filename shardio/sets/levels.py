@@ -1,7 +1,7 @@
 """Mean and standard deviation of a split's pixels, for each channel, as `Normalize` takes them.
 
-They are measured on some lines of at most NUM_SAMPLES samples, chosen by the number of samples alone. The sums are
-integers, so the result depends neither on how the samples are read nor on the machine.
+They are measured on some lines of some samples, chosen by the number of samples alone. The sums are integers, so the
+result depends neither on how the samples are read nor on the machine.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ def shown(place: str) -> str:
 
 
 def join_place(place: str, name: str) -> str:
-    """Returns the child `name` of a folder or URL. The query of an http URL, which may be a signature, stays at the
-    end."""
+    """Returns the child `name` of a folder or URL. The query of an http URL, perhaps a signature, stays at the end."""
     if place.lower().startswith(("http://", "https://")):
         parts = urlsplit(place)
         return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}", fragment=""))
@@ -66,7 +65,7 @@ def join_place(place: str, name: str) -> str:
 def local_folder(place: str | os.PathLike[str]) -> str:
     """Returns the folder of the set `place`, unchecked, for callers that map or change its files.
 
-    Raises SetNotFoundError for a URL: sets at URLs are read through `shardio.sets.storage`.
+    Raises SetNotFoundError for a URL.
     """
     place = os.fspath(place)
     if is_url(place):

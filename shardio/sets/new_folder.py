@@ -70,8 +70,7 @@ def check_new(target: Path, sets: list[Path]) -> None:
 
 
 def rename_new(folder: FolderHandle, target: Path) -> None:
-    """Renames a folder, durably. Raises ConvertError if the target exists, even as an empty folder, or if something
-    else has replaced `folder`."""
+    """Renames a folder, durably. Raises ConvertError if the target exists, or if `folder` was replaced."""
     if not folder.is_in_place():
         raise ConvertError(f"{folder}: expected the folder of the new set, found that another process replaced it")
     try:
@@ -157,8 +156,7 @@ def _locks(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
-    """Yields whether the folder of this lock is abandoned. If it is, the block holds the lock, where there is one and
-    the filesystem has locks.
+    """Yields whether the folder of this lock is abandoned. If it is, the block holds the lock, if there is one.
 
     Raises OSError, such as PermissionError, if this cannot be determined.
     """

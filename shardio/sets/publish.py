@@ -1,8 +1,4 @@
-"""`publish`: puts a finished set into a shared root, as one new folder that appears whole.
-
-The set is copied into a temporary folder of the root, or lies on its filesystem already; then one rename, which
-replaces nothing, gives it its name (`new_folder`).
-"""
+"""`publish`: puts a finished set into a shared root, as one new folder that appears whole."""
 
 from __future__ import annotations
 

@@ -78,8 +78,7 @@ _filesystems: dict[tuple[int, str, str], Any] = {}
 class RemoteStorage:
     """The `shardio.sets.storage.Storage` of a URL. Thread safe, picklable, and usable after a fork.
 
-    fsspec and its filesystems read endpoint, credentials and proxy from the environment (AWS_PROFILE,
-    AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or from their configuration files.
+    fsspec reads endpoint, credentials and proxy from the environment or from its configuration files.
 
     Raises SetNotFoundError if a package that the URL needs is missing, ValueError if fsspec does not know the scheme.
     """
@@ -135,9 +134,7 @@ class RemoteStorage:
             raise missing_file(self.path_of(entry)) from None
 
     def close(self) -> None:
-        """Ends running requests, and requests that wait for a retry.
-
-        Connections stay open: all sets of the same host in the process share them."""
+        """Ends requests. Connections stay open: all sets of the same host in the process share them."""
         self._closed = True
 
     def list_folders(self) -> list[str]:
@@ -203,18 +200,14 @@ class RemoteStorage:
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """Returns what fsspec's filesystem gives. `_wait_for` has the errors; only a filesystem that does not work by
-        asyncio is waited for, for as long as it takes."""
+        """Returns what fsspec's filesystem gives; waits without a limit only if it does not work by asyncio."""
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)
         return self._wait_for(getattr(filesystem, f"_{method}")(*arguments, **options), deadline)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
-        """Returns the result of a request. Raises TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
-
-        Then, and after a Ctrl-C, the request is cancelled, so nothing waits for it at the end of the process.
-        """
+        """Returns the result of a request. Raises TimeoutError at `deadline`, OSError at `close`."""
         request = asyncio.run_coroutine_threadsafe(coroutine, _filesystem(self._url).loop)
         try:
             while not wait([request], _LOOK_SECONDS).done:
@@ -224,12 +217,12 @@ class RemoteStorage:
                     raise TimeoutError(f"no complete answer within {SMALL_FILE_SECONDS:g} seconds")
             return request.result()
         finally:
-            request.cancel()
+            request.cancel()  # or the end of the process would wait for it
 
     def _insist(self, call: Callable[[], T], path: str, what: str, deadline: float | None = None) -> T:
         """Returns the result of `call`, retrying transient failures for about a minute, or until the deadline.
 
-        Then raises an OSError that names `path` and the last failure; FileNotFoundError and the like where it is one.
+        Then raises an OSError that names `path` and the last failure.
         """
         end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
         attempts = Attempts(_pauses(end), self._sleep)
@@ -262,8 +255,7 @@ class RemoteStorage:
 async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None) -> bytearray:
     """Returns `most` bytes from a web server, or one more if it sends more; without `start`, no range is asked.
 
-    It uses the connections of fsspec's filesystem. fsspec's own calls hold and unpack all that a server sends, however
-    much more than the range that is.
+    fsspec's own calls hold and unpack all that a server sends, however much more than the range that is.
     """
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
@@ -341,16 +333,14 @@ def _new_filesystem(url: str) -> Any:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Returns the first cause: while it looks for a file, fsspec's http calls every error "not found", and keeps the
-    reason as its cause."""
+    """Returns the first cause: fsspec's http calls every error "not found", and keeps the reason as its cause."""
     while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Returns the HTTP status in an error of any of the clients that filesystems use, or in that of which s3fs made an
-    OSError."""
+    """Returns the HTTP status in an error of a filesystem's client, or in the error of which s3fs made an OSError."""
     for cause in (error, error.__cause__ if isinstance(error, OSError) else None):
         response = getattr(cause, "response", None)
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}

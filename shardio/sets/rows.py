@@ -85,8 +85,8 @@ def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
 class ArrayWriter:
     """Writes an array's values for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
-    A small array gets one file, of any size. The files appear in `folder` one after the other, each only when it is
-    complete. Leaving the `with` block without `finish` removes the files. Not thread safe.
+    A small array gets one file, of any size. Each file appears when it is complete. Leaving the `with` block without
+    `finish` removes the files. Not thread safe.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ArrayWriter:
         if file is not None:
             with file:
                 self._shards.append(file.complete())
-                file.publish()
+                file.commit()
 
     def finish(self) -> ArrayEntry:
         """Writes the last values and the checksums. Returns the array's entry. Raises ValueError without any value."""
@@ -158,51 +158,35 @@ class ArrayWriter:
                 os.unlink(name, dir_fd=folder)
 
 
-class RowsFile:
-    """Writes a file of rows. If it gets fewer rows than `expected`, it is read again for its sha256."""
+class RowsFile(AtomicFile):
+    """A file of rows. If it gets fewer rows than `expected`, it is read again for its sha256."""
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
+        super().__init__(path)
         self.num_rows = 0
-        self._path = path
         self._row = row
         self._expected = expected
         header = row.file_header(expected)
         self._sha256 = hashlib.sha256(header)
-        self._file = AtomicFile(path)
         try:
             with naming(path):
-                write_all(self._file.descriptor, header)
+                write_all(self.descriptor, header)
         except OSError:
-            self._file.discard()
+            self.discard()
             raise
 
     def write(self, rows: NDArray[np.uint8]) -> None:
         self._sha256.update(rows.data)
-        with naming(self._path):
-            write_all(self._file.descriptor, rows.data)
+        with naming(self.path):
+            write_all(self.descriptor, rows.data)
         self.num_rows += len(rows)
 
     def complete(self) -> ArrayShard:
-        """Completes the content, and returns the file's entry in a manifest. Do not write after this."""
+        """Completes the content, and returns the file's entry in a manifest. Only `commit` may follow."""
         nbytes, sha256 = self._row.file_nbytes(self.num_rows), self._sha256.hexdigest()
         if self.num_rows != self._expected:
-            descriptor = self._file.descriptor
-            with naming(self._path):
-                os.lseek(descriptor, 0, os.SEEK_SET)
-                write_all(descriptor, self._row.file_header(self.num_rows))
-                sha256 = pour(lambda offset, buffer: os.preadv(descriptor, [buffer], offset), nbytes)
-        return ArrayShard(self._path.name, nbytes, sha256, self.num_rows, self._row)
-
-    def publish(self) -> None:
-        """Makes the completed file durable, and gives it its name."""
-        self._file.commit()
-
-    def discard(self) -> None:
-        """Removes the unfinished file."""
-        self._file.discard()
-
-    def __enter__(self) -> RowsFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.discard()
+            with naming(self.path):
+                os.lseek(self.descriptor, 0, os.SEEK_SET)
+                write_all(self.descriptor, self._row.file_header(self.num_rows))
+                sha256 = pour(lambda offset, buffer: os.preadv(self.descriptor, [buffer], offset), nbytes)
+        return ArrayShard(self.path.name, nbytes, sha256, self.num_rows, self._row)

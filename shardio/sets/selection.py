@@ -91,11 +91,7 @@ class HasClasses(Protocol):
 
 
 def find_labels(of: HasClasses, name: str | int) -> list[int]:
-    """Returns the labels that `name` stands for: one, or several if classes have the same readable name; none if the
-    set has no such class.
-
-    `name` is looked for among the names of classes, then among the readable names, then as a number.
-    """
+    """Returns the labels of a class's name, or else of a readable name, which several may have, or else of a number."""
     if isinstance(name, str):
         if name in of.classes:
             return [of.classes.index(name)]
@@ -175,10 +171,9 @@ class Selection:
         return not (self.classes or self.globs or self.where or self.share or has_list)
 
     def samples(self, rows: NDArray[np.void], of: HasClasses, numbers: Numbers) -> NDArray[np.int64]:
-        """Returns the samples that match: ascending, or in the order of `indices`.
+        """Returns the samples that match: ascending, or in the order of `indices`. `rows` is the index of the split.
 
-        `rows` is the index of the split, `of` has the classes of the set. Raises ValueError if the set has no such
-        class, number or sample; SourceError if a sample number is from a file.
+        Raises ValueError if the set has no such class, number or sample; SourceError if a sample number is from a file.
         """
         if self.indices is not None:
             return self._numbers(self.indices, len(rows))

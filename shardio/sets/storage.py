@@ -45,11 +45,9 @@ class Storage(Protocol):
         """Returns the name of one of the set's files for a message."""
 
     def find_fault(self, manifest: Manifest) -> str:
-        """Returns, in words, the first file that is missing or has another size than the manifest says; "" if all are
-        right.
+        """Returns, in words, the first file that is missing or has another size than the manifest says; "" without any.
 
-        Opens no file. In a folder, it reads the sizes of the files; an object store is listed once. A web server, which
-        cannot list sizes, is not checked. Raises OSError if that fails.
+        Opens no file. A web server, which cannot list sizes, is not checked. Raises OSError if the listing fails.
         """
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
