@@ -19,7 +19,7 @@ import numpy as np
 from common import describe_machine, spread
 
 from shardio import ShardLoader, ShardWriter
-from shardio.loading.meter import Meter
+from shardio.loading.report import Meter
 
 
 def cost(path: Path, batch_size: int, with_stats: bool, **options: Any) -> tuple[float, float]:

@@ -1,18 +1,19 @@
-"""A set as a map-style dataset, for code that already has a torch DataLoader."""
+"""A set as a map-style dataset, for code that has a torch DataLoader, and the dataset and sampler of a ShardLoader."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from shardio.loading.options import as_names, find_parts
+from shardio.loading.state import Position
 from shardio.reading.mixed import AnySet
 from shardio.reading.shardset import open_shards, position_of
 from shardio.system.eager import eager
@@ -103,6 +104,62 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "targets"}
+
+
+class LoaderDataset(ShardDataset):
+    """The dataset of a ShardLoader: the samples in `indices`, or the whole split.
+
+    Frameworks read its length, labels and classes. The loader does not build its batches from this dataset, so a
+    transform set here would have no effect: setting one raises AttributeError.
+    """
+
+    transform = target_transform = None
+
+    def __init__(self, shards: AnySet, indices: NDArray[np.int64] | None) -> None:
+        self.path = str(shards.path)
+        self.split = shards.split
+        self.shards = shards
+        self.as_pil = False
+        self.arrays = find_parts(shards).array_names
+        self._indices = indices
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("transform", "target_transform", "transforms"):
+            raise AttributeError(
+                f"{name}: a ShardLoader does not build batches from its dataset; set the loader's transform instead"
+            )
+        super().__setattr__(name, value)
+
+    @cached_property
+    def targets(self) -> list[Any]:
+        """The labels of the dataset's samples, in order. Computed at the first access."""
+        labels = self.shards.labels
+        chosen: list[Any] = (labels if self._indices is None else labels[self._indices]).tolist()
+        return chosen
+
+    def __len__(self) -> int:
+        return len(self.shards) if self._indices is None else len(self._indices)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
+        if self._indices is not None:
+            indices = [int(self._indices[position_of(index, len(self))]) for index in indices]
+        return super().__getitems__(indices)
+
+
+class RankSampler(Sampler[int]):
+    """Yields the samples that a ShardLoader reads next: this rank's part of the next epoch, or of its rest after a
+    resume. `set_epoch` is the loader's method. len() is the number of samples of a whole epoch."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self.set_epoch = position.set_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        for indices in self._position.rest().batches(self._position.next.epoch):
+            yield from indices.tolist()
+
+    def __len__(self) -> int:
+        return self._position.sampler.num_read
 
 
 def _as_pil(pixels: NDArray[np.uint8]) -> Sequence[Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -13,13 +14,13 @@ from numpy.typing import ArrayLike
 from shardio.cache.cached_split import open_source
 from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
+from shardio.loading.dataset import LoaderDataset, RankSampler
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.mixture import Mixture, Sets, open_mixture
-from shardio.loading.options import Check, Function, Options, check_function, choose_device
+from shardio.loading.options import Check, Function, Options, check_function, choose_device, refuse_options
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import LoaderReport
 from shardio.loading.state import Position
-from shardio.loading.torchlike import LikeDataLoader, refuse_options
 from shardio.loading.world import World, check_world, find_world, meet_in_torch
 from shardio.order.mixture import MixedOrder
 from shardio.order.orders import Endless, Order, Shuffle, make_order
@@ -29,7 +30,7 @@ from shardio.reading.mixed import MixedSource
 from shardio.system.eager import eager
 
 
-class ShardLoader(LikeDataLoader):
+class ShardLoader:
     """Batches of one split of a shard set, for one rank, epoch after epoch.
 
         with ShardLoader("out/", batch_size=256) as loader:
@@ -80,8 +81,12 @@ class ShardLoader(LikeDataLoader):
 
     Opening raises SetNotFoundError, or FormatError if the set is damaged or has another digest. An error in a
     gather thread is raised where its batch was due. The threads end when the loader is closed or garbage collected, or
-    its `with` block ends. A loader survives neither fork() nor pickling. Use it instead of torch's DataLoader.
+    its `with` block ends. A loader survives neither fork() nor pickling. Use it instead of torch's DataLoader: it has
+    the attributes of DataLoader, DistributedSampler and StatefulDataLoader that frameworks read.
     """
+
+    batch_sampler = None
+    """Always None. If there were a batch sampler, frameworks would build their own DataLoader over `dataset`."""
 
     @eager
     def __init__(
@@ -208,6 +213,56 @@ class ShardLoader(LikeDataLoader):
             f"x {parts.image_shape or 'no pixels'}{arrays}, rank {world.rank} of {world.world_size}, on "
             f"{self.device}{closed}>"
         )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank. With tail="short", the last batch of an epoch may be smaller."""
+        return self._position.sampler.batch_size
+
+    @cached_property
+    def dataset(self) -> LoaderDataset:
+        """The dataset that an epoch draws its samples from. Frameworks expect it of a DataLoader."""
+        return LoaderDataset(self.shards, self._position.indices)
+
+    @property
+    def sampler(self) -> RankSampler:
+        """A sampler of the indices that are read next, with `set_epoch`. Frameworks expect it of a DataLoader."""
+        return RankSampler(self._position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next `iter()` begin this epoch. If it is not called, each `iter()` begins the next epoch.
+
+        Setting the epoch of a state that was just loaded is harmless: `iter()` still resumes where the state was taken.
+        """
+        self._position.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Batches per epoch, the same on every rank."""
+        return self._position.sampler.num_batches
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a ShardLoader gives whole batches and has no single samples: do not wrap it in a DataLoader, or wrap a "
+            "ShardDataset instead; loader.dataset[i] is a single sample"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position of the training loop as JSON values. Counts batches received, not batches read ahead.
+
+        `consumed` is the number of samples of the epoch that all ranks together have received. The state is the same
+        on every rank, and does not depend on the number of ranks.
+        """
+        return self._position.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next `iter()` resume where `state` was taken, with exactly the samples not yet consumed.
+
+        The number of ranks, the batch size and the tail may differ. If the state was taken after an epoch's last batch,
+        the next `iter()` yields the samples that tail="drop" left out, usually none, and the second `iter()` begins the
+        next epoch, as a loop over epochs expects. Raises ValueError if the state belongs to another set, split or
+        order.
+        """
+        self._position.load_state(state)
 
     @eager
     def __iter__(self) -> LoaderIterator:

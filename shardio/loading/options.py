@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 import torch
 
@@ -21,6 +21,30 @@ from shardio.reading.mixed import SOURCE, MixedSet
 
 Check = Literal["off", "sample"]
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
+
+
+_NO_PROCESSES = "there are no worker processes: leave it out"
+_ORDER = "use shuffle=, indices= and weights= to choose samples; each rank reads its own part"
+
+# Arguments of DataLoader and of torch's samplers -> what to do instead.
+_INSTEAD = {
+    "num_workers": "use num_threads=, the number of threads that copy samples, or leave it out",
+    "drop_last": 'use tail="drop" (the default) for True, and tail="short" for False',
+    "pin_memory": "on CUDA, batches go through pinned memory anyway: leave it out",
+    "pin_memory_device": "use device=",
+    "collate_fn": "samples need no collating; use transform= to change a batch",
+    "sampler": _ORDER,
+    "batch_sampler": _ORDER,
+    "persistent_workers": _NO_PROCESSES,
+    "prefetch_factor": "use prefetch=, which counts batches",
+    "worker_init_fn": _NO_PROCESSES,
+    "multiprocessing_context": _NO_PROCESSES,
+    "generator": "use seed=",
+    "num_replicas": "use world_size=",  # of DistributedSampler
+    "num_samples": "use epoch_batches=, which counts batches",  # of WeightedRandomSampler
+    "timeout": "a failed read raises an error in any case: leave it out",
+    "in_order": "batches come in order: leave it out",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +91,15 @@ class Options:
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
         object.__setattr__(self, "arrays", as_names("arrays", self.arrays))
+
+
+def refuse_options(names: Iterable[str]) -> NoReturn:
+    """Raises TypeError: ShardLoader has no arguments `names`. For arguments of DataLoader, says what to use instead."""
+    found = list(names)
+    known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
+    if known:
+        raise TypeError(f"ShardLoader does not have these arguments of torch: {'; '.join(known)}")
+    raise TypeError(f"ShardLoader got an unexpected keyword argument {found[0]!r}")
 
 
 def check_function(transform: object) -> None:

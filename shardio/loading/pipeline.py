@@ -21,10 +21,9 @@ from shardio.format.layout import LABEL_ROW, LABELS_NAME, MAX_SMALL_NBYTES
 from shardio.kernels.built import kernels_in_use
 from shardio.loading.cuda import make_copier
 from shardio.loading.gather import GatherThreads, Pending
-from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, traced
-from shardio.loading.report import LoaderFacts, LoaderReport, ReportThread
+from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, ReportThread, Snapshot
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.transform import CUT_ROWS, Cutting, TransformStep
 from shardio.loading.world import least_local_ranks

@@ -25,7 +25,7 @@ import torch
 from torch.autograd import profiler
 
 from shardio.format.layout import RowType, SampleShape
-from shardio.loading.meter import Counts
+from shardio.loading.report import Counts
 from shardio.loading.ring import Ring, Slot
 
 # Batches that may be handed over while their copies are unfinished. As copies wait for the steps before them, this

@@ -28,8 +28,8 @@ from shardio.augment.cut import margin_of
 from shardio.format.layout import RowType
 from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot
 from shardio.loading.loader import ShardLoader
-from shardio.loading.meter import Counts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
+from shardio.loading.report import Counts
 from shardio.loading.ring import Ring, Slot
 from shardio.loading.transform import CUT_ROWS
 from shardio.system.pour import ALIGNMENT

@@ -152,7 +152,7 @@ def test_a_consumer_that_only_takes_batches_is_given_none(
     make_set: Callable[..., Path], head_starts: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its steps take no time at all, whatever this machine does meanwhile.
-    monkeypatch.setattr("shardio.loading.meter.Meter.step_seconds", lambda self: 1e-5)
+    monkeypatch.setattr("shardio.loading.report.Meter.step_seconds", lambda self: 1e-5)
     with ShardLoader(make_set(34), 4, device="cpu") as loader:
         for _ in range(3):
             for _ in loader:

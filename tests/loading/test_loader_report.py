@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 import shardio.loading.report
 from shardio.loading.loader import ShardLoader
-from shardio.loading.meter import Counts, Meter, Snapshot
-from shardio.loading.report import LoaderFacts, LoaderReport
+from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, Snapshot
 from shardio.loading.world import World
 from shardio.reading.reader import MappedReader
 

@@ -24,8 +24,8 @@ from pictures import sample_images
 
 import shardio.loading.pipeline
 from shardio.loading.loader import ShardLoader
-from shardio.loading.meter import Counts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
+from shardio.loading.report import Counts
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.order.sampler import Tail
 from shardio.reading.reader import Request

@@ -16,7 +16,7 @@ from pictures import sample_pixels
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from shardio import ShardDataset, ShardLoader
-from shardio.loading.torchlike import _INSTEAD
+from shardio.loading.options import _INSTEAD
 
 NUM_SAMPLES = 23
 SHAPE = (6, 5, 3)
