@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shardio.cache.leases import Lease
 from shardio.cache.partial_copy import MISSING, THERE, PartialCopy
 from shardio.errors import CacheError, FormatError
-from shardio.format.entries import FileEntry
+from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.opening import check_sha256, open_checked
@@ -224,15 +224,11 @@ class PartialSet(ShardSet):
         self._copy = copy
         super().__init__(copy.path, manifest, split)
 
-    def _map(self, table: StoredTable) -> PartialTable:
-        order = self._mapped_orders.get(table.order)
+    def _map(self, table: StoredTable) -> MappedTable:
+        if not isinstance(table.files[0], ShardEntry):  # the index, an order or checksums
+            return super()._map(table)
+        order = self._mapped.get(table.order)
         return PartialTable(table, self.folder, order, self._storage, self._copy, self.manifest)
-
-    def _map_small(self, table: StoredTable) -> MappedTable:
-        mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
-        for number, entry in enumerate(table.files):
-            mapped.place(number, self._open_or_fetch(entry))
-        return mapped
 
     def look(self) -> int:
         """Maps the shards that have appeared since the last call. Returns how many shards are still missing."""
@@ -249,10 +245,11 @@ class PartialSet(ShardSet):
             "complete, or open it in the process that uses it"
         )
 
-    def _open_or_fetch(self, entry: FileEntry) -> OpenFile:
+    def open_file(self, entry: FileEntry) -> OpenFile:
+        """Opens a file of the copy, or fetches it."""
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
-                return self.open_file(entry)
+                return super().open_file(entry)
 
         def read(offset: int, buffer: memoryview) -> int:
             self._storage.read_into(entry, offset, buffer)

@@ -103,6 +103,7 @@ def replay(
     """
     from shardio.loading.loader import ShardLoader
     from shardio.order.orders import BlockShuffle
+    from shardio.reading.sample import captions_of
 
     if [step, consumed, state].count(None) < 2:
         raise click.UsageError("--step, --consumed and --state all say where the batch is: give only one of them")
@@ -144,7 +145,7 @@ def replay(
             if not views:
                 raise ValueError(f"{out}: expected a set with pixels to draw, found arrays alone: use --save")
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
-            captions = loader.shards.captions(numbers) * len(views)
+            captions = captions_of(loader.shards, parts["indices"].numpy()) * len(views)
             show_sheet(pictures, captions, output, side=side)
         _tell(loader, found, numbers, as_json)
 

@@ -75,6 +75,7 @@ def view(
     """
     import numpy as np
 
+    from shardio.reading.sample import captions_of
     from shardio.reading.shardset import open_shards
 
     if augmented is not None and against is not None:
@@ -90,7 +91,7 @@ def view(
     if not chosen:
         say("no sample of the split is damaged" if damaged else selection.describe_none(shards.index["key"].tolist()))
         return
-    captions = shards.captions(chosen)
+    captions = captions_of(shards, np.array(chosen))
     pictures: Pictures = [shards.image_of(index) for index in chosen]
     group, per_row = 1, None
     if augmented is not None:

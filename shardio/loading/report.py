@@ -148,7 +148,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True, repr=False)
 class LoaderReport(Snapshot):
-    """The increase of a loader's counts over some time. `str(report)` is a line with the result, and a line of advice."""
+    """The increase of the counts over some time. `str(report)` is a line with the result, and a line of advice."""
 
     source: LoaderFacts = field(kw_only=True)
 

@@ -87,8 +87,6 @@ class FileReader(Reader):
         # By name: a dictionary of strings runs no line of Python while it is looked into.
         self._files = OpenFiles(open_file, min(len(files), most_open()))
         self._row_dtype = layout.content.index.dtype
-        arrays = layout.content.arrays.items()
-        self._small = {name for name, array in arrays if array.row.is_small and len(array.shards) == 1}
 
     @property
     def whole_lines(self) -> int:
@@ -133,7 +131,7 @@ class FileReader(Reader):
         table, rows = self._layout.table_of(name), as_rows(out)
         stored = self._stored(table, indices)
         lines = np.arange(len(indices)) if lines is None else lines
-        if name in self._small:
+        if name and self._layout.array(name).row.is_small and len(table.files) == 1:
             cells = np.empty((len(indices), table.row_nbytes), np.uint8)
             self._read_cells(table, stored, 0, cells)
             rows[lines] = cells

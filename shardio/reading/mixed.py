@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from shardio.format.layout import RowType, SampleShape
 from shardio.reading.choose import SplitSource
 from shardio.reading.reader import BatchMemory, ReadCounts, Reader, Request
-from shardio.reading.sample import captions_of
 from shardio.reading.shardset import ShardSet
 
 SOURCE = "source"
@@ -111,10 +110,6 @@ class MixedSet:
             pixels = np.empty((len(some), *self.sample_shape), np.uint8)
             self.sets[number].gather(local, pixels)
             out[some] = pixels
-
-    def captions(self, indices: Sequence[int] | NDArray[np.int64]) -> list[str]:
-        """Returns a caption for each sample. See `ShardSet.captions`."""
-        return captions_of(self, np.asarray(indices))
 
     def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Returns the sizes of pictures before they were squashed. See `ShardSet.source_sizes`."""

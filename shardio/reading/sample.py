@@ -63,7 +63,7 @@ def some_of(count: int, most: int) -> NDArray[np.int64]:
 
 
 def captions_of(shards: Any, numbers: NDArray[np.int64]) -> list[str]:
-    """Returns a caption for each sample of a ShardSet or MixedSet: its number, class or label, and end of its key."""
+    """Returns two lines for each sample of a ShardSet or MixedSet: number, class or label, and the end of its key."""
     keys = [os.fsdecode(key).rpartition("/")[2] for key in shards.column_of("key", numbers).tolist()]
     labels = [None] * len(numbers) if shards.label_row is None else shards.labels_of(numbers).tolist()
     names = [class_text(label, shards.class_names) for label in labels]

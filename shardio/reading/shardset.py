@@ -71,28 +71,27 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
         super().__init__(path, manifest, split)
-        self._mapped_orders: dict[StoredTable | None, MappedTable] = {}
-        self._mapped_orders = {order: self._map_small(order) for order in self.orders}
         # Arrays are mapped when they are first asked for: not all jobs want them.
-        self._mapped: dict[str, MappedTable] = {}
-        self._mapped_crc32s: dict[str, MappedTable] = {}
-        for name in self.main_tables:
-            self.mapped(name)
-        self._index = self._map_small(self.index_table)
+        self._mapped: dict[StoredTable | None, MappedTable] = {}
+        for table in (*self.orders, *map(self.table_of, self.main_tables), self.index_table):
+            self._mapped_of(table)
+        rows = self._mapped_of(self.index_table).rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
-        self.index: NDArray[np.void] = self._index.rows.view(self.content.index.dtype)[:, 0]  # type: ignore[assignment]
+        self.index: NDArray[np.void] = rows.view(self.content.index.dtype)[:, 0]  # type: ignore[assignment]
         """One row per sample: label (if labels are integers), key, source_width, source_height and crc32. A read-only
         view of the mapped file."""
 
     def _map(self, table: StoredTable) -> MappedTable:
-        mapped = MappedTable(table, self.folder, self._mapped_orders.get(table.order))
+        mapped = MappedTable(table, self.folder, self._mapped.get(table.order))
         for number, entry in enumerate(table.files):
             mapped.place(number, self.open_file(entry))
         return mapped
 
-    def _map_small(self, table: StoredTable) -> MappedTable:
-        """Maps a small table: the index, an order or checksums."""
-        return self._map(table)
+    def _mapped_of(self, table: StoredTable) -> MappedTable:
+        if table not in self._mapped:
+            # Two threads may map it at the same time; one of the mappings then goes.
+            self._mapped.setdefault(table, self._map(table))
+        return self._mapped[table]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -167,11 +166,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """Returns copies of these samples, and a caption for each."""
         pictures = np.empty((len(numbers), *self.sample_shape), np.uint8)
         self.gather(numbers, pictures)
-        return list(pictures), self.captions(numbers)
-
-    def captions(self, indices: Sequence[int] | NDArray[np.int64]) -> list[str]:
-        """Returns a caption of two lines for each sample: its number, the name of its class, and the end of its key."""
-        return captions_of(self, self.check_indices(np.asarray(indices)))
+        return list(pictures), captions_of(self, numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold path and digest: the same set is opened anew, and no other."""
@@ -283,18 +278,13 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def copy_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Returns the stored crc32 of an array's value for each sample, uint32. The array and samples must exist."""
-        if name not in self._mapped_crc32s:
-            self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name]))
         found = np.empty(len(indices), np.uint32)
-        self._mapped_crc32s[name].copy(indices, as_rows(found))
+        self._mapped_of(self.crc32s[name]).copy(indices, as_rows(found))
         return found
 
     def mapped(self, name: str = "") -> MappedTable:
         """Returns the mapped table of the array `name`, or of the pixels ("")."""
-        if name not in self._mapped:
-            # Two threads may map it at the same time; one of the mappings then goes.
-            self._mapped.setdefault(name, self._map(self.table_of(name)))
-        return self._mapped[name]
+        return self._mapped_of(self.table_of(name))
 
     def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Returns the heights and widths (B, 2) of pictures before they were squashed; None if they were not."""
@@ -345,7 +335,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """Does what `column_of` does, without checking the arguments."""
         dtype = self.index.dtype
         rows = np.empty((len(indices), dtype.itemsize), np.uint8)
-        self._index.copy(indices, rows, name)
+        self._mapped_of(self.index_table).copy(indices, rows, name)
         column: NDArray[Any] = rows.view(dtype)[name][:, 0]
         return column
 

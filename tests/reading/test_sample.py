@@ -17,6 +17,7 @@ from arrays import change_split, some_arrays
 from places import ROOT
 
 from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.reading.sample import captions_of
 from shardio.reading.shardset import ShardSet, open_shards
 
 HOSTILE = "</table><script>alert('x')</script>\" onerror='y'\n\x1b[31m\u202e"
@@ -46,7 +47,7 @@ def test_a_sheet_has_the_samples_that_were_asked_for(make_set: Callable[..., Pat
 
 
 def test_captions_have_number_class_and_the_end_of_the_key(make_set: Callable[..., Path]) -> None:
-    assert open_shards(make_set(9)).captions([8, 2]) == ["8 c1\n8.png", "2 c2\n2.png"]
+    assert captions_of(open_shards(make_set(9)), np.array([8, 2])) == ["8 c1\n8.png", "2 c2\n2.png"]
 
 
 def test_html_of_a_hostile_set_is_a_table_and_pictures(tmp_path: Path) -> None:
