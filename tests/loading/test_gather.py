@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,10 +22,12 @@ from deadlines import in_time
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-from shardio.loading.gather import GatherThreads, Pending
+from shardio.loading.gather import GatherThreads, Pending, head_start_seconds
+from shardio.loading.iterator import LoaderIterator
+from shardio.loading.loader import ShardLoader
+from shardio.loading.pipeline import Pipeline
 from shardio.loading.ring import Slot, new_slot
-from shardio.reading.reader import BatchMemory, MappedReader, Reader, Request
-from shardio.reading.shardset import open_shards
+from shardio.reading.reader import BatchMemory, Reader, Request
 
 SHAPE = (6, 5, 3)
 DEADLINE_SECONDS = 10
@@ -87,27 +91,6 @@ def check(slot: Slot, indices: NDArray[np.int64]) -> None:
     assert (slot.images[size:] == 0xEE).all()
     assert (slot.labels[size:] == NOBODY).all()
     assert (slot.indices[size:] == NOBODY).all()
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
-def test_batches_of_every_size_are_right(num_threads: int, make_set: Callable[..., Path]) -> None:
-    reader = MappedReader(open_shards(make_set(34)))
-    pictures = np.stack([sample_pixels(i) for i in range(34)])
-    threads = GatherThreads(num_threads)
-    rng = np.random.default_rng(num_threads)
-    batches = [(rng.integers(0, 34, size), fresh_slot()) for size in range(10) for _ in range(3)]
-    submitted = [threads.submit(reader, Request(indices), slot) for indices, slot in batches]
-    for pending, (indices, slot) in zip(submitted, batches, strict=True):
-        size = len(indices)
-        assert pending.wait() is slot
-        assert pending.done()
-        assert np.array_equal(slot.images[:size], pictures[indices])
-        assert np.array_equal(slot.labels[:size], indices % 7)
-        assert np.array_equal(slot.indices[:size], indices)
-        assert (slot.images[size:] == 0xEE).all()
-        assert (slot.labels[size:] == NOBODY).all()
-        assert (slot.indices[size:] == NOBODY).all()
-    threads.close()
 
 
 @pytest.mark.parametrize(("num_threads", "size"), list(product([1, 2, 3, 4], range(10))))
@@ -346,3 +329,126 @@ def test_an_idle_thread_holds_no_batch() -> None:
     del slot
     assert dead.wait(DEADLINE_SECONDS)
     threads.close()
+
+
+# The head start: a batch for which there is time is begun a little later, and no other is.
+
+HOUR = 3600.0
+
+
+def test_a_head_start_is_a_small_share_of_the_step_and_never_long() -> None:
+    for step_seconds in [0.0, *(10.0**power for power in np.arange(-9, 9, 0.125)), math.inf]:
+        seconds = head_start_seconds(step_seconds)
+        assert 0.0 <= seconds <= min(step_seconds / 8, 0.02)
+        # A consumer that only takes batches is given none, one that trains is.
+        assert (seconds > 0.0) == (step_seconds >= 0.008)
+
+
+def submitted(threads: GatherThreads, begun: list[float], seconds: float) -> Pending:
+    reader = StandIn(lambda indices: begun.append(time.perf_counter()))
+    return threads.submit(reader, Request(np.arange(9)), fresh_slot(), seconds)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_no_part_is_begun_before_the_head_start_is_over(num_threads: int) -> None:
+    threads, begun = GatherThreads(num_threads), list[float]()
+    earliest = time.perf_counter() + 0.05
+    pending = submitted(threads, begun, 0.05)
+    while not pending.done():
+        time.sleep(0.001)
+    assert len(begun) == num_threads
+    assert min(begun) >= earliest
+    threads.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_a_batch_that_is_waited_for_is_begun_at_once_in_all_its_parts(num_threads: int) -> None:
+    threads, begun = GatherThreads(num_threads), list[float]()
+    pending = submitted(threads, begun, HOUR)
+    check(in_time(pending.wait), np.arange(9))
+    assert len(begun) == num_threads
+    threads.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_a_batch_that_is_abandoned_gives_its_slot_back_at_once(num_threads: int) -> None:
+    threads, begun = GatherThreads(num_threads), list[float]()
+    given_back: list[Slot] = []
+    is_back = threading.Event()
+    pending = submitted(threads, begun, HOUR)
+    pending.abandon(lambda slot: (given_back.append(slot), is_back.set())[0])
+    assert is_back.wait(timeout=30)
+    assert len(given_back) == 1
+    assert begun == []
+    in_time(threads.close)
+
+
+@pytest.fixture
+def head_starts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Those of all batches that are submitted, in their order."""
+    given: list[float] = []
+    submit = Pipeline.submit
+
+    def noting(self: Pipeline, request: Request, cut: Any, seconds: float) -> Pending:
+        given.append(seconds)
+        return submit(self, request, cut, seconds)
+
+    monkeypatch.setattr(Pipeline, "submit", noting)
+    return given
+
+
+def until_all_are_ready(batches: LoaderIterator) -> None:
+    flow: Any = batches._flow
+    while not all(pending.done() for *_, pending in flow._pending):
+        time.sleep(0.001)
+
+
+def test_a_step_gets_a_head_start_once_the_loader_is_ahead(
+    make_set: Callable[..., Path], head_starts: list[float]
+) -> None:
+    with ShardLoader(make_set(34), 4, device="cpu", shuffle=False, return_indices=True) as loader:
+        batches = cast(LoaderIterator, iter(loader))
+        for number, (images, _, indices) in enumerate(batches):
+            assert np.array_equal(images[0].permute(1, 2, 0).numpy(), sample_pixels(int(indices[0])))
+            assert number * 4 == indices[0]
+            time.sleep(0.01)  # the step
+            until_all_are_ready(batches)
+    # Three are submitted for the first batch, which is waited for, and one for each after it.
+    assert head_starts[:3] == [0.0, 0.0, 0.0]
+    assert len(head_starts) == 8
+    assert all(0.00125 <= seconds <= 0.02 for seconds in head_starts[3:])
+
+
+def test_a_batch_is_begun_at_once_while_another_is_late(
+    make_set: Callable[..., Path], head_starts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    run = Pending.run
+    parts = count()
+
+    def held_back(self: Pending, part: slice, *, refused: bool) -> None:
+        if next(parts) == 2:
+            assert gate.wait(timeout=60)
+        run(self, part, refused=refused)
+
+    monkeypatch.setattr(Pending, "run", held_back)
+    with ShardLoader(make_set(34), 4, device="cpu", num_threads=1) as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+            time.sleep(0.01)
+        assert head_starts == [0.0] * 4
+        gate.set()
+        assert sum(1 for _ in batches) == 6
+
+
+def test_a_consumer_that_only_takes_batches_is_given_none(
+    make_set: Callable[..., Path], head_starts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its steps take no time at all, whatever this machine does meanwhile.
+    monkeypatch.setattr("shardio.loading.report.Meter.step_seconds", lambda self: 1e-5)
+    with ShardLoader(make_set(34), 4, device="cpu") as loader:
+        for _ in range(3):
+            for _ in loader:
+                pass
+    assert head_starts == [0.0] * 24

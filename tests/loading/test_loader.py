@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import random
-import select
-import signal
 import sys
 import threading
 import traceback
-import warnings
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 from hold_batches import hold_batches
-from leaks import num_descriptors
 from numpy.typing import NDArray
 from pictures import sample_images, sample_pixels
+from storm_close import InterruptedHere, Point
 
 import shardio.loading.gather
 import shardio.loading.iterator
@@ -38,10 +33,8 @@ import shardio.loading.state
 import shardio.loading.transform
 from shardio.errors import LaunchError
 from shardio.kernels.built import kernels_in_use
-from shardio.loading.iterator import LoaderIterator
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
-from shardio.order.sampler import Tail
 from shardio.reading.reader import MappedReader, Request
 
 NUM_SAMPLES = 47
@@ -147,17 +140,6 @@ def test_a_list_of_all_batches_is_right(num_threads: int, prefetch: int, loader_
         check(batch)
 
 
-def test_batches_outlive_their_loader(loader_of: MakeLoader, poison: None) -> None:
-    loader = loader_of(4)
-    held = list(islice(loader, 3))
-    ring = weakref.ref(loader._pipeline._ring)
-    del loader
-    gc.collect()
-    assert ring() is None
-    for batch in held:
-        check(batch)
-
-
 def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity(
     loader_of: MakeLoader, living_slots: Callable[[], int]
 ) -> None:
@@ -174,19 +156,6 @@ def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity
 
 
 # Order.
-
-
-def test_set_epoch_repeats_an_epoch_and_the_next_follows_it(loader_of: MakeLoader) -> None:
-    with loader_of(5) as loader:
-        first = order_of(list(loader))
-        loader.set_epoch(7)
-        assert order_of(list(loader)) == order_expected(loader, 7)
-        assert order_of(list(loader)) == order_expected(loader, 8)
-        loader.set_epoch(0)
-        assert order_of(list(loader)) == first
-        # An epoch that was left early counts as begun.
-        next(iter(loader))
-        assert order_of(list(loader)) == order_expected(loader, 2)
 
 
 def test_a_loader_that_was_made_before_its_rank_was_known_is_refused_when_it_is_read(
@@ -232,28 +201,6 @@ def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, 
                 assert not loader.num_padded or step == -(-len(expected) // (10 * world_size))
                 fresh += indices[: len(indices) - loader.num_padded].tolist()
     assert sorted(fresh) == sorted(expected)
-
-
-@pytest.mark.parametrize(("tail", "sizes"), [("pad", [100]), ("short", [47])])
-def test_a_batch_larger_than_the_set(tail: Tail, sizes: list[int], loader_of: MakeLoader) -> None:
-    with loader_of(100, tail=tail) as loader:
-        for _ in range(2):
-            batches = list(loader)
-            assert [len(labels) for _, labels, _ in batches] == sizes
-            for batch in batches:
-                check(batch)
-
-
-def test_ranks_without_a_sample_get_empty_batches(loader_of: MakeLoader) -> None:
-    sizes = []
-    for rank in range(5):
-        with loader_of(1, num_samples=3, rank=rank, world_size=5, tail="short") as loader:
-            images, labels, indices = next(iter(loader))
-            assert images.shape == (len(labels), SHAPE[2], *SHAPE[:2])
-            assert images.dtype == torch.uint8
-            assert labels.shape == indices.shape == (len(images),)
-            sizes.append(len(images))
-    assert sorted(sizes) == [0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("own_iterator", [False, True])
@@ -405,16 +352,6 @@ def test_a_profile_shows_the_stages(loader_of: MakeLoader) -> None:
         list(loader)
     names = [event.name for event in profile.events()]
     assert names.count("shardio.wait") == names.count("shardio.transform") == len(loader)
-
-
-def test_stats_count_the_slots(loader_of: MakeLoader) -> None:
-    with loader_of(4, prefetch=2) as loader:
-        held = list(loader)
-        assert loader.stats()["slots"] == len(held)
-        assert loader.stats()["slots_free"] == 0
-        del held
-        gc.collect()
-        assert loader.stats()["slots_free"] == 4  # as many as a steady loop needs; the others were freed
 
 
 def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> None:
@@ -618,27 +555,6 @@ def test_a_loader_in_a_reference_cycle_is_forgotten_by_the_collector(loader_of: 
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_leaving_a_hundred_epochs_early_leaves_nothing(
-    loader_of: MakeLoader, poison: None, living_slots: Callable[[], int]
-) -> None:
-    with loader_of(3, num_threads=2, prefetch=2) as loader:
-        threads = gather_threads()
-        descriptors = num_descriptors()
-        for turn in range(100):
-            for number, batch in enumerate(loader):
-                check(batch)
-                if number == turn % 7:
-                    break
-            # Slots in the caller's hands, free, or on their way; and those begun by threads for the epoch before.
-            assert living_slots() <= 1 + loader._pipeline._ring.capacity + 3 + 2, turn
-        assert gather_threads() == threads
-        assert num_descriptors() == descriptors
-        for batch in list(loader):
-            check(batch)
-    del batch
-    assert living_slots() <= loader._pipeline._ring.capacity
-
-
 def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader, living_slots: Callable[[], int]) -> None:
     with loader_of(3, num_threads=1, prefetch=2) as loader:
         ring = loader._pipeline._ring
@@ -659,12 +575,8 @@ def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader, l
 # Interrupts. A handler runs when a Python function is entered or a C function has returned; so does a profile function.
 
 
-class Interrupted(BaseException):
-    """An exception as a signal handler might raise it."""
-
-
-class InterruptAt:
-    """A profile function that raises Interrupted at event number `point` of shardio's reading half and of threading."""
+class InterruptAt(Point):
+    """Interrupts shardio's reading half and threading."""
 
     files = (
         *DRIVEN_BY_THE_CONSUMER,
@@ -673,38 +585,19 @@ class InterruptAt:
         threading.__file__,
     )
 
-    def __init__(self, point: int) -> None:
-        self.left = point
-        self.fired = False
-
-    def __call__(self, frame: FrameType | None, event: str, argument: Any) -> None:
-        if self.fired or event not in {"call", "c_return"} or frame is None:
-            return
-        if frame.f_code.co_filename not in self.files:
-            return
-        # An exception of a finalizer cannot arrive: tests/loading/test_ring.py looks at batches.
-        while frame is not None:
-            if frame.f_code.co_name == "__del__":
+    def _on_event(self, frame: FrameType, event: str, argument: Any) -> None:
+        if frame.f_code.co_filename in self.files:
+            # An exception of a finalizer cannot arrive: tests/loading/test_ring.py looks at batches.
+            if any(caller.f_code.co_name == "__del__" for caller, _ in traceback.walk_stack(frame)):
                 return
-            frame = frame.f_back
-        self.fired = self.left == 0
-        self.left -= 1
-        if self.fired:
-            raise Interrupted
+            super()._on_event(frame, event, argument)
 
 
 def consume(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch]) -> BaseException | None:
-    before = sys.getprofile()
-    sys.setprofile(interrupt)
     try:
-        for batch in loader:
-            held.append(batch)
-            if len(held) == 3:
-                break
+        interrupt(lambda: held.extend(islice(loader, 3)))
     except BaseException as error:
         return error
-    finally:
-        sys.setprofile(before)
     return None
 
 
@@ -731,7 +624,7 @@ def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: M
         assert not thread.is_alive(), f"interrupted at point {point}, the next epoch hangs"
         assert not closer.is_alive(), f"interrupted at point {point}, closing hangs"
         fired = interrupt.fired
-        assert [type(error) for error in outcome] == [Interrupted if fired else type(None)], (point, outcome)
+        assert [type(error) for error in outcome] == [InterruptedHere if fired else type(None)], (point, outcome)
         assert len(held) in range(9, 13)
         for batch in held:
             check(batch)
@@ -740,77 +633,3 @@ def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: M
 
 
 # Fork.
-
-
-def in_child(work: Callable[[], str]) -> str:
-    """Returns the result of `work` in a forked child, or the repr of its exception."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        # The test does just that: it forks a process that has threads.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        try:
-            try:
-                answer = work()
-            except BaseException as error:
-                answer = repr(error)
-            os.write(write, answer.encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    try:
-        answered, _, _ = select.select([read], [], [], DEADLINE_SECONDS)
-        if not answered:
-            os.kill(child, signal.SIGKILL)
-        assert answered, "the child hangs"
-        return os.read(read, 65536).decode()
-    finally:
-        os.close(read)
-        os.waitpid(child, 0)
-
-
-FORKED = "RuntimeError('this ShardLoader was made before fork(): make it in the process that uses it')"
-
-
-def test_a_loader_from_before_a_fork_refuses_to_work_in_the_child(loader_of: MakeLoader) -> None:
-    with loader_of(5) as loader:
-        iterator = iter(loader)
-        check(next(iterator))
-        assert in_child(lambda: str(next(iterator))) == FORKED
-        assert in_child(lambda: str(next(iter(loader)))) == FORKED
-        assert in_child(lambda: str(list(loader))) == FORKED
-        for batch in iterator:  # the parent's goes on
-            check(batch)
-
-
-def test_a_forked_child_can_close_and_forget_what_it_cannot_use(loader_of: MakeLoader) -> None:
-    loader = loader_of(5)
-    iterator: LoaderIterator | None = iter(loader)
-    held = next(iterator)
-
-    def work() -> str:
-        nonlocal loader, iterator, held
-        check(held)  # memory, not threads
-        loader.close()
-        del held
-        iterator = None
-        del loader
-        gc.collect()
-        return "done"
-
-    assert in_child(work) == "done"
-    check(held)
-    loader.close()
-
-
-def test_a_forked_child_can_make_a_loader_of_its_own(loader_of: MakeLoader) -> None:
-    def work() -> str:
-        with loader_of(5) as own:
-            for batch in own:
-                check(batch)
-            return f"{own.stats()['batches']} batches"
-
-    with loader_of(5) as loader:
-        next(iter(loader))
-        assert in_child(work) == "9 batches"

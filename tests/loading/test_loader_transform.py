@@ -11,6 +11,9 @@ import pytest
 import torch
 from pictures import random_picture
 from PIL import Image
+from plain_sets import make_plain_set
+from torch import Tensor, nn
+from transforms import by_torch
 
 from shardio.augment import (
     CenterCrop,
@@ -19,10 +22,13 @@ from shardio.augment import (
     CutMix,
     HorizontalFlip,
     Normalize,
+    PerSample,
     RandomChoice,
     RandomCrop,
+    RandomErasing,
     RandomResizedCrop,
     Resize,
+    ToDtype,
     Views,
 )
 from shardio.augment.chain import Transform
@@ -296,15 +302,86 @@ def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
     assert all(torch.equal(before[key], after[key]) for key in common)
 
 
-def test_evaluation_of_a_squashed_set_shows_true_pictures(squashed: Path) -> None:
-    """Steps from pixel to pixel are the same along both axes again, whatever the picture's shape was."""
-    usual = Compose([Resize(40), CenterCrop(32)])
-    with ShardLoader(squashed, 4, device="cpu", transform=usual, return_indices=True) as loader:
-        for images, _, indices in loader:
-            for image, index in zip(images.float(), indices.tolist(), strict=True):
-                key = bytes(loader.shards.index["key"][index])
-                shrunk = min(SIZES[int(key[-6:-4]) % 4]) / 40
-                down = image[0, 4:-4].diff(dim=0).mean().item()
-                across = image[1, :, 4:-4].diff(dim=1).mean().item()
-                assert down == pytest.approx(2 * shrunk, abs=0.1)
-                assert across == pytest.approx(2 * shrunk, abs=0.1)
+# --- any function; a class that draws once for a batch is an error ---------------------------------------------------
+
+FLIP = HorizontalFlip()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_plain_set(tmp_path_factory.mktemp("foreign"), 64, (12, 10, 3))
+
+
+def loaded(plain: Path, transform: Any, batch_size: int = 16, num_epochs: int = 1, **options: Any) -> list[Tensor]:
+    with ShardLoader(plain, batch_size, device="cpu", transform=transform, seed=3, **options) as loader:
+        return [images for _ in range(num_epochs) for images, *_ in loader]
+
+
+class Module(nn.Module):
+    """A torch module that calls a function."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, images: Any) -> Any:
+        return self.function(images)
+
+
+class RandomFlip:
+    __module__ = "torchvision.transforms.v2"
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return by_torch(images)
+
+
+def test_a_class_that_draws_once_for_a_batch_is_refused_when_it_is_handed_over(plain: Path) -> None:
+    with pytest.raises(ValueError, match="RandomFlip"):
+        ShardLoader(plain, 16, device="cpu", transform=RandomFlip())
+
+
+@pytest.mark.parametrize("transform", [by_torch, torch.Tensor.float, Module(by_torch), lambda images: images.mul_(2)])
+def test_any_other_function_is_called_once_with_the_batch(plain: Path, transform: Any) -> None:
+    torch.manual_seed(1)
+    found = loaded(plain, transform)
+    torch.manual_seed(1)
+    assert all(map(torch.equal, found, [transform(images) for images in loaded(plain, None)]))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda transform: lambda images: transform(images), Module, lambda transform: nn.Sequential(Module(transform))],
+)
+@pytest.mark.parametrize("transform", [FLIP, Compose([RandomCrop(8), RandomErasing(0.5)])])
+def test_a_transform_that_a_function_calls_draws_as_if_it_had_been_handed_over(
+    plain: Path, wrap: Callable[[Any], Any], transform: Any
+) -> None:
+    found = loaded(plain, wrap(transform), num_epochs=2)
+    expected = loaded(plain, transform, num_epochs=2)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_two_calls_in_one_function_draw_different_numbers(plain: Path) -> None:
+    for images in loaded(plain, lambda images: torch.cat([FLIP(images), FLIP(images)], dim=1)):
+        assert not torch.equal(images[:, :3], images[:, 3:])
+
+
+def test_parts_of_a_batch_draw_different_numbers(plain: Path) -> None:
+    (whole,) = loaded(plain, None, 64, shuffle=False)
+    (halves,) = loaded(plain, lambda images: torch.cat([FLIP(images[:32]), FLIP(images[32:])]), 64, shuffle=False)
+    flipped = [not torch.equal(one, other) for one, other in zip(halves, whole, strict=True)]
+    assert flipped[:32] != flipped[32:]
+
+
+def test_a_batch_in_the_loop_is_augmented_afresh(plain: Path) -> None:
+    batches = loaded(plain, None, shuffle=False)
+    patterns = {tuple((FLIP(images) == images).flatten(1).all(1).tolist()) for _ in range(3) for images in batches}  # type: ignore[union-attr]
+    assert len(patterns) == 3 * len(batches)
+
+
+def test_samples_are_augmented_by_per_sample_whatever_their_batch(plain: Path) -> None:
+    options: dict[str, Any] = {"shuffle": False, "num_epochs": 2}
+    transform = Compose([Resize(8), PerSample(by_torch), ToDtype(torch.float32)])
+    expected = torch.cat(loaded(plain, transform, 16, **options))
+    assert torch.equal(torch.cat(loaded(plain, transform, 8, **options)), expected)
+    assert not torch.equal(expected[:64], expected[64:])

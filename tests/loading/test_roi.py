@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from arrays import change_split, some_arrays
-from copiers import FakeCopier, FakeTransfer
+from copiers import FakeCopier, FakeTransfer, finish_some
 from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
@@ -204,14 +203,7 @@ def test_a_transform_may_be_set_between_epochs_and_not_in_one(path: Path, io: st
 @pytest.fixture
 def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders on the CPU copy to a device that is the CPU, too, and resamples only what came with the batch."""
-    rng = random.Random(7)
-
-    def let_time_pass(copier: FakeCopier) -> None:
-        while copier.unfinished and rng.random() < 0.4:
-            copier.finish_oldest()
-
-    def make_copier(device: torch.device) -> FakeCopier:
-        return FakeCopier(let_time_pass)
+    let_time_pass = finish_some(7)
 
     def resampled(cut: Cut, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         assert np.array_equal(parameters, cut.parameters)
@@ -229,7 +221,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hand_over_later = FakeTransfer.hand_over
     monkeypatch.setattr(FakeTransfer, "hand_over", hand_over)  # what is on the host looks at the device's memory
-    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", make_copier)
+    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: FakeCopier(let_time_pass))
     monkeypatch.setattr(Cut, "resampled_on_cuda", resampled)
 
 

@@ -156,13 +156,6 @@ def test_a_sample_has_its_arrays_by_name(changed: tuple[Path, NDArray[np.int64]]
     assert "clip=float16 (16,)" in repr(shards[2])
 
 
-def test_numpy_alone_reads_an_array(changed: tuple[Path, NDArray[np.int64]]) -> None:
-    out, _ = changed
-    for name, (_, values) in ARRAYS.items():
-        parts = [np.load(path) for path in sorted([*out.glob(f"train-{name}-0*.npy"), *out.glob(f"train-{name}.npy")])]
-        np.testing.assert_array_equal(np.concatenate(parts), values)
-
-
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[..., Path], io: Any) -> None:
     out = make_set(COUNT)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from pictures import sample_pixels
 
 import shardio.reading.choose
-from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.choose import ReaderFacts, choose, look_at, make_reader, read_ahead_batches
 from shardio.reading.file_reader import FileReader
 from shardio.reading.reader import MappedReader
 from shardio.reading.shardset import open_shards
-from shardio.system.pour import direct_alignment
 
 GB = 10**9
 
@@ -152,23 +147,3 @@ def test_direct_where_it_cannot_work_and_another_engine_are_refused(
 )
 def test_read_ahead_is_bounded_by_bytes_batches_and_memory(batch_nbytes: int, left: int | None, batches: int) -> None:
     assert read_ahead_batches(batch_nbytes, left) == batches
-
-
-def test_on_memory_itself_auto_maps_and_direct_works_or_is_refused() -> None:
-    # tmpfs takes O_DIRECT on some kernels and refuses it on others.
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        with ShardWriter(Path(folder) / "set", (6, 5, 3), classes=["a"]) as writer:
-            for i in range(9):
-                writer.append(sample_pixels(i), 0)
-        shards = open_shards(Path(folder) / "set")
-        reader, _ = make_reader(shards, "auto", 9)
-        assert reader.name == "mmap"
-        if direct_alignment(Path(folder) / "set" / "train-00000.npy") is None:
-            with pytest.raises(ValueError, match="O_DIRECT does not work on tmpfs"):
-                make_reader(shards, "direct", 9)
-            return
-        reader, _ = make_reader(shards, "direct", 9)
-        out = np.empty((9, 6, 5, 3), np.uint8)
-        reader.copy("", np.arange(9), out)
-        assert np.array_equal(out[8], sample_pixels(8))
-        reader.close()

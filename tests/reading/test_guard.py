@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import shutil
 import zlib
@@ -14,14 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from folders import flip
 from numpy.typing import NDArray
 from pictures import sample_pixels
-from simulated_cuda import Simulation
 
-import shardio.loading.cuda
-import shardio.loading.pipeline
 from shardio.errors import FormatError
 from shardio.format import opening
 from shardio.format.entries import FileEntry
@@ -82,15 +77,6 @@ def read_all(loader: ShardLoader, epochs: int = 1) -> int:
 
 
 # --- sound sets ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("io", IOS)
-def test_a_sound_set_gives_the_same_batches_with_and_without_a_check(io: Io, loader_of: MakeLoader) -> None:
-    plain = loader_of(io, check="off", seed=3)
-    checked = loader_of(io, seed=3)
-    for one, other in zip(plain, checked, strict=True):
-        assert all(itertools.starmap(torch.equal, zip(one, other, strict=True)))
-    assert checked.stats()["read_retries"] == 0
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -227,20 +213,3 @@ def test_a_fault_that_is_gone_when_the_sample_is_read_again_does_no_harm(
 def test_a_sample_is_read_again_past_the_page_cache_where_that_works(path: Path) -> None:
     possible = direct_alignment(path / "train-00000.npy") is not None
     assert LocalSplit(path, "train", None).make_second().name == ("direct" if possible else "pread")
-
-
-def test_on_the_way_to_a_device_too_an_error_waits_until_its_batch_is_due(
-    path: Path, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change(path, 18)
-    monkeypatch.setattr(shardio.loading.cuda, "torch", Simulation(0, 1.0).torch())
-    copier = shardio.loading.cuda.CudaCopier
-    monkeypatch.setattr(shardio.loading.pipeline, "make_copier", lambda device: copier("simulated"))  # type: ignore[arg-type]
-    loader = loader_of(shuffle=False, prefetch=3)
-    batches = iter(loader)
-    for _ in range(2):
-        next(batches)
-    with pytest.raises(FormatError, match="sample 18 "):
-        next(batches)
-    assert loader.state_dict()["consumed"] == 16
-    del batches  # while the device is still simulated

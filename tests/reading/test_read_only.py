@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,24 +49,6 @@ def run(path: Path, *before: str, user: int = 0) -> subprocess.CompletedProcess[
 
 
 # --- places that cannot be written -----------------------------------------------------------------------------------
-
-_AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-_IN_A_MOUNT_NAMESPACE = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private"]
-
-
-def test_a_set_on_a_read_only_mount_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*_IN_A_MOUNT_NAMESPACE, "true"], capture_output=True).returncode
-    ):
-        pytest.skip("this process may make no mount namespace")
-    path = make_set(20)
-    script = f'mount --bind "{path}" "{path}" && mount -o remount,bind,ro "{path}" && exec "$@"'
-    result = run(path, *_IN_A_MOUNT_NAMESPACE, "sh", "-c", script, "sh")
-    if "mount:" in result.stderr:
-        pytest.skip(f"nothing can be mounted here: {result.stderr.strip()}")
-    assert (result.returncode, result.stdout) == (0, "read\n"), result.stderr
-    (path / "new").touch()  # the mount was gone with its process
 
 
 def test_another_users_set_without_write_permission_is_read_in_every_way() -> None:

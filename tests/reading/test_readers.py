@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import gc
-import itertools
 import os
 import random
 import threading
@@ -40,8 +39,8 @@ from shardio.reading.mapping import resident_share
 from shardio.reading.reader import MappedReader, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.selection import Selection
-from shardio.system.opening import OpenFile
 from shardio.system.pour import aligned_empty, direct_alignment
+from shardio.system.opening import OpenFile
 
 SHAPES = [(6, 5, 3), (1, 1, 1), (16, 32, 1), (64, 64, 1), (7, 73, 1), (63, 65, 2), (64, 64, 3), (28, 28, 3)]
 ENGINES = ["mmap", "pread", "drop", "direct 512", "direct 4096"]
@@ -92,20 +91,6 @@ def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: tupl
 
 
 # The same bytes.
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_batch_of_up_to_three_of_seven_samples_is_right(
-    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
-) -> None:
-    shape = (6, 5, 3)
-    expected = pixels_of(range(7), shape)
-    for samples_per_shard in (1, 3, 7):
-        reader = reader_of(open_shards(make_set(7, shape, samples_per_shard)), engine)
-        for size in range(4):
-            for indices in itertools.product(range(7), repeat=size):
-                found = read(reader, indices, shape)
-                assert np.array_equal(found, expected[list(indices)]), indices
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -199,16 +184,6 @@ def test_samples_side_by_side_are_one_request(make_set: Callable[..., Path], mon
     read(reader, [12, 3, 13, 5, 11, 4, 4, 20], (6, 5, 3))
     assert calls == [(4096 + 3 * 90, 3), (4096 + 90, 3), (4096, 1)]
     reader.close()
-
-
-def test_what_was_read_is_counted_and_is_the_whole_of_it(make_set: Callable[..., Path], reader_of: MakeReader) -> None:
-    shape = (64, 64, 1)
-    shards = open_shards(make_set(20, shape))
-    for engine in ("mmap", "pread", "direct 4096"):
-        reader = reader_of(shards, engine)
-        before = reader.counts().nbytes
-        read(reader, [3, 17, 5], shape)
-        assert reader.counts().nbytes - before == 3 * 4096
 
 
 # Reads through, past and out of the page cache.
@@ -346,37 +321,6 @@ def succeed(script: str, *paths: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_three_hundred_shards_under_a_limit_of_64_descriptors(make_set: Callable[..., Path]) -> None:
-    script = """
-import os, resource, sys
-from concurrent.futures import ThreadPoolExecutor
-import numpy as np
-from shardio.reading.file_reader import FileReader
-from shardio.system.pour import direct_alignment
-from shardio.reading.shardset import open_shards
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-before = len(os.listdir("/proc/self/fd"))
-shards = open_shards(sys.argv[1])
-assert len(os.listdir("/proc/self/fd")) == before
-expected = np.empty((600, 6, 5, 3), np.uint8)
-shards.gather(np.arange(600), expected)
-alignment = direct_alignment(shards.path / "train-00000.npy")
-for alignment in {None, alignment}:
-    reader = FileReader(shards, alignment=alignment)
-    def work(seed):
-        out = np.empty((100, 6, 5, 3), np.uint8)
-        for _ in range(10):
-            indices = np.random.default_rng(seed).integers(0, 600, 100)
-            reader.copy("", indices, out)
-            assert np.array_equal(out, expected[indices])
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    assert len(os.listdir("/proc/self/fd")) < 40
-    reader.close()
-"""
-    succeed(script, make_set(600, (6, 5, 3), 2))
-
-
 def test_sets_of_a_mixture_share_64_descriptors(make_set: Callable[..., Path], tmp_path: Path) -> None:
     script = """
 import os, resource, sys
@@ -437,32 +381,6 @@ def test_closing_while_others_read_ends_them_well(
             started.wait(10)
             reader.close()
             list(readings)
-
-
-def test_a_forked_child_reads_and_closes_without_harm_to_its_parent(make_set: Callable[..., Path]) -> None:
-    script = """
-import os, sys
-import numpy as np
-from shardio.reading.file_reader import FileReader
-from shardio.reading.shardset import open_shards
-shards = open_shards(sys.argv[1])
-expected = np.empty((60, 6, 5, 3), np.uint8)
-shards.gather(np.arange(60), expected)
-reader = FileReader(shards)
-out = np.zeros_like(expected)
-reader.copy("", np.arange(60), out)
-child = os.fork()
-out[:] = 0
-reader.copy("", np.arange(60), out)
-assert np.array_equal(out, expected)
-if not child:
-    reader.close()
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-reader.copy("", np.arange(60), out)
-assert np.array_equal(out, expected)
-"""
-    succeed(script, make_set(60, (6, 5, 3), 2))
 
 
 # Errors.

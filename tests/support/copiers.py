@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,6 +16,17 @@ from shardio.loading.ring import Slot, new_slot
 
 NOT_COPIED = 0xAA
 SECONDS = 0.25
+
+
+def finish_some(seed: int) -> Callable[[FakeCopier], None]:
+    """Returns a function that finishes some copies of a copier, as time that passes would."""
+    rng = random.Random(seed)
+
+    def let_time_pass(copier: FakeCopier) -> None:
+        while copier.unfinished and rng.random() < 0.4:
+            copier.finish_oldest()
+
+    return let_time_pass
 
 
 class FakeTransfer:
