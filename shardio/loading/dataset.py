@@ -18,9 +18,6 @@ from shardio.reading.mixed import AnySet
 from shardio.reading.shardset import open_shards, position_of
 from shardio.system.eager import eager
 
-# Channels that Pillow has a mode for.
-_PIL_CHANNELS = (1, 2, 3, 4)
-
 
 class ShardDataset(Dataset[tuple[Any, ...]]):
     """A map-style dataset of samples (image, label). If the split has no images or no labels, samples have none.
@@ -49,7 +46,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.target_transform = target_transform
         self.as_pil = as_pil
         self.shards: AnySet = open_shards(path, split)
-        parts = find_parts(self.shards, as_names("arrays", arrays))
+        parts = find_parts(self.shards, as_names(arrays))
         self.arrays = parts.array_names
         if transform is not None and parts.masks:
             raise ValueError(
@@ -57,7 +54,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
                 "transform=, and change whole samples in a dataset that wraps this dataset"
             )
         channels = parts.image_shape[2] if parts.image_shape else 1
-        if as_pil and channels not in _PIL_CHANNELS:
+        if as_pil and not 1 <= channels <= 4:  # which Pillow has a mode for
             raise ValueError(f"as_pil: expected samples of 1 to 4 channels, found {channels}: leave it out")
 
     @property

@@ -142,9 +142,7 @@ def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
         if not one.classes:
             raise ValueError(f"{one.path}: expected a set with named classes to join by name, found one without")
     number = {name: i for i, name in enumerate(dict.fromkeys(name for one in sets for name in one.classes))}
-    called: dict[str, str] = {}
-    for one in sets:
-        for name, people in zip(one.classes, one.class_names, strict=True):
-            called.setdefault(name, people)
+    # The first set that has a class names it.
+    called = {name: people for one in reversed(sets) for name, people in zip(one.classes, one.class_names, strict=True)}
     relabel: list[NDArray[np.int64] | None] = [np.array([number[name] for name in one.classes]) for one in sets]
     return MixedSet(sets, tuple(number), tuple(called[name] for name in number), relabel)

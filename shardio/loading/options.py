@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, TypeAlias
 
@@ -90,7 +90,7 @@ class Options:
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
-        object.__setattr__(self, "arrays", as_names("arrays", self.arrays))
+        object.__setattr__(self, "arrays", as_names(self.arrays))
 
 
 def refuse_options(names: Iterable[str]) -> NoReturn:
@@ -158,13 +158,13 @@ class Parts:
         return {**{name: array.row for name, array in self.arrays.items()}, **source}
 
 
-def as_names(what: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names as a tuple. Raises TypeError, which calls them `what`, unless they are a list of strings."""
+def as_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of arrays as a tuple. Raises TypeError unless they are a list of strings."""
     if not isinstance(names, (str, bytes)) and isinstance(names, Iterable):
         found = tuple(names)
         if all(isinstance(name, str) for name in found):
             return found
-    raise TypeError(f"{what} must be a list of names; found {names!r}")
+    raise TypeError(f"arrays must be a list of names; found {names!r}")
 
 
 def find_parts(
@@ -188,7 +188,11 @@ def find_parts(
         return replace(first[1], source=True)
     where = f"{layout.path}, {layout.split}"
     known = [name for name in layout.content.arrays if name != LABELS_NAME]
-    _check_names(where, "arrays", arrays, known)
+    for number, name in enumerate(arrays):
+        if name not in known:
+            raise ValueError(f"{where}: arrays must be among {', '.join(known) or 'none'}; found {name!r}")
+        if name in arrays[:number]:
+            raise ValueError(f"{where}: arrays must not repeat a name; found {name!r} twice")
     if not layout.has_pixels and not arrays:
         arrays = known
     labels = (LABELS_NAME,) if LABELS_NAME in layout.content.arrays else ()
@@ -197,17 +201,6 @@ def find_parts(
         layout.content.label_row,
         {name: layout.array(name) for name in (*arrays, *labels)},
     )
-
-
-def _check_names(where: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raises ValueError if a name is not in `known`, or is repeated."""
-    seen: set[str] = set()
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{where}: {what} must be among {', '.join(known) or 'none'}; found {name!r}")
-        if name in seen:
-            raise ValueError(f"{where}: {what} must not repeat a name; found {name!r} twice")
-        seen.add(name)
 
 
 def choose_device(device: str | torch.device | None, world: World) -> torch.device:

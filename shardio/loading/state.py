@@ -170,19 +170,19 @@ class Position:
         lacking = [name for name in (*identity, *fields) if name not in state]
         if lacking and not {"order_version", "epoch", "consumed"} <= state.keys():
             raise ValueError(f"this is not the state of a ShardLoader: it lacks {', '.join(lacking)}")
-        for name in ("digest", "split"):
-            if name in identity and not _equal(state.get(name), identity[name]):
-                raise ValueError(
-                    f"the state belongs to other data: its {name} is {show(state.get(name))}, the {name} of "
-                    f"{self._shards.path} is {identity[name]!r}; open the set and the split of the saved state"
-                )
         for name in dict.fromkeys([*identity, *(state.keys() - set(fields))]):
             here, there = identity.get(name), state.get(name)
-            if name not in identity or not _equal(there, here):
+            if name in identity and _equal(there, here):
+                continue
+            if name in identity and name in ("digest", "split"):
                 raise ValueError(
-                    f"the state belongs to another order: its {shortened(str(name))} is {show(there)}, this loader's "
-                    f"is {here!r}; make the loader with the options of the loader that saved the state"
+                    f"the state belongs to other data: its {name} is {show(there)}, the {name} of {self._shards.path} "
+                    f"is {here!r}; open the set and the split of the saved state"
                 )
+            raise ValueError(
+                f"the state belongs to another order: its {shortened(str(name))} is {show(there)}, this loader's "
+                f"is {here!r}; make the loader with the options of the loader that saved the state"
+            )
 
     def _identity(self) -> dict[str, Any]:
         """Returns everything that the order of samples depends on. A state must have equal values to be loaded."""
