@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -136,28 +135,6 @@ def test_repr_and_stats_tell_of_arrays(loader_of: Callable[..., ShardLoader]) ->
         assert "x (6, 5, 3) with clip, year, rank 0" in repr(loader)
         assert len(list(loader)) == len(loader)
         assert loader.stats()["nbytes"] == len(ORDER) * (HEIGHT * WIDTH * 3 + 32 + 8)
-
-
-@pytest.mark.usefixtures("poison")
-def test_a_held_array_keeps_its_slot_from_reuse(loader_of: Callable[..., ShardLoader]) -> None:
-    rng = random.Random(0)
-    with loader_of(arrays=NAMES, prefetch=1) as loader:
-        held: list[tuple[str, list[int], torch.Tensor]] = []
-        for _ in range(20):
-            for images, _, indices, more in loader:
-                name = rng.choice(NAMES)
-                held.append((name, indices.tolist(), more[name][1:]))
-                del images, more
-                rng.shuffle(held)
-                del held[4:]
-                for one, samples, values in held:
-                    for index, value in zip(samples[1:], values, strict=True):
-                        np.testing.assert_array_equal(value.numpy(), value_of(one, index))
-        held.clear()
-        del values, value
-        stats = loader.stats()
-        assert stats["slots"] <= 20
-        assert stats["slots_free"] > 0
 
 
 def test_a_slot_comes_back_when_the_last_of_its_views_dies(loader_of: Callable[..., ShardLoader]) -> None:

@@ -17,7 +17,6 @@ from transforms import by_torch
 
 from shardio.augment import (
     CenterCrop,
-    ColorJitter,
     Compose,
     CutMix,
     HorizontalFlip,
@@ -29,7 +28,6 @@ from shardio.augment import (
     RandomResizedCrop,
     Resize,
     ToDtype,
-    Views,
 )
 from shardio.augment.chain import Transform
 from shardio.changes.change import change
@@ -105,78 +103,6 @@ def test_labels_are_mixed_for_the_classes_of_the_set_only(
         assert loader.transform is None
     with pytest.raises(ValueError, match=r"num_classes(=| of at least )5"):
         ShardLoader(out, 8, device="cpu", transform=transform)
-
-
-SSL = Compose(
-    [
-        RandomResizedCrop(16, scale=(0.3, 1.0)),
-        HorizontalFlip(),
-        Views(
-            [
-                Compose([ColorJitter(0.4), Normalize("imagenet")]),
-                Resize(8),
-                *[RandomCrop(8, step=4)] * 2,
-            ]
-        ),
-    ]
-)
-
-
-def of_samples(path: Path, size: int, **options: Any) -> dict[int, bytes]:
-    """Returns all that batches have of each sample, as bytes: views and labels."""
-    options = {"device": "cpu", "transform": SSL, "return_indices": True, "seed": 4, "tail": "short", **options}
-    state = options.pop("state", None)
-    found = {}
-    with ShardLoader(path, size, **options) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        for views, labels, indices in loader:
-            parts = [*views, labels]
-            assert len(parts) == 4 + 1
-            for place, index in enumerate(indices.tolist()):
-                found[index] = b"".join(part[place].numpy().tobytes() for part in parts)
-    return found
-
-
-@pytest.fixture(scope="module")
-def expected_ssl(path: Path) -> dict[int, bytes]:
-    found = of_samples(path, 5)
-    assert len(set(found.values())) == len(found) == NUM_SAMPLES
-    return found
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"size": 9}, {"size": 1}, {"size": 53}, {"num_threads": 1}, {"num_threads": 3}, {"prefetch": 0}),
-        *({"prefetch": 5}, {"io": "mmap"}, {"io": "pread"}, {"io": "direct"}),
-        *({"check": "sample"}, {"world_size": 2}, {"world_size": 4}, {"world_size": 4, "io": "pread", "size": 3}),
-    ],
-    ids=str,
-)
-def test_views_do_not_depend_on_how_a_loader_reads(
-    path: Path, expected_ssl: dict[int, bytes], options: dict[str, Any]
-) -> None:
-    options = {"size": 5, **options}
-    found: dict[int, bytes] = {}
-    for rank in range(options.get("world_size", 1)):
-        found.update(of_samples(path, rank=rank, **{"world_size": 1, **options}))
-    assert found == expected_ssl
-
-
-@pytest.mark.parametrize(("world_size", "size"), [(1, 5), (1, 7), (2, 4), (4, 2)])
-def test_views_are_the_same_after_a_resume(
-    path: Path, expected_ssl: dict[int, bytes], world_size: int, size: int
-) -> None:
-    with ShardLoader(path, 5, device="cpu", transform=SSL, seed=4, tail="short") as loader:
-        for _ in zip(range(3), loader, strict=False):
-            pass
-        state = loader.state_dict()
-    rest: dict[int, bytes] = {}
-    for rank in range(world_size):
-        rest.update(of_samples(path, size, rank=rank, world_size=world_size, state=state))
-    assert len(rest) == NUM_SAMPLES - 15
-    assert rest == {index: expected_ssl[index] for index in rest}
 
 
 # --- sets that were made with --fit squash ---------------------------------------------------------------------------

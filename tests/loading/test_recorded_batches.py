@@ -13,17 +13,21 @@ import torch
 
 from shardio import ShardLoader
 from shardio.augment import (
+    ColorJitter,
     Compose,
     CutMix,
     HorizontalFlip,
+    Normalize,
     RandAugment,
     RandomApply,
     RandomChoice,
+    RandomCrop,
     RandomErasing,
     RandomResizedCrop,
     RandomRotation,
     Resize,
     TrivialAugmentWide,
+    Views,
 )
 from shardio.conversion.writing.set_writer import ShardWriter
 
@@ -33,6 +37,13 @@ CROPPED = Compose([RandomResizedCrop(24), HorizontalFlip()])
 POLICIES = Compose([RandomResizedCrop(32), RandAugment(), RandomErasing(0.5, value=(1, 2, 3))])
 WARPED = Compose(
     [RandomApply([RandomRotation(30)], 0.7), Resize((20, 24)), RandomChoice([TrivialAugmentWide(), CutMix(10)])]
+)
+
+VIEWS = Compose(
+    [
+        RandomResizedCrop(16, scale=(0.3, 1.0)),
+        Views([Compose([ColorJitter(0.4), Normalize("imagenet")]), Resize(8), *[RandomCrop(8, step=4)] * 2]),
+    ]
 )
 
 # The options of each loader, and the first digits of the sha256 of its indices and of everything else in its batches.
@@ -69,6 +80,11 @@ RECORDED: dict[str, tuple[dict[str, Any], str, str]] = {
         "ccc8f5afc71f9eaa",
     ),
     "warps and mixes": ({"transform": WARPED, "io": "pread"}, "3954394eda1a7f4d", "888df33ef466d89c"),
+    "views, second of two ranks": (
+        {"transform": VIEWS, "io": "pread", "rank": 1, "world_size": 2, "seed": 4, "tail": "short"},
+        "dfe901ec2cfd70ef",
+        "f85294d9aea491d6",
+    ),
     "masks, checked": (
         {"transform": CROPPED, "arrays": ["mask"], "check": "sample", "io": "mmap"},
         "3954394eda1a7f4d",
@@ -111,7 +127,8 @@ def test_the_first_hundred_batches_are_the_recorded_ones(shards: Path, name: str
         batches = (batch for _ in range(NUM_BATCHES) for batch in loader)
         for images, labels, numbers, *rest in islice(batches, NUM_BATCHES):
             found[0].update(numbers.numpy().tobytes())
-            values = [images.contiguous(), labels, *(value for part in rest for value in part.values())]
+            views = images if isinstance(images, tuple) else (images,)
+            values = [*views, labels, *(value for part in rest for value in part.values())]
             for value in values:
                 found[1].update(value.contiguous().view(torch.uint8).numpy().tobytes())
     assert tuple(digest.hexdigest()[:16] for digest in found) == (indices, others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -52,41 +52,17 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> FakeDistributed:
     return fake
 
 
-@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
-def test_each_launcher_is_understood(environ: dict[str, str], world: World) -> None:
-    assert find_world(environ=environ) == world
+def nested(first: int) -> dict[str, str]:
+    """The variables of this launcher, started by all those behind it."""
+    return {name: value for variables, _ in reversed(IN_ORDER[first:]) for name, value in variables.items()}
 
 
-@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
-def test_without_a_local_rank_it_is_not_known(environ: dict[str, str], world: World) -> None:
-    local_rank = list(environ)[2]
-    without = {name: value for name, value in environ.items() if name != local_rank}
-    assert find_world(environ=without) == dataclasses.replace(world, local_rank=None)
-
-
-@pytest.mark.parametrize("first", range(len(IN_ORDER)))
-def test_the_innermost_of_nested_launchers_tells(first: int) -> None:
-    environ: dict[str, str] = {}
-    for variables, _ in reversed(IN_ORDER[first:]):
-        environ.update(variables)
-    assert find_world(environ=environ) == IN_ORDER[first][1]
-
-
-@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
-@pytest.mark.parametrize("present", [0, 1, 2])
-def test_a_single_variable_is_no_launcher(environ: dict[str, str], world: World, present: int) -> None:
-    name = list(environ)[present]
-    alone = {name: environ[name]}
-    if name in ("RANK", "WORLD_SIZE"):  # torch will believe them: one of many cannot be 0 of 1
-        with pytest.raises(LaunchError, match=f"default says rank 0 of 1, but found {name}={alone[name]} in the envir"):
-            find_world(environ=alone)
-    else:
-        assert find_world(environ=alone) == World(
-            0, 1, int(environ[name]) if name == "LOCAL_RANK" else None, "default"
-        ), world.source
+def without(environ: dict[str, str], name: str) -> dict[str, str]:
+    return {other: value for other, value in environ.items() if other != name}
 
 
 BATCH_SCRIPT = {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "4(x2)"}
+ELASTIC = {"RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
 # mpirun with fewer processes than its allocation has nodes starts its helpers by srun.
 HELPER = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
 
@@ -95,6 +71,19 @@ HELPER = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"
     ("arguments", "environ", "world"),
     [
         ((), {}, World(0, 1, None, "default")),
+        *(((), environ, world) for environ, world in IN_ORDER),
+        *(((), nested(first), world) for first, (_, world) in enumerate(IN_ORDER)),
+        *(
+            ((), without(environ, list(environ)[2]), dataclasses.replace(world, local_rank=None))
+            for environ, world in IN_ORDER
+        ),
+        # A single variable is no launcher.
+        *(
+            ((), {name: value}, World(0, 1, None, "default"))
+            for environ, _ in IN_ORDER[1:]
+            for name, value in environ.items()
+        ),
+        ((), {"LOCAL_RANK": "1"}, World(0, 1, 1, "default")),
         # Half of a launcher does not hide the next: many batch scripts export one of these.
         ((), {"RANK": "7", **OPEN_MPI}, World(7, 10, 3, "Open MPI")),
         ((), {"WORLD_SIZE": "8", **SLURM}, World(6, 8, 2, "SLURM")),
@@ -103,6 +92,12 @@ HELPER = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"
         ((), {**HELPER, **OPEN_MPI}, World(7, 10, 3, "Open MPI")),
         ((), BATCH_SCRIPT, World(0, 1, None, "default")),
         ((), {**BATCH_SCRIPT, **SLURM}, World(6, 8, 2, "SLURM")),
+        ((), {**SLURM, "PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2"}, World(6, 8, 2, "PMI")),
+        # A torchrun under another launcher numbers its processes itself.
+        *(
+            ((), {**SLURM, **ELASTIC, "WORLD_SIZE": size}, World(0, int(size), 0, "torchrun"))
+            for size in ("1", "8", "64")
+        ),
         # Arguments are believed whatever a launcher says, and its local rank only if it started this process.
         ((7, 10), OPEN_MPI, World(7, 10, 3, "arguments")),
         ((1, 2), OPEN_MPI, World(1, 2, None, "arguments")),
@@ -146,38 +141,6 @@ def test_torch_distributed_comes_before_launchers_and_after_arguments(
     assert find_world(*arguments, environ=environ) == World(rank, world_size, local_rank, source)
 
 
-@pytest.mark.parametrize("change", [{"RANK": "1"}, {"WORLD_SIZE": "9"}, {"RANK": "0", "WORLD_SIZE": "1"}])
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_what_torch_would_believe_may_not_contradict_the_launcher(number: int, change: dict[str, str]) -> None:
-    environ, world = IN_ORDER[number]
-    if change.get("WORLD_SIZE") == str(world.world_size):
-        change = {"WORLD_SIZE": "12"}
-    with pytest.raises(LaunchError) as caught:
-        find_world(environ={**environ, **change})
-    assert world.source in str(caught.value)
-    assert f"rank {world.rank} of {world.world_size}" in str(caught.value)
-    assert str(caught.value).endswith("or give rank= and world_size=")
-
-
-def test_an_outer_launcher_with_more_processes_is_a_contradiction() -> None:
-    alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}  # MPI does not know of srun's tasks
-    with pytest.raises(LaunchError, match="Open MPI says rank 0 of 1, but found SLURM rank 6 of 8: "):
-        find_world(environ={**alone, **SLURM})
-
-
-def test_launchers_of_equal_size_must_agree_in_the_rank() -> None:
-    same = {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2"}
-    assert find_world(environ={**same, **SLURM}) == World(6, 8, 2, "PMI")
-    with pytest.raises(LaunchError, match="PMI says rank 0 of 8, but found SLURM rank 6 of 8: "):
-        find_world(environ={**same, **SLURM, "PMI_RANK": "0"})
-
-
-@pytest.mark.parametrize("world_size", [1, 8, 64])
-def test_torchrun_under_another_launcher_numbers_its_processes_itself(world_size: int) -> None:
-    torchrun = {"RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
-    assert find_world(environ={**torchrun, **SLURM}) == World(0, world_size, 0, "torchrun")
-
-
 def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for variables, _ in IN_ORDER:
         for name in variables:
@@ -211,39 +174,68 @@ def test_a_real_process_group_is_asked() -> None:
     assert find_world(environ=environ).source == "torchrun"
 
 
-@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
-@pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize("text", ["", " ", "one", "1.0", "0x1", "1,2", "4(x2)", "None"])
-def test_malformed_integers_are_named(environ: dict[str, str], world: World, number: int, text: str) -> None:
-    name = list(environ)[number]
-    with pytest.raises(LaunchError) as caught:
-        find_world(environ={**environ, name: text})
-    assert str(caught.value) == f"expected an integer in {name}, which {world.source} sets; found {text!r}"
+Arguments = tuple[int | None, int | None]
+NONE: Arguments = (None, None)
+REFUSED: list[tuple[Arguments, dict[str, str], str]] = [
+    # torch will believe one of these alone: one of many cannot be 0 of 1.
+    *((NONE, {name: "5"}, f"default says rank 0 of 1, but found {name}=5") for name in ("RANK", "WORLD_SIZE")),
+    # What torch would believe contradicts the launcher.
+    *(
+        (NONE, {**environ, **change}, f"{world.source} says rank {world.rank} of {world.world_size}, but found ")
+        for environ, world in IN_ORDER[1:]
+        for change in ({"RANK": "1"}, {"WORLD_SIZE": "12"})
+    ),
+    *(
+        (
+            NONE,
+            {**environ, "RANK": "0", "WORLD_SIZE": "1"},
+            f"torchrun says rank 0 of 1, but found {world.source} rank {world.rank} of {world.world_size}: ",
+        )
+        for environ, world in IN_ORDER[1:]
+    ),
+    # MPI does not know of srun's tasks.
+    (
+        NONE,
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", **SLURM},
+        "Open MPI says rank 0 of 1, but found SLURM rank 6 of 8: ",
+    ),
+    # Launchers of equal size must agree in the rank.
+    (NONE, {"PMI_RANK": "0", "PMI_SIZE": "8", **SLURM}, "PMI says rank 0 of 8, but found SLURM rank 6 of 8: "),
+    *(
+        (NONE, {**environ, name: text}, f"an integer in {name}, which {world.source} sets; found {text!r}")
+        for environ, world in IN_ORDER
+        for name in environ
+        for text in ("", " ", "one", "1.0", "0x1", "1,2", "4(x2)", "None")
+    ),
+    *(
+        (half, TORCHRUN, f"rank and world_size together, found rank={half[0]}, world_size={half[1]}")
+        for half in ((0, None), (None, 1), (3, None), (None, 8))
+    ),
+    *(
+        case
+        for rank, size in ((1, 1), (4, 4), (9, 4), (-1, 4), (0, 0), (0, -1))
+        for case in (
+            ((rank, size), {}, f"found rank {rank} of {size} (from arguments)"),
+            *(
+                (
+                    NONE,
+                    dict(zip(environ, (str(rank), str(size)), strict=False)),
+                    f"found rank {rank} of {size} (from {world.source})",
+                )
+                for environ, world in IN_ORDER
+            ),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 1), (3, None), (None, 8)])
-def test_half_of_the_arguments_is_refused(rank: int | None, world_size: int | None) -> None:
-    with pytest.raises(LaunchError) as caught:
-        find_world(rank, world_size, environ=TORCHRUN)
-    assert str(caught.value) == f"expected rank and world_size together, found rank={rank}, world_size={world_size}"
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(1, 1), (4, 4), (9, 4), (-1, 4), (0, 0), (0, -1)])
-def test_a_rank_outside_of_its_world_is_refused(rank: int, world_size: int) -> None:
-    found = f"expected a rank from 0 to world_size - 1, found rank {rank} of {world_size} "
-    with pytest.raises(LaunchError) as caught:
-        find_world(rank, world_size, environ={})
-    assert str(caught.value) == found + "(from arguments)"
-    for environ, world in IN_ORDER:
-        rank_name, size_name, _ = environ
-        with pytest.raises(LaunchError) as caught:
-            find_world(environ={rank_name: str(rank), size_name: str(world_size)})
-        assert str(caught.value) == found + f"(from {world.source})"
-
-
-def test_a_launch_error_is_also_a_value_error() -> None:
-    with pytest.raises(ValueError, match="found rank 1 of 1"):
-        find_world(1, 1, environ=dict(os.environ))
+@pytest.mark.parametrize(("arguments", "environ", "words"), REFUSED)
+def test_contradictions_and_what_is_no_rank_are_refused(
+    arguments: Arguments, environ: dict[str, str], words: str
+) -> None:
+    with pytest.raises(LaunchError, match=re.escape(words)) as caught:
+        find_world(*arguments, environ=environ)
+    assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(("environ", "world"), IN_ORDER)
