@@ -39,8 +39,8 @@ from shardio.reading.mapping import resident_share
 from shardio.reading.reader import MappedReader, Reader, Request
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.selection import Selection
-from shardio.system.pour import aligned_empty, direct_alignment
 from shardio.system.opening import OpenFile
+from shardio.system.pour import aligned_empty, direct_alignment
 
 SHAPES = [(6, 5, 3), (1, 1, 1), (16, 32, 1), (64, 64, 1), (7, 73, 1), (63, 65, 2), (64, 64, 3), (28, 28, 3)]
 ENGINES = ["mmap", "pread", "drop", "direct 512", "direct 4096"]
