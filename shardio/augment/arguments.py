@@ -295,5 +295,6 @@ def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fi
 
 
 Probability = Annotated[float, partial(check_number, least=0, most=1)]
-Fill = Annotated[float | Sequence[float], partial(numbers_of, least=0, most=255)] | None
+Color = Annotated[float | Sequence[float], partial(numbers_of, least=0, most=255)]
+Fill = Color | None
 PositiveRange = Annotated[tuple[float, float], partial(check_range, least=0, above=True)]

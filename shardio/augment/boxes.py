@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import count as counting
 
 import numpy as np
@@ -25,26 +24,16 @@ MOST_DRAWS = 32
 """The most numbers that one purpose may draw for one sample."""
 
 
-class FreshSeed:
-    """A seed that is drawn from torch's generator when first used.
-
-    A transform without random numbers thus leaves the generator's state unchanged.
-    """
-
-    @cached_property
-    def number(self) -> int:
-        return int(torch.randint(1 << 62, (), device="cpu"))
-
-
 @dataclass(frozen=True)
 class Draws:
     """Random numbers for the samples `indices`, int64 (B,).
 
     The numbers of a sample depend only on `seed`, `epoch`, `view` and the sample's index, not on the batch. Each `view`
     is an independent augmentation of the sample within an epoch. It may be an array (B,), with a view for each sample.
+    `seed` may be a function that returns the seed.
     """
 
-    seed: int | FreshSeed
+    seed: int | Callable[[], int]
     epoch: int
     indices: NDArray[np.int64]
     view: int | NDArray[np.int64] = 0
@@ -65,7 +54,7 @@ class Draws:
             return np.array([replace(self, view=view)._key(purpose) for view in views.tolist()])[numbers]
         if not 0 <= self.view < 1 << 32:
             raise ValueError(f"view must be from 0 to 2**32 - 1; found {self.view}")
-        seed = self.seed.number if isinstance(self.seed, FreshSeed) else self.seed
+        seed = self.seed() if callable(self.seed) else self.seed
         (key,) = make_keys(f"shardio augment 1 {purpose} {self.view}".encode(), seed, self.epoch, 1)
         return key
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from shardio.augment.arguments import LATER, Configuration, is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
-from shardio.augment.boxes import Draws, FreshSeed, LoaderBatch, loader_batch
+from shardio.augment.boxes import Draws, LoaderBatch, loader_batch
 from shardio.augment.masks import MaskFill, Masks, check_mask_fill
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager
@@ -233,12 +234,11 @@ def _draws(
     """Returns the random numbers of a call. Arguments that are None come from `given`, the loader's batch."""
     if given is not None:
         draws = given.draws
-        view = next(given.views) if view is None else view
         return Draws(
             draws.seed if seed is None else seed,
             draws.epoch if epoch is None else epoch,
             draws.indices[:count],
-            view,
+            next(given.views) if view is None else view,
         )
     if indices is None:
         if epoch is not None:
@@ -246,7 +246,9 @@ def _draws(
                 "epoch needs indices, the numbers of the samples: without them, all batches of the epoch would draw "
                 "the same random numbers; leave out epoch, indices and seed to draw new numbers at each call"
             )
-        return Draws(FreshSeed() if seed is None else seed, 0, np.arange(count), view or 0)
+        # Drawn once, when first used: a transform without random numbers leaves torch's generator alone.
+        fresh = cache(lambda: int(torch.randint(1 << 62, (), device="cpu")))
+        return Draws(fresh if seed is None else seed, 0, np.arange(count), view or 0)
     numbers = np.asarray(_on_the_host(indices))
     if numbers.shape != (count,) or (count and numbers.dtype.kind not in "iu"):  # NumPy makes floats of no numbers
         raise ValueError(f"indices must be integers of shape {(count,)}; found {numbers.dtype} {numbers.shape}")

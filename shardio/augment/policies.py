@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.augment.arguments import Fill, check_whole, fill_of
+from shardio.augment.arguments import Color, Fill, check_whole, fill_of
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 from shardio.augment.geometry import SAMPLINGS, Reading, affine
@@ -274,14 +274,12 @@ class TimmRandAugment(_Policy):
 
     config: str = "rand-m9-mstd0.5-inc1"
     interpolation: Literal["random", "bilinear", "bicubic"] = "random"
-    fill: Fill = (124, 116, 104)
+    fill: Color = (124, 116, 104)
 
     names = _TIMM
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fill is None:
-            raise ValueError("fill must be a gray level, or a gray level per channel; found None")
         _ = self._parts
 
     @cached_property

@@ -35,6 +35,20 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 Size = Annotated[int | tuple[int, int], check_pair]
 
 
+def _sides_of(name: str, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
+    """Returns the border's pixels on the left, above, on the right and below. Raises ValueError for other values."""
+    sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
+    if len(sides) not in (1, 2, 4):
+        raise ValueError(f"{name} must be one, two or four numbers of pixels; found {padding!r}")
+    for number in sides:
+        check_whole(name, number, 0)
+    left, above, right, below = sides * (4 // len(sides))
+    return left, above, right, below
+
+
+Padding = Annotated[int | Sequence[int], _sides_of]
+
+
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Transform):
     """Crops a box of random area, aspect ratio and position, and resizes it.
@@ -85,25 +99,12 @@ class Pad(Transform):
     without and with the pixels at the edge.
     """
 
-    padding: int | Sequence[int]
+    padding: Padding
     fill: Fill = 0
     padding_mode: PaddingMode = "constant"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for number in self._sides:
-            check_whole("padding", number, 0)
-
-    @property
-    def _sides(self) -> tuple[int, int, int, int]:
-        sides = tuple(self.padding) if isinstance(self.padding, Sequence) else (self.padding,)
-        if len(sides) not in (1, 2, 4):
-            raise ValueError(f"padding must be one, two or four numbers of pixels; found {self.padding!r}")
-        left, above, right, below = sides * (4 // len(sides))
-        return left, above, right, below
-
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        left, above, right, below = self._sides
+        left, above, right, below = _sides_of("padding", self.padding)
         batch.check_uint8()
         batch = batch.unsquashed().finished()
         images, masks, mode = batch.images, batch.masks, self.padding_mode
@@ -140,22 +141,15 @@ class RandomCrop(Transform):
     """
 
     size: Size
-    padding: int | Sequence[int] | None = None
+    padding: Padding | None = None
     fill: Fill = 0
     padding_mode: PaddingMode = "constant"
     step: Annotated[int, partial(check_whole, least=1)] | None = field(default=None, metadata=LATER)
     pad_if_needed: bool | None = field(default=None, metadata=LATER)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._pad()
-
-    def _pad(self) -> Pad:
-        return Pad(0 if self.padding is None else self.padding, self.fill, self.padding_mode)
-
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.padding is not None:
-            batch = self._pad().apply(batch, purpose)
+            batch = Pad(self.padding, self.fill, self.padding_mode).apply(batch, purpose)
         border = (self.padding_mode, self.fill) if self.pad_if_needed else None
         return _cropped(batch, as_pair(self.size), batch.draws.uniform(purpose, 2), self.step or 1, border)
 

@@ -53,7 +53,7 @@ VALUES: dict[str, list[str]] = {
     ],
     "fill": [
         *("Pad(1, 256)", "Pad(1, nan)", "Pad(1, ())", "RandomCrop(8, 2, -3)", "RandomRotation(1, fill=(0, nan, 0))"),
-        *("RandAugment(fill=-1)", "TimmRandAugment(fill=None)"),
+        "RandAugment(fill=-1)",
     ],
     "brightness": ["ColorJitter(-0.1)", "ColorJitter(nan)", "ColorJitter(inf)"],
     "contrast": [f"ColorJitter(contrast=({pair}))" for pair in ("1, nan", "nan, 1", "1, inf")],
@@ -112,7 +112,12 @@ TYPES: dict[str, list[str]] = {
     "per_sample": ["Mixup(9, per_sample=1)"],
     "pad_if_needed": ["RandomCrop(3, pad_if_needed='reflect')"],
     "scale": ["RandomResizedCrop(8, ('a', 'b'))", "RandomErasing(scale=('a', 1))", "ToDtype(torch.float32, 'no')"],
-    "fill": ["RandAugment(fill=('a', 1, 2))", "RandomRotation(1, fill=(0, 'a', 0))", "RandomRotation(1, fill='red')"],
+    "fill": [
+        "TimmRandAugment(fill=None)",
+        "RandAugment(fill=('a', 1, 2))",
+        "RandomRotation(1, fill=(0, 'a', 0))",
+        "RandomRotation(1, fill='red')",
+    ],
     "brightness": ["ColorJitter('x')", "ColorJitter(None)"],
     "hue": ["ColorJitter(hue=(0, 'x'))"],
     "threshold": ["RandomSolarize('x')"],
