@@ -1,4 +1,4 @@
-"""Writes tests/data/golden_pixels.npz: what torchvision makes of a drawn picture. tests/augment/test_golden_pixels.py
+"""Writes tests/data/golden_pixels.npz: what torchvision makes of a drawn picture. tests/augment/test_pixels.py
 reads it.
 
 It was run with torchvision 0.28.0. torchvision is not needed for anything else, and is in no list of dependencies.

@@ -6,13 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from draw_golden_pixels import drawn_picture
 from drawn_steps import NAN, drawn_step, pictures
 from numpy.typing import NDArray
-from pictures import as_batch
+from pictures import as_batch, psnr
 
 from shardio.augment import pixels
 from shardio.augment.resample import normalized
@@ -21,6 +23,7 @@ from shardio.kernels.pixels import in_slices
 
 EXACT = frozenset(Op) - {Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST}
 SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (3, 3), (5, 224), (33, 47)]
+WAYS = [False, *([True] if pixels.kernel.AVAILABLE else [])]
 
 needs_kernel = pytest.mark.skipif(not pixels.kernel.AVAILABLE, reason="installed without a C compiler")
 
@@ -196,7 +199,7 @@ def test_slices_are_done_in_threads_and_their_errors_are_raised_when_all_have_en
     assert ended == [8]
 
 
-@pytest.mark.parametrize("native", [False, *([True] if pixels.kernel.AVAILABLE else [])])
+@pytest.mark.parametrize("native", WAYS)
 def test_the_result_is_in_channels_last_memory_and_steps_that_do_nothing_cost_nothing(native: bool) -> None:
     batch = as_batch(np.zeros((2, 4, 5, 3), np.uint8))
     assert pixels.run_steps(batch, (Step.of(2, 3, Op.NOTHING),), native=native) is batch
@@ -214,3 +217,45 @@ def test_normalizing_natively_is_that_of_torch(channels: int) -> None:
     by_torch = normalized(images.permute(0, 3, 1, 2), statistics, native=False)
     assert torch.equal(native, by_torch)
     assert native.is_contiguous(memory_format=torch.channels_last)
+
+
+# --- what torchvision 0.28.0 has made of a drawn picture: tools/draw_golden_pixels.py ---------------------------------
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_pixels.npz"
+UNROUNDED = ("posterize", "solarize", "invert", "equalize", "mirror", "flip")
+FILL = (10.0, 100.0, 200.0)
+
+
+with np.load(GOLDEN) as _file:
+    RESULTS = dict(_file)
+
+
+def step_of(name: str) -> Step:
+    word, *numbers = name.split()
+    if word in ("affine", "perspective"):
+        places = np.zeros(8)
+        given = RESULTS[f"numbers {word}"]
+        places[: len(given)] = given
+        sampling = ("nearest", "bilinear").index(numbers[0])
+        return Step.of(1, 3, Op[word.upper()], *places, sampling, *(FILL if numbers[1] == "True" else (NAN,) * 3))
+    values = [float(number) for number in numbers]
+    if word == "blur":
+        size, sigma = values
+        values = [size, size, sigma, sigma]
+    return Step.of(1, 3, Op[word.upper()], *values)
+
+
+@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("name", [name for name in RESULTS if not name.startswith("numbers")])
+def test_it_is_what_torchvision_makes(name: str, native: bool) -> None:
+    batch = as_batch(drawn_picture()[None].copy())
+    found = pixels.run_steps(batch, (step_of(name),), native=native)[0].permute(1, 2, 0).numpy()
+    expected = RESULTS[name]
+    beside = np.abs(found.astype(int) - expected)
+    if name.startswith(UNROUNDED):
+        assert beside.max() == 0
+    elif "nearest" in name:  # torchvision finds the place of a pixel in floats
+        assert (beside.max(axis=2) > 0).sum() <= 2
+    else:
+        assert beside.max() <= 1
+        assert psnr(found, expected) >= 60

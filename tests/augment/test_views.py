@@ -39,22 +39,6 @@ def test_what_comes_before_views_is_drawn_once_for_all_of_them() -> None:
     assert torch.equal(views[2], alone.flip(2))  # type: ignore[union-attr]
 
 
-def test_a_crop_on_the_grid_of_patches_is_a_part_of_the_shared_crop() -> None:
-    """As DINOv3's local_crops_subset_of_global_crops."""
-    local = RandomCrop(16, step=8)
-    whole, *parts = Compose([RandomResizedCrop(64), HorizontalFlip(), Views([Compose([]), *[local] * 3])])(
-        coordinates(), seed=2
-    )
-    lefts = set()
-    for part in parts:
-        for image, found in zip(whole, part, strict=True):
-            windows = image.unfold(1, 16, 8).unfold(2, 16, 8)  # (3, 7, 7, 16, 16)
-            same = (windows.movedim(0, 2) == found).flatten(2).all(dim=2)
-            assert same.any()
-            lefts.update(same.nonzero()[:, 1].tolist())
-    assert lefts == set(range(7))
-
-
 def test_views_inside_views_make_one_tuple_and_draw_independently() -> None:
     crop = RandomResizedCrop(16)
     nested = Views([Compose([HorizontalFlip(0.0), Views([crop, crop])]), Views([crop, crop, crop]), crop])
