@@ -103,7 +103,7 @@ def collect(src: Src, options: ConvertOptions) -> Collection:
             raise
     collection = list_datasets(src, _declared(options)).collect("folders")
     contents = _read_tables(options, unlabeled=False)
-    if any(content.labels for content in contents.values()):
+    if any(content.label_names for content in contents.values()):
         raise ValueError("a table of the items of a dataset adds columns of numbers alone: items have their labels")
     return describe(collection, contents) if contents else collection
 
@@ -116,7 +116,7 @@ def read(src: str | os.PathLike[str], options: ConvertOptions) -> Collection:
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
     """Yields what `read` returns for each way to treat empty classes. Lists SRC once."""
     contents = _read_tables(options, unlabeled=options.labels == "none")
-    labels = "none" if any(content.labels for content in contents.values()) else options.labels
+    labels = "none" if any(content.label_names for content in contents.values()) else options.labels
     listing = list_source(src, options, labels)
     for way in ways:
         collection = listing.collect(labels, way)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conversions import Interrupt, rejects
-from folders import everything, hashes
+from folders import everything
 from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image
@@ -99,28 +99,6 @@ def test_classes_are_the_datasets_own(tmp_path: Path) -> None:
     assert open_shards(tmp_path / "out").manifest.class_names == ()
 
 
-def test_png_files_that_pillow_opens_lazily_give_the_set_of_the_tree(tmp_path: Path) -> None:
-    class Opened(Pictures):
-        def __getitem__(self, index: int) -> Any:
-            return Image.open(tmp_path / "src" / "a" / f"{index:02}.png"), 0
-
-    (tmp_path / "src" / "a").mkdir(parents=True)
-    for i in range(7):
-        mode = ["RGB", "L", "RGBA", "P", "1", "LA", "RGB"][i]
-        Image.fromarray(picture(i, 20 + i, 50 - i)).convert(mode).save(tmp_path / "src" / "a" / f"{i:02}.png")
-    deep = np.random.default_rng(0).integers(0, 1 << 16, (20, 30), dtype=np.uint16)
-    Image.fromarray(deep).save(tmp_path / "src" / "a" / "07.png")
-    convert(Opened(8, classes=["a"]), tmp_path / "out", **OPTIONS)
-    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS, labels="folders")
-    shards = {name for name in hashes(tmp_path / "reference") if "-0" in name}
-    assert len(shards) == 2
-    for name in shards:
-        assert hashes(tmp_path / "out")[name] == hashes(tmp_path / "reference")[name]
-    index = open_shards(tmp_path / "out").index
-    assert index["source_height"].tolist() == [20 + i for i in range(7)] + [20]
-    assert index["source_width"].tolist() == [50 - i for i in range(7)] + [30]
-
-
 def test_a_dataset_is_called_by_the_calling_thread_alone_and_in_order(tmp_path: Path) -> None:
     """A loop would do the same. Connections to databases and file handles may demand it."""
     calls: list[tuple[int, int]] = []
@@ -177,6 +155,10 @@ IMAGES: dict[str, tuple[Any, NDArray[np.uint8]]] = {
     "view with alpha": (np.concatenate([RGBA, RGBA], 1)[:, :7], OVER_WHITE),
     "three rows": (RGB[:3], RGB[:3]),
     "PIL": (Image.fromarray(RGB), RGB),
+    "a file that Pillow opens lazily": (Image.open(io.BytesIO(encode(RGB, "PNG"))), RGB),
+    "PIL of a palette": (Image.fromarray(GRAY).convert("P"), GRAY_RGB),
+    "PIL of bits": (Image.fromarray(GRAY > 128), np.where(GRAY_RGB > 128, np.uint8(255), np.uint8(0))),
+    "gray PIL with alpha": (Image.fromarray(GRAY).convert("LA"), GRAY_RGB),
     "gray PIL": (Image.fromarray(GRAY), GRAY_RGB),
     "PIL with alpha": (Image.fromarray(RGBA), OVER_WHITE),
     "16 bits": (Image.fromarray(GRAY.astype(np.uint16) * 257), GRAY_RGB),

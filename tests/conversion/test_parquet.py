@@ -252,10 +252,6 @@ def test_images_alone_and_images_beside_text_have_no_labels(tmp_path: Path) -> N
         assert (collection.classes, collection.class_names) == ((), ())
     put_parquet(tmp_path / "soft.parquet", pa.table({"image": [b"x"], "label": [[0.1]]}))
     assert scan(tmp_path / "soft.parquet", labels="none").splits["train"][0].label is None
-    put_parquet(tmp_path / "both" / "a.parquet", pa.table({"image": [b"x"]}))
-    put_parquet(tmp_path / "both" / "b.parquet", pa.table({"image": [b"x"], "label": [1]}))
-    with pytest.raises(SourceError, match=r"b\.parquet: expected labels as in a\.par"):
-        listed(tmp_path / "both")
 
 
 def test_without_pyarrow_the_error_says_how_to_get_it(
@@ -554,14 +550,6 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
 
 
 # --- with everything else that a conversion can do ------------------------------------------------------------------
-
-
-def test_parts_share_one_copy(src: Path, tmp_path: Path) -> None:
-    convert(src, tmp_path / "out", **OPTIONS, part=(2, 2))
-    before, seen = copies(tmp_path / "out"), []
-    convert(src, tmp_path / "out", **OPTIONS, part=(1, 2), on_progress=lambda _: seen.append(copies(tmp_path / "out")))
-    assert len(before) == 4
-    assert seen[0] == before
 
 
 def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(src: Path, tmp_path: Path) -> None:

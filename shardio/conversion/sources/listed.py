@@ -63,15 +63,14 @@ class _Rows(Listing):
     def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
         collection = super().collect(labels, empty_classes)
         kind = ""
-        if any(content.labels for content in self.tables):
+        if any(content.label_names for content in self.tables):
             given = (source.label for sources in collection.splits.values() for source in sources)
             first = next((label for label in given if label is not None), None)
             kind = f" ({counted(len(collection.classes), 'class')})"
             if isinstance(first, tuple):
                 kind = f" (float32, {counted(len(first), 'number')})"
         notes = tuple(f"{content.path.name}: {content.note}{kind}" for content in self.tables)
-        has_numbers = any(content.numbers for content in self.tables)
-        columns = self._columns() if has_numbers else None
+        columns = self._columns() if any(content.numbers for content in self.tables) else None
         return replace(collection, notes=(*collection.notes, *notes), columns=columns)
 
     def _columns(self) -> ColumnTable:
@@ -142,7 +141,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     """
     contents = list(tables.values())
     is_labeled = any(sources[0].label is not None for sources in collection.splits.values())
-    tables_list = any(content.labels for content in contents) or (not is_labeled and collection.kind != "dataset")
+    tables_list = any(content.label_names for content in contents) or (not is_labeled and collection.kind != "dataset")
     images = _Images(collection)
     ignored = Counter(collection.ignored)
     used: set[bytes] = set()
@@ -230,7 +229,7 @@ def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
 def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]) -> Listing:
     """Returns the rows of tables, with the labels of the tables if they have some, and the rest of the collection."""
     found: dict[str, list[Found]] = {split: [] for split in in_split_order(split for split, _ in rows)}
-    has_labels = any(content.labels for content in contents)
+    has_labels = any(content.label_names for content in contents)
     classes: tuple[str, ...] | None = collection.classes
     labels: Sequence[str | Label] = [one.label for _, one in rows]
     if has_labels:
@@ -250,26 +249,21 @@ def _read_labels(
     contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]
 ) -> tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]:
     """Returns (classes, label of each row): texts to number, or float32 numbers. Adds mistakes to the faults."""
-    labeled = [content for content in contents if content.labels]
-    if len({tuple(content.labels) if len(content.labels) > 1 else () for content in labeled}) > 1:
-        expected, found = (", ".join(one.labels) for one in (labeled[0], labeled[-1]))
+    labeled = [content for content in contents if content.label_names]
+    if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
+        expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
         raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in others, found {found}")
-    cells = [_cell(*one.where) for _, one in rows]
-    for (_, one), cell in zip(rows, cells, strict=True):
+    cells = []
+    for _, one in rows:
+        content, row = one.where
+        cells.append(cell := content.labels[row])
         if isinstance(cell, dict):  # of JSON lines; its text would be a class name
-            content, row = one.where
             content.faults.add(content.lines[row], "a name, a number or a list of numbers as label", cell)
     texts = [None if cell is None else str(int(cell) if isinstance(cell, bool) else cell) for cell in cells]
-    single = all(len(content.labels) <= 1 for content in contents)
+    single = all(len(content.label_names) <= 1 for content in contents)
     if single and not any(isinstance(cell, (list, tuple)) for cell in cells) and not are_measures(filter(None, texts)):
         return None, texts
-    return () if single else tuple(labeled[0].labels), _numbers(rows, cells)
-
-
-def _cell(content: Contents, row: int) -> Any:
-    """Returns a row's label as it is written: a value; the values of several columns; None if there is none."""
-    cells = tuple(column[row] for column in content.labels.values())
-    return None if all(cell is None for cell in cells) else cells[0] if len(cells) == 1 else cells
+    return () if single else labeled[0].label_names, _numbers(rows, cells)
 
 
 def _numbers(rows: Iterable[tuple[str, Found]], cells: Iterable[Any]) -> list[tuple[float, ...] | None]:

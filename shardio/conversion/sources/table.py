@@ -86,8 +86,10 @@ class Contents:
     paths: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
     """The split of each row; "" without a column of splits."""
-    labels: Mapping[str, list[Any]] = field(default_factory=dict)
-    """The cells of each column of labels, by its name."""
+    label_names: tuple[str, ...] = ()
+    """The names of the columns of labels."""
+    labels: list[Any] = field(default_factory=list)
+    """The label of each row as it is written: a value; the values of several columns; None if there is none."""
     numbers: Mapping[str, list[Any]] = field(default_factory=dict)
     note: str = ""
     """Which columns are read as what."""
@@ -109,9 +111,7 @@ def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
     note = f"paths from {names[path]!r}, {f'labels from {_listed(labels)}' if labels else 'no labels'}"
     if split is not None:
         note += f", splits from {names[split]!r}"
-    content = Contents(
-        table.path, faults, labels={name: [] for name in labels}, numbers={name: [] for name in stored}, note=note
-    )
+    content = Contents(table.path, faults, label_names=tuple(labels), numbers={name: [] for name in stored}, note=note)
     first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     for line, cells in rows:
         given = "" if split is None else _present(cells[split])
@@ -129,8 +129,9 @@ def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
             content.lines.append(line)
             content.paths.append(text)
             content.splits.append(name)
-            for column, number in labels.items():
-                content.labels[column].append(_present(cells[number]))
+            values = tuple(_present(cells[number]) for number in labels.values())
+            present = any(value is not None for value in values)
+            content.labels.append((values if len(values) > 1 else values[0]) if present else None)
             for column, number in stored.items():
                 content.numbers[column].append(cells[number])
     return content
