@@ -203,7 +203,7 @@ class LoaderReport(Snapshot):
             return "consumer"
         most = max(waits, key=lambda stage: waits[stage])
         # Bringing pages in from a fast disk takes the threads' own time, too: then they are not blocked.
-        is_storage = self.blocked > _BLOCKED or self.from_storage > _FROM_STORAGE
+        is_storage = self.blocked > _BLOCKED or 0 < _FROM_STORAGE * self.counts.nbytes < self.storage_nbytes
         return "storage" if most == "gather" and is_storage else most
 
     @property
@@ -216,11 +216,6 @@ class LoaderReport(Snapshot):
         if busy <= 0.0:
             return 1.0 if self.waiting_seconds else 0.0
         return max(busy - self.counts.gather_cpu_seconds - self.no_core_seconds, 0.0) / busy
-
-    @property
-    def from_storage(self) -> float:
-        """Bytes that this process read from storage, divided by the bytes delivered."""
-        return self.storage_nbytes / self.counts.nbytes if self.counts.nbytes else 0.0
 
     @property
     def advice(self) -> str:

@@ -16,11 +16,11 @@ from shardio.format.opening import check_not_cut, open_sized
 from shardio.kernels.rowcopy import Places, Windows, copy_rows, copy_windows
 from shardio.reading.layout import StoredTable, as_rows
 from shardio.reading.mapping import RowMapping, will_need
-from shardio.system.opening import OpenFile, open_regular
+from shardio.system.opening import open_regular
 from shardio.system.pour import Attempts, reading_failed
 
 
-class MappedTable:
+class MappedTable(RowMapping):
     """The rows of `table`, whose files lie in `folder`. Rows may be read once `place` was called for each file.
 
     `order` is the mapped order of the table, if it has an order. Any number of threads may read.
@@ -31,22 +31,16 @@ class MappedTable:
         self.folder = folder
         self.order = order
         try:
-            self._mapping = RowMapping(table.num_rows, table.row_nbytes)
+            super().__init__(table.num_rows, table.row_nbytes)
         except OSError:
             for entry in table.files:  # is it the manifest that claims what no file has?
                 open_sized(self.path_of(entry), entry).close()
             raise
-        self.rows = self._mapping.rows
-        """The mapping, uint8 (n, row_nbytes). Between the rows of two files lie rows that must not be touched."""
         # Row i of the table, in file k, is row i + shifts[k] of the mapping.
-        self._shifts = np.array(self._mapping.first_rows) - table.starts[:-1]
+        self._shifts = np.array(self.first_rows) - table.starts[:-1]
 
     def path_of(self, entry: FileEntry) -> str:
         return f"{self.folder}/{entry.file}"
-
-    def place(self, number: int, file: OpenFile) -> None:
-        """Maps `file` as file `number` of the table, and closes it. The caller has checked its size and header."""
-        self._mapping.place(number, file)
 
     @property
     def file_rows(self) -> tuple[NDArray[np.uint8], ...]:

@@ -73,7 +73,8 @@ class RowMapping:
     """Files with a header and `num_rows[k]` rows of `row_nbytes` each, as one read-only matrix.
 
     `rows` is the matrix, uint8, and `first_rows[k]` the row in it where file k begins: valid once `place` was called
-    for every file. The mapping lives as long as any array over it. OSError if the kernel refuses.
+    for every file. Between the rows of two files lie rows that must not be touched. The mapping lives as long as any
+    array over it. OSError if the kernel refuses.
     """
 
     def __init__(self, num_rows: Sequence[int], row_nbytes: int) -> None:
