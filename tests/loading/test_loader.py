@@ -128,18 +128,6 @@ def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], m
 # How long a batch is valid.
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
-def test_a_list_of_all_batches_is_right(num_threads: int, prefetch: int, loader_of: MakeLoader, poison: None) -> None:
-    with loader_of(3, num_threads=num_threads, prefetch=prefetch, tail="short") as loader:
-        held = [batch for _ in range(4) for batch in loader]
-        assert order_of(held) == [order for epoch in range(4) for order in order_expected(loader, epoch)]
-        for batch in held:
-            check(batch)
-    for batch in held:
-        check(batch)
-
-
 def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity(
     loader_of: MakeLoader, living_slots: Callable[[], int]
 ) -> None:
@@ -541,18 +529,6 @@ def test_an_iterator_keeps_its_loader_at_work(loader_of: MakeLoader) -> None:
         check(batch)
     del iterator
     assert not gather_threads()
-
-
-def test_a_loader_in_a_reference_cycle_is_forgotten_by_the_collector(loader_of: MakeLoader) -> None:
-    loader = loader_of(5)
-    iterator = iter(loader)
-    next(iterator)
-    cycle: list[Any] = [loader, iterator]
-    cycle.append(cycle)
-    threads = gather_threads()
-    del loader, iterator, cycle
-    gc.collect()
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader, living_slots: Callable[[], int]) -> None:

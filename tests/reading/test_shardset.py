@@ -218,23 +218,6 @@ def test_columns_of_some_samples_are_copies_of_the_index(make_set: Callable[...,
 # --- gather ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gather_copies_random_batches_and_touches_nothing_around_them(tmp_path: Path, shape: SampleShape) -> None:
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        pixels = write_set(tmp_path / f"set-{seed}", rng.integers(1, 40, rng.integers(1, 6)).tolist(), shape)
-        shards = open_shards(tmp_path / f"set-{seed}")
-        for size in (0, 1, 2, 33, 200):
-            indices = rng.integers(0, len(pixels), size)
-            start = int(rng.integers(1, 130))  # neither aligned nor at the beginning
-            stop = start + size * pixels[0].nbytes
-            memory = np.full(stop + 100, 77, np.uint8)
-            shards.gather(indices, memory[start:stop].reshape(size, *shape))
-            np.testing.assert_array_equal(memory[start:stop], pixels[indices].ravel(), err_msg=f"seed {seed}")
-            assert (memory[:start] == 77).all()
-            assert (memory[stop:] == 77).all()
-
-
 WIDE = np.arange(70).reshape(35, 2)
 
 
