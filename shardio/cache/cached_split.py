@@ -184,6 +184,7 @@ class CachedSplit:
             self._lease = self._fill.lease
             check_split(self._storage.name, self._manifest, split)
             self._split = self._manifest.splits[split]
+            self.num_samples, self.digest = self._split.num_samples, self._manifest.digest
             if meeting is not None:
                 wanted = {"set": self._storage.name, "split": split, "digest": self._manifest.digest}
                 meeting.agree(wanted, needs_all=True)
@@ -193,14 +194,6 @@ class CachedSplit:
 
     def __del__(self) -> None:
         self.close()
-
-    @property
-    def num_samples(self) -> int:
-        return self._split.num_samples
-
-    @property
-    def digest(self) -> str:
-        return self._manifest.digest
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
         """Opens the split, and starts copying if needed: shards in the order in which `batches` need them."""

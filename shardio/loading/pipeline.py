@@ -25,7 +25,7 @@ from shardio.loading.options import Function, Options, find_parts
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, traced
 from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, ReportThread, Snapshot
 from shardio.loading.ring import Ring, Slot, new_slot
-from shardio.loading.transform import CUT_ROWS, Cutting, TransformStep
+from shardio.loading.transform import CUT_ROWS, TransformStep
 from shardio.loading.world import least_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
@@ -76,27 +76,28 @@ class Pipeline:
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
         lines = self._reader.whole_lines
-        resamples = copier is None and not lines
+        self._resamples = copier is None and not lines
         # Windows pay where storage is the limit. From memory, pictures go to a GPU whole: its bus is fast enough.
         # On the CPU, the threads that gather take the place of torch's, which a transform uses, if they are as many.
         enough = threads <= (options.num_threads or _MOST_CUTTING_THREADS)
         windows_pay = lines > 0 or (copier is None and enough)
-        self._make_step = partial(TransformStep, options=options, parts=parts, shards=shards, indices=indices)
+        self._make_step = partial(
+            TransformStep, whole_lines=lines, options=options, parts=parts, shards=shards, indices=indices
+        )
         # The checksum is of the whole sample. Arrays are small, and read whole, too.
-        splits = options.check == "off" and windows_pay and parts.image_shape is not None
-        self.transform = self._make_step(options.transform, Cutting(splits, resamples, lines))
+        self._may_split = options.check == "off" and windows_pay and parts.image_shape is not None
+        self.set_transform(options.transform)
         make = copier.new_slot if copier else new_slot
         rows = parts.rows
         if copier is not None:
             # Slots have room for what the kernel is told, or not.
-            splits = self.splits
-            rows |= CUT_ROWS if splits else {}
-        self._cutting = Cutting(splits, resamples, lines)
+            self._may_split = self.splits
+            rows |= CUT_ROWS if self.splits else {}
         self._ring = Ring(under_way, lambda: make(options.batch_size, parts.stored_shape, rows))
         self.read_ahead = read_ahead_batches(batch_nbytes, memory_left())
         """The number of batches to announce to the reader in addition to the batches under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        if self.splits and resamples:
+        if self.splits and self._resamples:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
         self.about = LoaderFacts(self.num_threads, usable_cores(), options.prefetch, options.world)
@@ -147,7 +148,7 @@ class Pipeline:
 
     def set_transform(self, function: Function | None) -> None:
         """Sets the transform of iterators that begin from now on."""
-        self.transform = self._make_step(function, self._cutting)
+        self.transform = self._make_step(function, self._may_split)
 
     @property
     def splits(self) -> bool:
@@ -175,7 +176,7 @@ class Pipeline:
             request = replace(request, order=np.argsort(sources, kind="stable"))
         if cut is None:
             return request
-        resample = cut.resample if self._cutting.resamples else None
+        resample = cut.resample if self._resamples else None
         return replace(request, windows=cut.windows, ends=cut.ends, resample=resample)
 
     def announce(self, request: Request, given_up: list[None]) -> None:

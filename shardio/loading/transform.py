@@ -8,7 +8,7 @@ each batch has a Cut.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,32 +31,26 @@ CUT_ROWS = {"/parameters": RowType("<f8", (9,)), "/places": RowType("<i8", (2,))
 _NUM_DRAWN = 3
 
 
-class Cutting(NamedTuple):
-    """How pictures are read for a transform whose first crops and resizes can be split off."""
-
-    splits: bool
-    """Read only the region that these crops and resizes use."""
-    resamples: bool
-    """Gather threads perform these crops and resizes."""
-    whole_lines: int
-    """See `Split.cut`."""
-
-
 class TransformStep:
     """Calls the loader's transform with each batch. Immutable; to be used by one thread."""
 
     def __init__(
         self,
         function: Function | None,
-        cutting: Cutting,
+        may_split: bool,
+        whole_lines: int,
         options: Options,
         parts: Parts,
         shards: AnySet,
         indices: NDArray[np.int64] | None,
     ) -> None:
-        """Raises ValueError if `function` does not suit the split. `indices` are the samples to read, if not all."""
+        """Raises ValueError if `function` does not suit the split. `indices` are the samples to read, if not all.
+
+        With `may_split`, only the regions that its first crops and resizes use are read, if these can be split off.
+        `whole_lines` is as for `Split.cut`.
+        """
         self.function = function
-        self.cutting = cutting
+        self._whole_lines = whole_lines
         self._options = options
         self._parts = parts
         if function is not None and parts.image_shape is None:
@@ -67,7 +61,7 @@ class TransformStep:
             _check_classes(ours, parts.label_row, shards, indices)
         elif function is not None:
             _check_function(function, parts.masks)
-        self.split = self._split_of(ours) if cutting.splits and ours is not None else None
+        self.split = self._split_of(ours) if may_split and ours is not None else None
         """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
 
     def _split_of(self, transform: Transform) -> Split | None:
@@ -76,7 +70,7 @@ class TransformStep:
             return split
         try:
             draws, shape = Draws(0, 0, np.arange(_NUM_DRAWN)), self._shards.sample_shape
-            works = split.cut(draws, shape, None, self.cutting.whole_lines).works_on(device)
+            works = split.cut(draws, shape, None, self._whole_lines).works_on(device)
         except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
             return None
         return split if works else None
@@ -86,7 +80,7 @@ class TransformStep:
         if self.split is None or not len(indices):
             return None
         draws, shape = Draws(self._options.seed, epoch, counters), self._shards.sample_shape
-        return self.split.cut(draws, shape, self._shards.source_sizes(indices), self.cutting.whole_lines)
+        return self.split.cut(draws, shape, self._shards.source_sizes(indices), self._whole_lines)
 
     def __call__(
         self,

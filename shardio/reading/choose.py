@@ -77,7 +77,9 @@ def choose(facts: ReaderFacts) -> ReaderChoice:
     if facts.direct_alignment is not None:
         return ReaderChoice("direct", False, f"{size} do not fit in{room}")
     return ReaderChoice(
-        "pread", True, f"{size} do not fit in{room}, and O_DIRECT does not work on {_named(facts.filesystem)}"
+        "pread",
+        True,
+        f"{size} do not fit in{room}, and O_DIRECT does not work on {facts.filesystem or 'this filesystem'}",
     )
 
 
@@ -124,7 +126,8 @@ def make_reader(
         return MappedReader(shards, tables), choice.reason
     kind = filesystem_kind(shards.path)
     if choice.engine == "direct" and alignment is None:
-        raise ValueError(f'{shards.path}: O_DIRECT does not work on {_named(kind)}: use io="auto", "mmap" or "pread"')
+        where = f"{shards.path}: O_DIRECT does not work on {kind or 'this filesystem'}"
+        raise ValueError(f'{where}: use io="auto", "mmap" or "pread"')
     reader = FileReader(shards, alignment=alignment, drop_behind=choice.drop_behind, remote=is_network(kind))
     return reader, choice.reason
 
@@ -143,10 +146,6 @@ def alignment_of(shards: ShardSet) -> int | None:
     return direct_alignment(shards.path_of(shards.content.files[-1]))
 
 
-def _named(kind: str) -> str:
-    return kind or "this filesystem"
-
-
 def _gigabytes(nbytes: int) -> str:
     count = nbytes / 1e9
     return f"{count:,.0f} GB" if count >= 1000 else f"{count:.3g} GB"
@@ -158,12 +157,9 @@ class SplitSource(Protocol):
     Call `open` before anything except `num_samples`, `stop` and `close`.
     """
 
-    @property
-    def num_samples(self) -> int: ...
-
-    @property
-    def digest(self) -> str:
-        """The digest of the set."""
+    num_samples: int
+    digest: str
+    """The digest of the set."""
 
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         """Returns the opened split. `batches` are the sample indices of the first batches that will be read."""
@@ -191,14 +187,7 @@ class LocalSplit:
 
     def __init__(self, path: str | os.PathLike[str], split: str, digest: str | None) -> None:
         self._shards = open_shards(path, split, digest=digest)
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._shards)
-
-    @property
-    def digest(self) -> str:
-        return self._shards.digest
+        self.num_samples, self.digest = len(self._shards), self._shards.digest
 
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         return self._shards
