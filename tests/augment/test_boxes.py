@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from shardio.augment.boxes import Boxes, Draws, random_resized_boxes
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-COUNT = 200_000
+COUNT = 100_000
 GOLDEN = [[14, 77, 231, 229], [124, 69, 100, 123], [18, 16, 228, 247], [7, 6, 244, 307], [21, 38, 191, 203]]
 
 
