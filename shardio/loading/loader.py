@@ -187,10 +187,6 @@ class ShardLoader:
         self._pipeline.set_transform(transform)
 
     @property
-    def num_threads(self) -> int:
-        return self._pipeline.num_threads
-
-    @property
     def prefetch(self) -> int:
         return self._pipeline.options.prefetch
 

@@ -219,24 +219,22 @@ class FileReader(Reader):
             some = numbers[first:done]
             self._count(int(((some[:, 1] - 1) * stride + some[:, 2]).sum()))
             for start, lines, line_nbytes, place in numbers[done:stop].tolist():
-                sectors = _sector_of(start, self._alignment)
-                wanted = start - sectors + (lines - 1) * stride + line_nbytes
-                buffer = self._detour_buffer(wanted)
-                self._fill(table, entry, [buffer], sectors, wanted, start)
-                for line in range(lines):
-                    at = start - sectors + line * stride
-                    out[place : place + line_nbytes] = buffer[at : at + line_nbytes]
-                    place += line_nbytes
+                window = out[place : place + lines * line_nbytes].reshape(lines, line_nbytes)
+                self._read_detour(table, entry, window, range(start, start + lines * stride, stride))
 
     def _read_detour(
-        self, table: StoredTable, entry: FileEntry, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]
+        self,
+        table: StoredTable,
+        entry: FileEntry,
+        rows: Sequence[NDArray[np.uint8]] | NDArray[np.uint8],
+        offsets: Sequence[int],
     ) -> None:
-        """Reads whole sectors around the rows, piece by piece, and copies the rows out of them."""
-        buffer = self._detour_buffer()
-        for piece, stop, length in _pieces(offsets[0], offsets[-1] + table.row_nbytes, self._alignment, len(buffer)):
+        """Reads whole sectors around rows or lines of one length, piece by piece, and copies these out of them."""
+        buffer, nbytes = self._detour_buffer(), len(rows[0])
+        for piece, stop, length in _pieces(offsets[0], offsets[-1] + nbytes, self._alignment, len(buffer)):
             self._fill(table, entry, [buffer[:length]], piece, stop - piece, max(offsets[0], piece))
             for row, offset in zip(rows, offsets, strict=True):
-                low, high = max(offset, piece), min(offset + table.row_nbytes, stop)
+                low, high = max(offset, piece), min(offset + nbytes, stop)
                 if low < high:
                     row[low - offset : high - offset] = buffer[low - piece : high - piece]
 

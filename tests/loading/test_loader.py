@@ -133,9 +133,11 @@ def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity
 ) -> None:
     with loader_of(4, prefetch=2) as loader:
         held = [batch for _ in range(5) for batch in loader]
-        assert living_slots() >= len(held)
+        assert living_slots() >= loader.stats()["slots"] == len(held)
+        assert loader.stats()["slots_free"] == 0
         held.clear()
         assert living_slots() <= loader._pipeline._ring.capacity
+        assert loader.stats()["slots_free"] == 4  # as many as a steady loop needs; the others were freed
         for _ in range(5):
             for batch in loader:
                 check(batch)

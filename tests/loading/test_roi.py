@@ -295,11 +295,11 @@ def test_gather_threads_take_the_place_of_torchs_only_if_there_are_as_many(path:
     torch.set_num_threads(3)
     for num_threads, roi, made in ((2, False, 2), (3, True, 3), (None, True, 3)):
         with ShardLoader(path, 5, device="cpu", transform=USUAL, num_threads=num_threads) as loader:
-            assert (loader.stats()["roi"], loader.num_threads >= made) == (roi, True)
+            assert (loader.stats()["roi"], loader.stats()["num_threads"] >= made) == (roi, True)
     torch.set_num_threads(40)
     with ShardLoader(path, 5, device="cpu", transform=USUAL) as loader:
         assert loader.stats()["roi"] is False
-        assert loader.num_threads < 40
+        assert loader.stats()["num_threads"] < 40
 
 
 def test_what_a_cut_raises_is_raised_where_the_batch_was_due(path: Path) -> None:
