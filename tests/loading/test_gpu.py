@@ -239,17 +239,6 @@ def test_the_stream_may_change_from_batch_to_batch(path: Path, poison: None, bus
     assert all(one.none_wrong() for one in checks)
 
 
-def test_batches_that_are_held_stay_as_they_are(path: Path, poison: None, busy: Busy, check: Check) -> None:
-    with loader_on_cuda(path) as loader:
-        held = [batch for _ in range(3) for batch in loader]
-        busy()
-        for batch in loader:
-            check(batch)
-    for batch in held:
-        check(batch)
-    assert check.none_wrong()
-
-
 def test_a_batch_may_be_written_to(path: Path, check: Check) -> None:
     with loader_on_cuda(path) as loader:
         for _ in range(2):
