@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from shardio.conversion.sources.collection import Collection, ColumnTable, FileO
 from shardio.conversion.sources.listed import describe, list_table
 from shardio.conversion.sources.table import Table, read_table
 from shardio.errors import ConvertError, SourceError
-from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
@@ -337,24 +335,6 @@ def test_a_column_is_an_array_from_end_to_end(image_tree: Path, tmp_path: Path) 
         path.unlink()
     called("repair", out, image_tree, *columns)
     assert hashes(out) == whole
-
-    numbers = {key: number_of(os.fsencode(key)) for key in (found["key"] for found in called("find", out)["samples"])}
-    where = ("--where", "share > 0", "--where", "n > 0")
-    chosen = {key for key, number in numbers.items() if number % 3 == 0}
-    assert {found["key"] for found in called("find", out, *where)["samples"]} == chosen
-    called("change", out, tmp_path / "chosen", "--keep", *where)
-    called("change", out, tmp_path / "others", "--drop", *where)
-    called("merge", tmp_path / "others", tmp_path / "chosen", tmp_path / "merged")
-    assert verify(tmp_path / "merged").ok
-    found = {}
-    for split in ("train", "val"):
-        for io in ("mmap", "pread"):
-            options = {"split": split, "io": io, "arrays": ["n"], "tail": "short", "check": "sample"}
-            with ShardLoader(tmp_path / "merged", 4, return_indices=True, device="cpu", **options) as loader:
-                for _, _, indices, more in loader:
-                    keys = loader.shards.index[indices]["key"].tolist()
-                    found.update(zip(map(os.fsdecode, keys), more["n"].tolist(), strict=True))
-    assert found == numbers
 
 
 def test_other_columns_than_those_of_the_set_are_not_repaired(image_tree: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from folders import flip
-from loaders import check_every_way
 from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
 from storages import scan
@@ -296,9 +295,44 @@ def _checked(batch: tuple[Any, ...]) -> list[int]:
     return list(numbers)
 
 
+def call(*words: object) -> str:
+    result = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_loader_yields_all_arrays_of_any_reader_rank_and_place(latents: Path, io: Any, tmp_path: Path) -> None:
-    check_every_way(latents, _checked, io, tmp_path, "latent")
+    """By ranks, resumed, staged, from a cache, and replayed."""
+
+    def make(rank: int = 0, world_size: int = 1, batch_size: int = 8, **more: Any) -> ShardLoader:
+        options: dict[str, Any] = {"device": "cpu", "seed": 3, "return_indices": True, "io": io}
+        options["check"] = "sample" if io == "mmap" else "off"  # which wraps the reader
+        return ShardLoader(latents, batch_size, rank=rank, world_size=world_size, **options, **more)
+
+    with make() as loader:
+        batches = list(loader)
+        whole = [_checked(batch) for batch in batches]
+    assert sorted(number for batch in whole for number in batch) == list(range(8 * len(whole)))
+    with make() as loader:
+        some = iter(loader)
+        assert [_checked(next(some)) for _ in range(2)] == whole[:2]
+        state = loader.state_dict()
+    ranks = []
+    for rank in range(2):
+        with make(rank, 2, 4) as loader:
+            loader.load_state_dict(state)
+            ranks.append([_checked(batch) for batch in loader])
+    assert [sorted(a + b) for a, b in zip(*ranks, strict=True)] == [sorted(batch) for batch in whole[2:]]
+    if io == "mmap":
+        for _ in range(2):  # while it is staged, and from the copy
+            with make(cache=tmp_path / "cache") as loader:
+                assert [_checked(batch) for batch in loader] == whole
+    options = ["--batch-size=8", "--seed=3", "--step=1", f"--save={tmp_path / 'batch.npz'}"]
+    call("replay", latents, *options)
+    with np.load(tmp_path / "batch.npz") as batch:
+        assert batch["indices"].tolist() == whole[1]
+        np.testing.assert_array_equal(batch["latent"], batches[1][-1]["latent"].numpy())
 
 
 def test_a_damaged_value_is_found_when_it_is_read(latents: Path) -> None:
@@ -308,12 +342,6 @@ def test_a_damaged_value_is_found_when_it_is_read(latents: Path) -> None:
         pytest.raises(ShardioError, match=r"train-latent-00001\.npy"),
     ):
         list(loader)
-
-
-def call(*words: object) -> str:
-    result = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_commands_speak_of_samples(latents: Path, tmp_path: Path) -> None:

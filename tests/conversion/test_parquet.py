@@ -314,15 +314,6 @@ def copies(out: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob(".convert/*.images")}
 
 
-@pytest.mark.parametrize("length", [0, 4, 500, -1, -8])
-def test_a_truncated_file_is_refused_by_name(src: Path, tmp_path: Path, length: int) -> None:
-    path = src / "data" / "train-00001-of-00003.parquet"
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: ."):
-        convert(src, tmp_path / "out", **OPTIONS)
-    assert not (tmp_path / "out").exists()
-
-
 def test_progress_tells_of_the_copies_first_and_none_are_left_in_the_end(src: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
     there: list[set[str]] = []
