@@ -37,7 +37,7 @@ from shardio.conversion.sources.collection import (
 )
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import known_split
-from shardio.conversion.sources.tree import ARRAYS, list_tree
+from shardio.conversion.sources.tree import list_tree
 from shardio.errors import DecodeError, SourceError, SpaceError, counted
 from shardio.format.layout import LABELS_NAME, MAX_ARRAYS, RowType, find_wrong_bool
 from shardio.sets.given import HEADER_MOST, ArrayHeader, parse_header, refusing
@@ -118,7 +118,7 @@ class TreeOrigin(FileOrigin):
 def _list_tree(src: Path, labels: Labels | None) -> Listing:
     if looks_like_a_set(src):
         raise SourceError(f"{src}: expected arrays, found a set")
-    tree = list_tree(src, labels, ARRAYS)
+    tree = list_tree(src, labels, "arrays")
     found = list(chain.from_iterable(tree.found.values()))
     if len(found) > 1 and all(known_split(os.fsdecode(one.key).removesuffix(".npy")) for one in found):
         way = 'shardio.convert({"train": np.load("train.npy", mmap_mode="r"), ...}, OUT)'

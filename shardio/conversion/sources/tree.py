@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,30 +21,25 @@ from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import by_split, in_split_order, known_split, sorted_entries
 from shardio.errors import SourceError
 
-
-@dataclass(frozen=True)
-class _Files:
-    """The files of a tree that are sources: their name in the plural, and a function that recognizes a path."""
-
-    noun: str
-    recognize: Callable[[str], bool]
+_Noun = Literal["images", "arrays", "files"]
+"""The files of a tree that are sources. "files" are both."""
 
 
-IMAGES = _Files("images", holds_image)
-ARRAYS = _Files("arrays", lambda path: path.endswith(".npy"))
+def _is_array(path: str) -> bool:
+    return path.endswith(".npy")
 
 
 def holds_only_arrays(root: Path) -> bool:
     """Whether there are arrays in or below a folder, and no images. Stops reading at the first image."""
-    scan = _Scan(root, _Files("files", lambda path: ARRAYS.recognize(path) or holds_image(path)))
+    scan = _Scan(root, "files")
     with contextlib.suppress(SourceError):  # the scan of the tree raises it again
-        are_arrays = (ARRAYS.recognize(name) for _, name in scan.files(root, ()))
+        are_arrays = (_is_array(name) for _, name in scan.files(root, ()))
         return next(are_arrays, False) and all(are_arrays)
     return False
 
 
-def list_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) -> Listing:
-    """Returns the `files` in the class folders of `root`, or in `root` itself; or in such folders of splits.
+def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") -> Listing:
+    """Returns the images (or arrays) in the class folders of `root`, or in `root` itself; or in such folders of splits.
 
     All splits have the classes of the first split that has some. A folder without class folders has no labels. With
     "none", no image has a label, and all images below the folder are taken. Keys begin with the name of the split in
@@ -52,8 +47,8 @@ def list_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) 
     """
     if not root.is_dir():
         instead = "a file" if root.exists() else "nothing"
-        raise SourceError(f"{root}: expected a folder of {files.noun}, found {instead}")
-    scan = _Scan(root, files)
+        raise SourceError(f"{root}: expected a folder of {noun}, found {instead}")
+    scan = _Scan(root, noun)
     folders, images = scan.list(root)
     named = [name for name in folders if known_split(name)]
     all_named = len(named) == len(folders) and labels != "folders"
@@ -70,11 +65,9 @@ def list_tree(root: Path, labels: Labels | None = None, files: _Files = IMAGES) 
         ]
     where, labeled = parts[0].path if len(parts) == 1 else root, [part for part in parts if part.full]
     if not any(part.images or part.full for part in parts):
-        raise SourceError(f"{where}: expected {files.noun}, or class folders with {files.noun}, found none")
+        raise SourceError(f"{where}: expected {noun}, or class folders with {noun}, found none")
     if labels == "folders" and not labeled:
-        raise SourceError(
-            f"{where}: expected class folders with {files.noun}, found {files.noun} alone: pass `--labels none`"
-        )
+        raise SourceError(f"{where}: expected class folders with {noun}, found {noun} alone: pass `--labels none`")
     scan.doubt(parts)
     classes = tuple(labeled[0].classes) if labeled else ()
     for part in labeled if labels != "none" else ():
@@ -125,9 +118,9 @@ class _Part:
 class _Scan:
     """Scans one tree. Not thread safe."""
 
-    def __init__(self, root: Path, files: _Files) -> None:
+    def __init__(self, root: Path, noun: _Noun) -> None:
         self.root = root
-        self._sources = files
+        self.noun = noun
         self.ignored: Counter[str] = Counter()
         self.doubts: list[str] = []
 
@@ -145,7 +138,7 @@ class _Scan:
 
     def doubt(self, parts: list[_Part]) -> None:
         """Adds to `doubts` what the layout of the parts leaves open."""
-        noun = self._sources.noun
+        noun = self.noun
         flat, labeled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
         for part in parts:
             if part.images and part.full:
@@ -182,10 +175,10 @@ class _Scan:
         """Whether a source is to be made of the entry, which is no folder. Counts it in `ignored` otherwise."""
         if _kind(entry) == "other":
             self.ignored["not a regular file"] += 1
-        elif self._sources.recognize(entry.path):
+        elif (self.noun != "images" and _is_array(entry.path)) or (self.noun != "arrays" and holds_image(entry.path)):
             return True
         else:
-            self.ignored[f"not an {self._sources.noun.removesuffix('s')}"] += 1
+            self.ignored[f"not an {self.noun.removesuffix('s')}"] += 1
         return False
 
     def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
