@@ -28,14 +28,12 @@ from shardio.conversion.sources.names import (
     numbers_up_to,
 )
 from shardio.conversion.sources.table import Faults
-from shardio.errors import SourceError
+from shardio.errors import SourceError, first_of
 from shardio.format.layout import LABELS_NAME
 from shardio.format.parse import first_repeated
 
 KINDS_OF_FOLDERS = ("tree", "arrays")
 """The kinds of storage whose folders may be classes or not."""
-
-_MOST_NAMED = 5
 
 # All rows of an index are as wide as the longest key. Names that people give are never so unequal.
 _MOST_PADDING_NBYTES = 256 << 20
@@ -150,10 +148,10 @@ class Listing:
             labeled = ({one.label for one in some} for some in splits.values() if some[0].label is not None)
             used = next(labeled, set())
             if (empty := [name for name in classes if name not in used]) and empty_classes == "refuse":
-                named = ", ".join(map(repr, empty[:_MOST_NAMED])) + (", ..." if len(empty) > _MOST_NAMED else "")
                 raise SourceError(
-                    f"{self.src}: expected images in every class folder, found none in {len(empty):,}: {named}. Add "
-                    "some, or pass `--empty-classes omit` (labels number the others) or `keep` (labels without samples)"
+                    f"{self.src}: expected images in every class folder, found none in {len(empty):,}: "
+                    f"{first_of(empty, 5, repr)}. Add some, or pass `--empty-classes omit` (labels number the others) "
+                    "or `keep` (labels without samples)"
                 )
             classes, unknown = (
                 tuple(name for name in classes if name in used),
