@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -183,30 +183,24 @@ print(json.dumps([read[0], report.num_copied]))
 """
 
 
-def start_nodes(code: str, *words: Any, size: int, each: Callable[[int], list[Any]]) -> list[subprocess.Popen[str]]:
+def run_ranks(code: str, words: Sequence[Sequence[Path]], size: int = 0) -> list[subprocess.CompletedProcess[str]]:
+    """Runs `code` at each rank, with its words. Without the words of some of `size` ranks, these do not come."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size or len(words))}
     environ["GLOO_SOCKET_IFNAME"] = "lo"
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, (*words, *each(rank)))],
-            env={**environ, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    with ThreadPoolExecutor(len(words)) as pool:
+        return list(
+            pool.map(lambda rank: run_python("-c", code, *words[rank], RANK=str(rank), **environ), range(len(words)))
         )
-        for rank in range(size)
-    ]
 
 
-def copy_together(src: Path, caches: list[Path]) -> list[list[int]]:
+def copy_together(src: Path, caches: list[Path], code: str = NODE, size: int = 0) -> list[list[int]]:
     """Returns the bytes that each node has read from the source, and the files that it has copied."""
-    nodes = start_nodes(NODE, src, size=len(caches), each=lambda rank: [caches[rank]])
-    results = [(*node.communicate(timeout=100), node.returncode) for node in nodes]
-    assert all(result[2] == 0 for result in results), results
-    return [json.loads(result[0].splitlines()[-1]) for result in results]
+    results = run_ranks(code, [(src, cache) for cache in caches], size)
+    assert all(result.returncode == 0 for result in results), results
+    return [json.loads(result.stdout.splitlines()[-1]) for result in results]
 
 
 def test_nodes_read_the_source_once_and_have_the_copy_that_stage_makes(
@@ -257,12 +251,8 @@ def test_the_nodes_that_come_copy_without_the_one_that_does_not(make_set: Callab
     src = make_set(45)
     code = NODE.replace("= 10.0, 20.0, 2.0", "= 10.0, 8.0, 2.0")
     assert code != NODE
-    *nodes, absent = start_nodes(code, src, size=3, each=lambda rank: [tmp_path / f"node-{rank}"])
-    absent.kill()
-    absent.communicate()
-    read = [json.loads(node.communicate(timeout=100)[0].splitlines()[-1])[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0]
-    assert sum(read) == load_manifest(src).nbytes
+    read = copy_together(src, [tmp_path / "node-0", tmp_path / "node-1"], code, size=3)
+    assert sum(nbytes for nbytes, _ in read) == load_manifest(src).nbytes
 
 
 FETCHING = """
@@ -283,23 +273,21 @@ report ="""
 def test_a_block_that_a_node_is_fetching_for_a_batch_is_waited_for_and_not_read_again(
     make_set: Callable[..., Path], tmp_path: Path
 ) -> None:
-    src = make_set(45)
-    code = NODE.replace("report =", FETCHING)
-    nodes = start_nodes(code, src, size=2, each=lambda rank: [tmp_path / f"node-{rank}"])
-    read = [json.loads(node.communicate(timeout=100)[0].splitlines()[-1])[0] for node in nodes]
+    src, caches = make_set(45), [tmp_path / "node-0", tmp_path / "node-1"]
+    read = copy_together(src, caches, NODE.replace("report =", FETCHING))
     manifest = load_manifest(src)
-    assert sum(read) < manifest.nbytes
-    for rank in range(2):
-        assert contents(tmp_path / f"node-{rank}" / manifest.digest) == contents(src)
+    assert sum(nbytes for nbytes, _ in read) < manifest.nbytes
+    for cache in caches:
+        assert contents(cache / manifest.digest) == contents(src)
 
 
 def test_ranks_that_want_different_sets_all_get_an_error(make_set: Callable[..., Path], tmp_path: Path) -> None:
-    sets = [make_set(20), make_set(30)]
-    nodes = start_nodes(NODE, size=2, each=lambda rank: [sets[rank], tmp_path / f"node-{rank}"])
-    for node in nodes:
-        error = node.communicate(timeout=60)[1]
-        assert node.returncode == 1
-        assert re.search(r"LaunchError: expected one set on all ranks, rank 1 has .*", error)
+    words = [(make_set(20), tmp_path / "node-0"), (make_set(30), tmp_path / "node-1")]
+    # The store of rank 0 ends with its process.
+    code = f"import time\ntry:\n{textwrap.indent(NODE, '    ')}\nfinally:\n    time.sleep(1)"
+    for result in run_ranks(code, words):
+        assert result.returncode == 1
+        assert re.search(r"LaunchError: expected one set on all ranks, rank 1 has .*", result.stderr)
 
 
 class Gone:
@@ -396,12 +384,10 @@ def test_two_nodes_publish_list_stage_train_and_evict_as_the_page_shows(
     assert digest[:12] in shardio("list", root).stdout
     caches = [tmp_path / f"node-{number}" for number in range(2)]
     assert shardio("stage", published, caches[0]).stdout == f"{caches[0] / digest}\n"
-    jobs = start_nodes(JOB, published, size=4, each=lambda rank: [caches[rank // 2]])
     lines = []
-    for job in jobs:
-        stdout, stderr = job.communicate(timeout=100)
-        assert job.returncode == 0, stderr
-        lines += map(json.loads, stdout.splitlines())
+    for result in run_ranks(JOB, [(published, caches[rank // 2]) for rank in range(4)]):
+        assert result.returncode == 0, result.stderr
+        lines += map(json.loads, result.stdout.splitlines())
     shards = open_shards(published)
     expected = [[i, int(shards[i].label), hashlib.sha256(shards[i].image.tobytes()).hexdigest()] for i in range(96)]
     assert sorted(lines) == sorted(2 * expected)
