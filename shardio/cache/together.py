@@ -180,6 +180,8 @@ class Together:
         self._on_progress = on_progress
         self._finishing: dict[FileEntry, Call[bool]] = {}
         self._complete = {entry: not os.path.lexists(str(partial.path_of(entry))) for entry in files}
+        self._planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
+        """The windows that are planned and not passed on yet."""
         self._nbytes = _FIRST_NBYTES
         self._windows = deque([np.zeros(0, np.uint8)] * 3)
 
@@ -191,9 +193,9 @@ class Together:
         """
         before: NDBytes | None = None
         with (
-            ThreadPool(AHEAD, "shardio-stage-read") as readers,
-            ThreadPool(1, "shardio-stage-write") as writers,
-            ThreadPool(2, "shardio-stage-finish") as finishers,
+            ThreadPool(AHEAD, "shardio-stage-read") as self._readers,
+            ThreadPool(1, "shardio-stage-write") as self._writers,
+            ThreadPool(2, "shardio-stage-finish") as self._finishers,
         ):
             for turn in range(_MOST_PASSES):
                 complete = self._tell(np.array([*map(self._complete.get, self._files)], np.uint8))
@@ -201,15 +203,14 @@ class Together:
                     return
                 before = complete
                 files = [self._files[number] for number in np.flatnonzero(~complete.all(axis=0)).tolist()]
-                planned: deque[tuple[WindowPlan, Call[NDBytes]]] = deque()
                 try:
-                    self._pass(files, turn, planned, readers, writers, finishers)
+                    self._pass(files, turn)
                 except BaseException:
-                    for plan, _ in planned:  # nobody fetches them any more
+                    for plan, _ in self._planned:  # nobody fetches them any more
                         self._mark(plan, MISSING)
                     raise
                 for entry in files:
-                    self._finish_if_there(entry, finishers)
+                    self._finish_if_there(entry)
                 for entry, call in self._finishing.items():
                     self._complete[entry] = call.result()
                 self._finishing.clear()
@@ -220,16 +221,9 @@ class Together:
         self._group.gather(mine, out)
         return out.reshape(len(self._group), -1)
 
-    def _pass(
-        self,
-        files: Sequence[FileEntry],
-        turn: int,
-        planned: deque[tuple[WindowPlan, Call[NDBytes]]],
-        readers: ThreadPool,
-        writers: ThreadPool,
-        finishers: ThreadPool,
-    ) -> None:
-        """Goes through the blocks of `files` once. `planned` has the windows that are planned and not passed on yet."""
+    def _pass(self, files: Sequence[FileEntry], turn: int) -> None:
+        """Goes through the blocks of `files` once."""
+        planned = self._planned
         slow, can_read = SlowNodes(len(self._group)), np.ones(len(self._group), bool)
         writing: deque[Call[None]] = deque()
         cursor, seconds = (0, 0), 0.0
@@ -260,7 +254,7 @@ class Together:
                 if len(writing) > 1:
                     writing.popleft().result()
                 seconds = time.monotonic() - start
-                writing.append(writers.submit(self._write, due[0], window, finishers))
+                writing.append(self._writers.submit(self._write, due[0], window))
             if due is not None:
                 planned.popleft()
             if error is not None and not can_read.any():
@@ -269,7 +263,7 @@ class Together:
                 everyone = np.unpackbits(told[:, 8:], axis=1, count=len(blocks)).astype(bool)
                 plan = plan_window(blocks, everyone, np.flatnonzero(can_read).tolist() or [0], turn)
                 self._mark(plan, COMING)
-                planned.append((plan, readers.submit(self._read, plan)))
+                planned.append((plan, self._readers.submit(self._read, plan)))
         for call in writing:
             call.result()
 
@@ -353,17 +347,17 @@ class Together:
             self._group.gather(share, window)
         return window
 
-    def _write(self, plan: WindowPlan, window: NDBytes, finishers: ThreadPool) -> None:
+    def _write(self, plan: WindowPlan, window: NDBytes) -> None:
         """Writes what this node lacks of a window. Runs in a thread."""
         for run in plan.runs:
             for begin, end in self._lacking(run):
                 place = run.place - run.start
                 self._partial.write(run.entry, begin, window[place + begin : place + end].data)
                 self._on_progress(end - begin)
-            self._finish_if_there(run.entry, finishers)
+            self._finish_if_there(run.entry)
 
-    def _finish_if_there(self, entry: FileEntry, finishers: ThreadPool) -> None:
+    def _finish_if_there(self, entry: FileEntry) -> None:
         if self._complete[entry] or entry in self._finishing:
             return
         if (self._partial.states_of(entry, 0, entry.nbytes) == THERE).all():
-            self._finishing[entry] = finishers.submit(self._finish, entry)
+            self._finishing[entry] = self._finishers.submit(self._finish, entry)

@@ -224,7 +224,7 @@ def _rows_of(
 def _row_type(where: str, values: object) -> RowType:
     if not isinstance(values, (np.ndarray, ArrayFile)):
         raise SourceError(f"{where}: expected NumPy arrays, found {type(values).__name__}")
-    if values.ndim == 0:
+    if not values.shape:
         raise SourceError(f"{where}: expected a row for each sample, found a single value")
     try:
         return RowType(values.dtype.str, values.shape[1:])

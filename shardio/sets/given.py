@@ -121,10 +121,6 @@ class ArrayFile:
             in_memory = by_columns or not self.shape
             self._whole: NDArray[Any] | None = np.load(file, allow_pickle=False) if in_memory else None
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
     def __len__(self) -> int:
         return self.shape[0]
 

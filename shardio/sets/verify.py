@@ -67,9 +67,6 @@ class CheckedShare:
     """How many were read, in all shards."""
     num_values: int = 0
 
-    def __post_init__(self) -> None:
-        check_share("subset", self.share, self.seed)
-
 
 @dataclass(frozen=True)
 class VerifyReport:
@@ -114,6 +111,7 @@ def verify(
         raise ValueError("`quick` reads no samples, but `subset` does: give only one of them")
     else:
         drawn = CheckedShare(subset, secrets.randbits(32) if seed is None else seed)
+        check_share("subset", drawn.share, drawn.seed)
     folder = Path(path)
     try:
         manifest = load_manifest(folder, digest)
