@@ -171,9 +171,7 @@ def add_arrays(
             check_kind(array, kind, row, draft.sample_shape)
         except ValueError as error:
             raise SourceError(f"{where}: {error}") from None
-        if row.dtype == "|b1":
-            blocks = _check_bools(where, blocks)
-        given[array] = GivenArray(kind, row, blocks)
+        given[array] = GivenArray(kind, row, _checked(where, blocks, row))
     if LABELS_NAME in given:
         split = split.with_labels(None)
     kept = {array: content for array, content in split.arrays.items() if array not in given}
@@ -218,7 +216,7 @@ def _rows_of(
     if first is None:
         raise SourceError(f"{where}: expected at least one block of values, found none")
     row = _row_type(where, first)
-    return row, _check_blocks(where, chain([first], iterator), row)
+    return row, chain([first], iterator)
 
 
 def _row_type(where: str, values: object) -> RowType:
@@ -241,16 +239,11 @@ def _blocks(values: NDArray[Any] | ArrayFile, row: RowType, order: NDArray[np.in
         yield values[start : start + count] if order is None else values[order[start : start + count]]
 
 
-def _check_blocks(where: str, blocks: Iterable[object], row: RowType) -> Iterator[NDArray[Any]]:
+def _checked(where: str, blocks: Iterable[object], row: RowType) -> Iterator[NDArray[Any]]:
     for block in blocks:
         if not isinstance(block, np.ndarray) or block.ndim == 0 or _row_type(where, block) != row:
             found = f"{block.dtype} {block.shape[1:]}" if isinstance(block, np.ndarray) else type(block).__name__
             raise SourceError(f"{where}: expected blocks of rows of {row.dtype} {row.shape}, found {found}")
-        yield block
-
-
-def _check_bools(where: str, blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    for block in blocks:
         if wrong := find_wrong_bool(block):
             raise SourceError(f"{where}: {wrong}")
         yield block

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -172,12 +172,7 @@ def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> N
     if not split.shards:
         raise FormatError(f"{where}.shards: expected at least one, found none")
     for shard in split.shards:
-        expected = shard_nbytes(shard.num_samples, sample_shape)
-        if shard.nbytes != expected:
-            raise FormatError(
-                f"{where}, {shard.file}: nbytes: expected {expected} for {shard.num_samples} samples of "
-                f"{sample_shape}, found {shard.nbytes}"
-            )
+        _check_nbytes(where, shard, shard_nbytes(shard.num_samples, sample_shape))
 
 
 def _check_no_pixels(where: str, split: SplitEntry) -> None:
@@ -204,8 +199,10 @@ _FILE_KEYS = {"file", "nbytes", "sha256"}
 _KEYS = {"format", "format_version", "sample_shape", "classes", "splits", "provenance", "digest"}
 
 
-def _file(fields: dict[str, Any], where: str) -> dict[str, Any]:
-    return {
+def _file(value: object, where: str, more: Set[str] = frozenset(), optional: Set[str] = frozenset()) -> dict[str, Any]:
+    """Returns the fields of the entry of a file: its name, size and sha256, which are checked, and `more`."""
+    fields = parse.fields(value, where, _FILE_KEYS | more, optional)
+    return fields | {
         "file": parse.name(fields["file"], f"{where}.file"),
         "nbytes": parse.count(fields["nbytes"], f"{where}.nbytes"),
         "sha256": parse.sha256(fields["sha256"], f"{where}.sha256"),
@@ -213,19 +210,20 @@ def _file(fields: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _shard(value: object, where: str) -> ShardEntry:
-    fields = parse.fields(value, where, _FILE_KEYS | {"num_samples"})
-    num_samples = parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1)
-    return ShardEntry(**_file(fields, where), num_samples=num_samples)
+    fields = _file(value, where, {"num_samples"})
+    parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1)
+    return ShardEntry(**fields)
 
 
 def _index(value: object, where: str) -> IndexEntry:
-    fields = parse.fields(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"label"})
+    fields = _file(value, where, {"key_nbytes"}, optional={"label"})
     key_nbytes = parse.count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
     if key_nbytes % 8 != 4 or key_nbytes > MAX_KEY_NBYTES:
         raise parse.fault(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
-    if fields.get("label", False) is not False:
-        raise parse.fault(f"{where}.label", "false, or no such key", fields["label"])
-    return IndexEntry(**_file(fields, where), key_nbytes=key_nbytes, has_label="label" not in fields)
+    has_label = "label" not in fields
+    if (label := fields.pop("label", False)) is not False:
+        raise parse.fault(f"{where}.label", "false, or no such key", label)
+    return IndexEntry(**fields, has_label=has_label)
 
 
 def _split(value: object, where: str) -> SplitEntry:
@@ -240,15 +238,11 @@ def _split(value: object, where: str) -> SplitEntry:
         num_samples=parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1),
         index=_index(fields["index"], f"{where}.index"),
         shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
-        orders=tuple(_order(order, f"{where}.orders[{i}]") for i, order in enumerate(orders)),
+        orders=tuple(OrderEntry(**_file(order, f"{where}.orders[{i}]")) for i, order in enumerate(orders)),
         order=_order_number(fields, where),
         arrays={name: _array(array, f"{where}.arrays.{name}") for name, array in arrays.items()},
         squashed=parse.flag(fields["squashed"], f"{where}.squashed") if "squashed" in fields else False,
     )
-
-
-def _order(value: object, where: str) -> OrderEntry:
-    return OrderEntry(**_file(parse.fields(value, where, _FILE_KEYS), where))
 
 
 def _order_number(fields: Mapping[str, Any], where: str) -> int | None:
@@ -259,7 +253,6 @@ def _array(value: object, where: str) -> ArrayEntry:
     fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, {"order"})
     shape = tuple(parse.sequence(fields["shape"], f"{where}.shape"))
     row = parse.checked(where, RowType, parse.string(fields["dtype"], f"{where}.dtype"), shape)
-    crc32 = Crc32Entry(**_file(parse.fields(fields["crc32"], f"{where}.crc32", _FILE_KEYS), f"{where}.crc32"))
     shards = parse.filled(fields["shards"], f"{where}.shards")
     return ArrayEntry(
         kind=fields["kind"],  # checked by the manifest, which knows the samples' shape
@@ -267,15 +260,15 @@ def _array(value: object, where: str) -> ArrayEntry:
         shards=tuple(
             ArrayShard(**vars(_shard(shard, f"{where}.shards[{i}]")), row=row) for i, shard in enumerate(shards)
         ),
-        crc32=crc32,
+        crc32=Crc32Entry(**_file(fields["crc32"], f"{where}.crc32")),
         order=_order_number(fields, where),
     )
 
 
 def _rejects(value: object, where: str) -> RejectsEntry:
-    fields = parse.fields(value, where, _FILE_KEYS | {"num_rejects"})
-    num_rejects = parse.count(fields["num_rejects"], f"{where}.num_rejects", minimum=1)
-    return RejectsEntry(**_file(fields, where), num_rejects=num_rejects)
+    fields = _file(value, where, {"num_rejects"})
+    parse.count(fields["num_rejects"], f"{where}.num_rejects", minimum=1)
+    return RejectsEntry(**fields)
 
 
 def _sample_shape(value: object, where: str) -> SampleShape | None:

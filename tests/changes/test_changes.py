@@ -318,9 +318,6 @@ def test_too_little_room_for_copies_is_told_before_anything_is_copied(
         ("byte of the index", r"train-index.npy: sha256: expected"),
         ("order", r"train-order-0.npy.*sha256"),
         ("header", r"train-00001.npy"),
-        ("cut", r"train-00001.npy"),
-        ("link", r"train-00001.npy"),
-        ("nothing", r"train-00001.npy"),
     ],
 )
 def test_a_file_that_is_damaged_or_that_opening_would_refuse_makes_no_set(
@@ -336,14 +333,8 @@ def test_a_file_that_is_damaged_or_that_opening_would_refuse_makes_no_set(
         change_split(out, order=np.arange(25)[::-1].copy())
         header = (out / "train-order-0.npy").read_bytes()[:HEADER_NBYTES]
         (out / "train-order-0.npy").write_bytes(header + np.full(25, 25, "<i8").tobytes())
-    elif harm == "header":
-        flip(path, 20)
-    elif harm == "cut":
-        os.truncate(path, 5000)
     else:
-        path.rename(out / "aside")
-        if harm == "link":
-            path.symlink_to("aside")
+        flip(path, 20)
     with pytest.raises(FormatError, match=told):
         change(out, new, labels={key(1): "c0"}, copy=True)
     assert not new.exists()
@@ -575,12 +566,7 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
         ({"classes": 7}, "found 7"),
         ({"classes": "-1"}, "found '-1'"),
         ({"where": "year >= 2000"}, r"year >= 2000: expected .*\(label, source_width"),
-        ({"where": "key == 1"}, "found 'key'"),
-        ({"where": "label"}, "a condition must be"),
         ({"where": "label == __import__('os')"}, "a condition must be"),
-        ({"where": "label >= 1e"}, "a condition must be"),
-        ({"where": "label >= 1 or label < 1"}, "a condition must be"),
-        ({"where": "label >= 1.2.3"}, "a condition must be"),
         ({"listed": ["c0/0.png", "no"]}, "1 of 2 listed keys belong to no sample: 'no'"),
         ({"keys": "nothing*"}, "no sample is left"),
         ({"indices": [25]}, "from 0 to 24, found 25 to 25"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from shardio.format.layout import (
 )
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.verify import verify
 
 GOLDEN = DATA / "golden"
 """Three samples in two shards, published once. No test writes here."""
@@ -211,27 +209,6 @@ def test_golden_files_are_the_published_ones() -> None:
     assert found == GOLDEN_SHA256
 
 
-def test_golden_shards_are_a_header_and_the_pixels() -> None:
-    header = b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (%d, 2, 3, 3), }"
-    first, second = (GOLDEN / "train-00000.npy").read_bytes(), (GOLDEN / "train-00001.npy").read_bytes()
-    assert first == padded(header % 2) + bytes(GOLDEN_PIXELS[0]) + bytes(GOLDEN_PIXELS[1])
-    assert second == padded(header % 1) + bytes(GOLDEN_PIXELS[2])
-
-
-def test_golden_index_is_a_header_and_three_rows_of_forty_bytes() -> None:
-    rows = (
-        b"\0\0\0\0\0\0\0\0" b"cat/tom.png\0\0\0\0\0\0\0\0\0" b"\xf4\x01\0\0" b"\x77\x01\0\0" b"\x85\x7f\xf5\xdc"
-        b"\x01\0\0\0\0\0\0\0" b"dog/rex.png\0\0\0\0\0\0\0\0\0" b"\xf3\x01\0\0" b"\x4d\x01\0\0" b"\xc6\x83\x99\x98"
-        b"\0\0\0\0\0\0\0\0" b"cat/garfield-\xc3\xbc.png\0" b"\x03\0\0\0" b"\x02\0\0\0" b"\x98\x10\x7a\xbc"
-    )  # fmt: skip
-    data = (GOLDEN / "train-index.npy").read_bytes()
-    assert data[4096:] == rows
-    assert data[:4096] == padded(
-        b"\x93NUMPY\x01\x00\xf6\x0f{'descr': [('label', '<i8'), ('key', '|S20'), ('source_width', '<u4'), "
-        b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (3,), }"
-    )
-
-
 def test_golden_set_opens_with_these_samples() -> None:
     shards = open_shards(GOLDEN)
     assert len(shards) == 3
@@ -249,16 +226,6 @@ def test_golden_set_opens_with_these_samples() -> None:
     out = np.zeros((3, 2, 3, 3), np.uint8)
     shards.gather(np.array([2, 0, 1]), out)
     np.testing.assert_array_equal(out, golden_array()[[2, 0, 1]])
-
-
-def test_golden_checksums_are_those_of_the_literals() -> None:
-    assert tuple(zlib.crc32(bytes(pixels)) for pixels in GOLDEN_PIXELS) == GOLDEN_CRC32
-    manifest = load_manifest(GOLDEN)
-    assert list(manifest.splits) == ["train"]
-    entries = [manifest.splits["train"].index, *manifest.splits["train"].shards]
-    published = {name: sha256 for name, sha256 in GOLDEN_SHA256.items() if name != "manifest.json"}
-    assert {entry.file: entry.sha256 for entry in entries} == published
-    assert verify(GOLDEN).ok
 
 
 def test_the_same_samples_give_the_golden_bytes_again(tmp_path: Path) -> None:

@@ -92,18 +92,6 @@ def test_a_set_without_pixels_has_the_golden_bytes(tmp_path: Path) -> None:
     assert [manifest.digest for manifest in manifests] == [GOLDEN_DIGEST] * 2
 
 
-def test_numpy_alone_reads_the_golden_set() -> None:
-    index = np.load(GOLDEN / "train-index.npy")
-    assert index.dtype.names == ("key", "source_width", "source_height", "crc32")
-    assert index["key"].tolist() == [b"0.png", b"1.png", b"2.png"]
-    assert index["crc32"].tolist() == [0, 0, 0]
-    np.testing.assert_array_equal(np.load(GOLDEN / "train-labels.npy"), np.array(VECTORS, "<f4"), strict=True)
-    np.testing.assert_array_equal(np.load(GOLDEN / "train-year.npy"), np.array([2000, 2001, 2002]), strict=True)
-    parts = [np.load(path) for path in sorted(GOLDEN.glob("train-latent-0*.npy"))]
-    np.testing.assert_array_equal(np.concatenate(parts), np.array(LATENTS, "<f2"), strict=True)
-    assert [len(part) for part in parts] == [2, 1]
-
-
 def test_the_golden_set_opens_with_these_samples() -> None:
     shards = open_shards(GOLDEN)
     assert shards.digest == GOLDEN_DIGEST

@@ -16,7 +16,6 @@ from plain_arithmetic import plain_keys, plain_permute, plain_random_bits, plain
 
 from shardio.order.mixture import MAX_TOTAL, Component, MixedOrder, lowest_terms
 from shardio.order.orders import Endless, make_order
-from shardio.order.sampler import Sampler
 
 LARGE = 10**10
 SIZES = (7, 10, 3, 25)
@@ -133,40 +132,6 @@ def test_places_far_out_are_exact() -> None:
 )
 def test_mixtures_are_what_they_have_always_been(shares: tuple[int, ...], seed: int, expected: str) -> None:
     assert "".join(map(str, mixture(shares, seed).locate(np.arange(40))[0].tolist())) == expected
-
-
-def test_every_batch_holds_each_share_to_within_two_on_any_number_of_ranks() -> None:
-    order, shares = mixture((10, 5, 1), 5), np.array([10, 5, 1])
-    whole = order(0, np.arange(480))
-    for batch_size, world_size in ((16, 1), (5, 3), (1, 12), (48, 2)):
-        ranks = [Sampler(order, batch_size, rank, world_size, length=5) for rank in range(world_size)]
-        steps = [np.concatenate(parts) for parts in zip(*(rank.batches(0) for rank in ranks), strict=True)]
-        assert np.concatenate(steps).tolist() == whole[: 5 * batch_size * world_size].tolist()
-        for part in (*steps, *(part for rank in ranks for part in rank.batches(0))):
-            counts = np.bincount(part // 10_000, minlength=3)
-            assert (abs(counts - len(part) * shares / 16) < 2).all()
-
-
-@pytest.mark.parametrize("shares", [(1, 1), (1, 1, 1), (10, 5, 1)])
-def test_neighbors_change_places_by_an_even_chance_that_knows_nothing_of_the_next(shares: tuple[int, ...]) -> None:
-    n = 60_000
-    still = np.array(plain_turns(shares) * (2 * n // sum(shares) + 2))
-    changed = []
-    for seed in range(4):
-        sets, _ = mixture(shares, seed).locate(np.arange(2 * n))
-        pairs, usual = sets.reshape(-1, 2), still[: 2 * n].reshape(-1, 2)
-        assert ((pairs == usual).all(axis=1) | (pairs == usual[:, ::-1]).all(axis=1)).all()
-        differ = (pairs != usual).any(axis=1)
-        free = np.zeros(n, bool)  # those that change places in some period
-        for place in range(sum(shares)):
-            free[place :: sum(shares)] = differ[place :: sum(shares)].any()
-        drawn = differ[free]
-        assert abs(drawn.mean() - 0.5) * 2 * len(drawn) ** 0.5 < 5, seed
-        together = (drawn[1:] == drawn[:-1]).mean()
-        assert abs(together - 0.5) * 2 * len(drawn) ** 0.5 < 5, seed
-        changed.append(drawn)
-    assert len({drawn.tobytes() for drawn in changed}) == 4
-    assert abs((changed[0] == changed[1]).mean() - 0.5) * 2 * len(changed[0]) ** 0.5 < 5
 
 
 # --- other shares, more and fewer sets --------------------------------------------------------------------------------

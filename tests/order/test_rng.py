@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import chain, islice, product
 
@@ -200,46 +199,3 @@ def test_no_two_of_purpose_seed_and_epoch_share_a_key() -> None:
     purposes = [b"", b"\0", b"\0" * 8, b"a", b"b", b"shardio weighted 1", b"shardio permutation 1", b"shardio window 1"]
     keys = [make_keys(purpose, *pair, count) for purpose, pair, count in product(purposes, pairs, (1, 6))]
     assert len(set(chain.from_iterable(keys))) == sum(map(len, keys))
-
-
-def ones(numbers: np.ndarray) -> int:
-    return int(np.unpackbits(np.ascontiguousarray(numbers).view(np.uint8)).sum())
-
-
-def test_a_flipped_bit_of_seed_or_epoch_flips_half_of_the_bits_of_every_key() -> None:
-    base = np.array(make_keys(b"x", 12345, 67, 8))
-    flips = [(12345 ^ 1 << bit, 67) for bit in range(64)] + [(12345, 67 ^ 1 << bit) for bit in range(64)]
-    changed = np.array([make_keys(b"x", *flip, 8) for flip in flips]) ^ base
-    for name, axis in (("key", 1), ("flip", 0)):
-        for i in range(changed.shape[axis]):
-            part = changed.take(i, axis)
-            score = (ones(part) - part.size * 32) / math.sqrt(part.size * 16)
-            assert abs(score) < 5, f"{name} {i}: {score}"
-
-
-@pytest.mark.parametrize("which", ["key", "counter"])
-def test_a_flipped_bit_of_key_or_counter_flips_half_of_the_random_bits(which: str) -> None:
-    numbers = np.random.default_rng(1).integers(0, 2**64, 1000, dtype=np.uint64)
-    base = random_bits(np.uint64(99), numbers)
-    for bit in range(64):
-        key, theirs = np.uint64(99), numbers
-        if which == "key":
-            key ^= np.uint64(1 << bit)
-        else:
-            theirs = numbers ^ np.uint64(1 << bit)
-        share = ones(base ^ random_bits(key, theirs)) / (64 * len(numbers))
-        assert abs(share - 0.5) < 0.01, f"bit {bit}: {share}"  # five deviations of 64 000 coins
-
-
-def test_uniform_numbers_are_uniform_and_know_nothing_of_each_other() -> None:
-    n = 50_000
-    for seed in range(10):
-        this_key, next_key = (make_keys(b"x", seed, epoch, 1)[0] for epoch in (0, 1))
-        numbers = uniform(this_key, counters(range(n)))
-        cells = np.bincount((numbers * 100).astype(np.int64), minlength=100)
-        scores = {"cells": ((cells - n / 100) ** 2 / (n / 100)).sum() / math.sqrt(2 * 99) - 99 / math.sqrt(2 * 99)}
-        for lag in (1, 2, 64):
-            scores[f"lag {lag}"] = np.corrcoef(numbers[:-lag], numbers[lag:])[0, 1] * math.sqrt(n - lag)
-        scores["epochs"] = np.corrcoef(numbers, uniform(next_key, counters(range(n))))[0, 1] * math.sqrt(n)
-        for name, score in scores.items():
-            assert abs(score) < 5, f"seed {seed}, {name}: {score}"
