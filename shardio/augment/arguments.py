@@ -106,7 +106,7 @@ def from_dict(values: Mapping[str, Any]) -> Configuration:
     """
     kind = values.get(KIND) if isinstance(values, Mapping) else None
     known = Configuration._classes.get(kind) if isinstance(kind, str) else None
-    # What has no arguments of its own is a base of other classes.
+    # A class without arguments of its own is the base of other classes.
     if known is None or "__dataclass_fields__" not in vars(known):
         raise ValueError(f'expected a dictionary whose "{KIND}" names a transform class; found {_shown(values)}')
     try:
@@ -206,34 +206,34 @@ def check_type(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a number; found {value!r}")
 
 
-def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
-    """Raises TypeError or ValueError unless `value` is a finite number from `least` to `most`."""
+def check_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raises TypeError or ValueError unless `value` is a finite number from `low` to `high`."""
     check_type(name, value)
     largest = sys.float_info.max
-    if not max(least, -largest) <= value <= min(most, largest):
-        raise ValueError(f"{name} must be {_bounded('a finite number', least, most)}; found {value!r:.200}")
+    if not max(low, -largest) <= value <= min(high, largest):
+        raise ValueError(f"{name} must be {_bounded('a finite number', low, high)}; found {value!r:.200}")
 
 
-def numbers_of(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> tuple[float, ...]:
+def numbers_of(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> tuple[float, ...]:
     """Returns a number, or a sequence of numbers, as a tuple of floats. For errors see `check_number`."""
     numbers = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     for number in numbers:
-        check_number(name, number, least, most)
+        check_number(name, number, low, high)
     if not numbers:
         raise ValueError(f"{name} must be one or more numbers; found {value!r}")
     return tuple(map(float, numbers))
 
 
-def _bounded(what: str, least: float, most: float) -> str:
-    if most == math.inf:
-        return what if least == -math.inf else f"{what}, minimum {least:g}"
-    return f"{what} from {least:g} to {most:g}"
+def _bounded(what: str, low: float, high: float) -> str:
+    if high == math.inf:
+        return what if low == -math.inf else f"{what}, minimum {low:g}"
+    return f"{what} from {low:g} to {high:g}"
 
 
-def check_whole(name: str, value: object, least: int, most: float = math.inf) -> None:
-    """Raises ValueError unless `value` is an integer from `least` to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name} must be {_bounded('an integer', least, most)}; found {value!r}")
+def check_whole(name: str, value: object, low: int, high: float = math.inf) -> None:
+    """Raises ValueError unless `value` is an integer from `low` to `high`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name} must be {_bounded('an integer', low, high)}; found {value!r}")
 
 
 def as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
@@ -251,33 +251,33 @@ def check_pair(name: str, value: object) -> None:
 
 
 def check_range(
-    name: str, bounds: object, least: float = -math.inf, most: float = math.inf, *, above: bool = False
+    name: str, bounds: object, low: float = -math.inf, high: float = math.inf, *, above: bool = False
 ) -> tuple[float, float]:
     """Returns the two numbers `bounds` as floats.
 
-    Raises TypeError or ValueError unless they are finite, in order, and from `least` to `most`. With `above`, the first
-    must be greater than `least`.
+    Raises TypeError or ValueError unless they are finite, in order, and from `low` to `high`. With `above`, the first
+    must be greater than `low`.
     """
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise ValueError(f"{name} must be (min, max); found {bounds!r}")
-    low, high = numbers_of(name, bounds, least, most)
-    if low > high or (above and low == least):
-        raise ValueError(f"{name} must be (min, max) with {f'{least:g} < ' * above}min <= max; found {bounds!r}")
-    return low, high
+    first, last = numbers_of(name, bounds, low, high)
+    if first > last or (above and first == low):
+        raise ValueError(f"{name} must be (min, max) with {f'{low:g} < ' * above}min <= max; found {bounds!r}")
+    return first, last
 
 
 def around(
-    name: str, value: object, center: float, least: float = -math.inf, most: float = math.inf
+    name: str, value: object, center: float, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
     """Returns the bounds that a pair gives, or that a number x gives: `center` - x and `center` + x.
 
-    Raises ValueError for a bound above `most`, and for a bound of a pair below `least`. If `center` - x is below
-    `least`, the bound is `least`.
+    Raises ValueError for a bound above `high`, and for a pair with a bound below `low`. If `center` - x is below `low`,
+    the bound is `low`.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return check_range(name, value, least, most)
-    (reach,) = numbers_of(name, value, 0, most - center)
-    return max(center - reach, least), center + reach
+        return check_range(name, value, low, high)
+    (reach,) = numbers_of(name, value, 0, high - center)
+    return max(center - reach, low), center + reach
 
 
 def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
@@ -294,7 +294,7 @@ def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fi
     return tuple(map(float, fill)) * (channels // len(fill))
 
 
-Probability = Annotated[float, partial(check_number, least=0, most=1)]
-Color = Annotated[float | Sequence[float], partial(numbers_of, least=0, most=255)]
+Probability = Annotated[float, partial(check_number, low=0, high=1)]
+Color = Annotated[float | Sequence[float], partial(numbers_of, low=0, high=255)]
 Fill = Color | None
-PositiveRange = Annotated[tuple[float, float], partial(check_range, least=0, above=True)]
+PositiveRange = Annotated[tuple[float, float], partial(check_range, low=0, above=True)]

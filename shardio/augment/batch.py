@@ -47,7 +47,7 @@ class Batch:
       Its size does not count: see `resampling`.
 
     A field that is None records no change. `masks` are the masks of `images`, before the changes. The other fields
-    may be for several views of each image: those of all images, one view after the other.
+    may be for several views of each image: all images of the first view, then all of the next.
     """
 
     images: torch.Tensor
@@ -70,7 +70,7 @@ class Batch:
         self.check_uint8()
         if self.steps:
             return self.finished().cropped(boxes)
-        if self.flips is not None:  # crops come before flips in the end, so that this box is taken as in a mirror
+        if self.flips is not None:  # crops are done before flips, so the box is mirrored
             lefts = np.where(self.flips, self.sizes[:, 1] - boxes.lefts - boxes.widths, boxes.lefts)
             boxes = replace(boxes, lefts=lefts)
         part = boxes.inside_of(self.region, self.sizes)
@@ -207,7 +207,7 @@ class Batch:
         "reflect" and "symmetric", what `Pad` gives. The recorded changes must be crops, resizes and flips.
         """
         boxes, flips, sizes = self.region, self.is_mirrored, self.sizes
-        # An image without a border is what `cropped` makes of it, whatever else is in the batch: rounding would differ.
+        # Images without a border are cropped as by `cropped`: otherwise rounding would depend on the batch.
         inside: NDArray[np.bool_] = np.all((firsts >= 0) & (firsts + size <= sizes), axis=1)
         lefts = np.where(flips, sizes[:, 1] - firsts[:, 1] - size[1], firsts[:, 1])
         part = Boxes(
@@ -253,7 +253,7 @@ class Batch:
         if (self.boxes is None and self.flips is None) or images.is_cuda:
             images = repeated(images, len(self))
         if self.boxes is None and self.flips is None:
-            # The result has the memory format of the images, as that of torch's operations.
+            # The result has the memory format of the images, as with torch's operations.
             is_last = images.is_contiguous(memory_format=torch.channels_last)
             if self.is_cast and is_last and (made := fused(images, (), how.statistics, how.dtype)) is not None:
                 return made
@@ -276,7 +276,7 @@ class Batch:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width after the recorded changes. Raises ValueError if the images would have several sizes."""
-        if self.boxes is None:  # mirrored only: images have the size in which they were stored
+        if self.boxes is None:  # mirrored only: images have their stored size
             height, width = self.images.shape[2:]
             return height, width
         height, width = self.sizes[0].tolist()

@@ -21,7 +21,7 @@ from shardio.order.rng import make_keys, random_bits, uniform
 # torchvision draws so often before it gives up and takes the center.
 _TRIES = 10
 MOST_DRAWS = 32
-"""The most numbers that one purpose may draw for one sample."""
+"""The maximum number of draws for a sample and a purpose."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LoaderBatch:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """A context manager, inside of which `loader_batch()` returns this batch in the same thread."""
+        """A context manager. Inside, `loader_batch()` returns this batch in the same thread."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -163,7 +163,7 @@ def nearest_places(
     nearest neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows that are output, or -1.
     """
     middles = starts[:, None] + (2 * shown + 1) * lengths[:, None] / (2 * sizes[:, None])
-    # A place that rounding has put beside a whole pixel is that pixel.
+    # Rounding may have moved a place slightly below a whole pixel.
     places = np.clip(np.floor(middles + 1e-9), 0, limit - 1).astype(np.int32)
     return np.where(shown < 0, np.int32(-1), places)
 

@@ -194,6 +194,8 @@ class Container(Transform):
     """A transform that consists of other transforms: the base class of Compose, Views, RandomApply and others."""
 
     transforms: Iterable[Transform]
+    instead_of_mixing: ClassVar[str] = ""
+    """If Mixup and CutMix cannot be inside: why, and what to do instead."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.transforms, Iterable):
@@ -212,6 +214,8 @@ class Container(Transform):
                 raise ValueError(f"Views must be the last transform of a Compose, or inside Views; found {transform!r}")
             if transform.mask_fill is not None:
                 raise ValueError(f"only the outermost Compose or Views may have mask_fill; found it in {transform!r}")
+        if self.mixes and self.instead_of_mixing:
+            raise ValueError(f"{type(self).__name__} cannot have Mixup or CutMix inside, {self.instead_of_mixing}")
         if not parts and not isinstance(self, Compose):
             raise ValueError(f"{type(self).__name__} needs one or more transforms; found none")
         if self.mask_fill is not None:
@@ -292,7 +296,7 @@ class Compose(Container):
 
     def parts(self, purpose: str) -> Iterator[Piece]:
         """Yields pairs of a transform and its purpose."""
-        # A transform is numbered among those of its class, so that one without randomness may come or go before it.
+        # Numbered per class: adding or removing a transform without randomness does not change the others' draws.
         numbers = Counter[str]()
         for transform in self.transforms:
             name = type(transform).__name__
@@ -323,7 +327,7 @@ class Views(Container):
     has_views = True
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
-        # A crop alone stays noted: each view may resize what is stored.
+        # A crop alone stays recorded: each view may resize the stored image.
         if batch.resized or batch.steps or batch.is_cast:
             batch = batch.made()
         draws = batch.draws

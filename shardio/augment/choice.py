@@ -89,13 +89,7 @@ class RandomApply(Container):
 
     transforms: Sequence[Transform]
     p: Probability = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mixes:
-            raise ValueError(
-                "RandomApply cannot apply Mixup or CutMix, which combine several images: use their argument p"
-            )
+    instead_of_mixing = "which combine several images: use their argument p"
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         wanted = batch.draws.uniform(purpose, 1)[0] < self.p
@@ -144,13 +138,10 @@ class RandomOrder(Container):
     """Applies all of `transforms`, in a random order for each image."""
 
     transforms: Sequence[Transform]
+    instead_of_mixing = "which must come last: put them after RandomOrder"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixes:
-            raise ValueError(
-                "RandomOrder cannot order Mixup or CutMix, which must come last: put them after RandomOrder"
-            )
         if len(self.transforms) > MOST_DRAWS:
             raise ValueError(f"RandomOrder takes at most {MOST_DRAWS} transforms; found {len(self.transforms)}")
 

@@ -115,7 +115,7 @@ class RandomEqualize(_Sometimes):
 class RandomPosterize(_Sometimes):
     """Keeps the upper `bits` of each gray level, with probability `p`."""
 
-    bits: Annotated[int, partial(check_whole, least=0, most=8)]
+    bits: Annotated[int, partial(check_whole, low=0, high=8)]
     p: Probability = 0.5
     op = Op.POSTERIZE
     values = ("bits",)
@@ -125,7 +125,7 @@ class RandomPosterize(_Sometimes):
 class RandomSolarize(_Sometimes):
     """Inverts gray levels of at least `threshold`, with probability `p`. A threshold of 256 inverts nothing."""
 
-    threshold: Annotated[float, partial(check_number, least=0, most=256)]
+    threshold: Annotated[float, partial(check_number, low=0, high=256)]
     p: Probability = 0.5
     op = Op.SOLARIZE
     values = ("threshold",)
@@ -138,7 +138,7 @@ class RandomAdjustSharpness(_Sometimes):
     0 blurs, 1 changes nothing, 2 doubles the sharpness.
     """
 
-    sharpness_factor: Annotated[float, partial(check_number, least=0)]
+    sharpness_factor: Annotated[float, partial(check_number, low=0)]
     p: Probability = 0.5
     op = Op.SHARPNESS
     values = ("sharpness_factor",)

@@ -264,8 +264,8 @@ def _is_crop(transform: Transform) -> bool:
 def _keeps_places(transform: Transform) -> bool:
     """Returns whether the transform neither crops nor resizes.
 
-    A crop or a resize could be joined with the crops and resizes before it. A class from outside of shardio may do so,
-    whatever it inherits.
+    A crop or a resize could be joined with the crops and resizes before it. A class from outside of shardio may crop,
+    even if it inherits from a class of shardio that does not.
     """
     if not is_of_shardio(type(transform)):
         return False

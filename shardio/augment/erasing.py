@@ -55,7 +55,7 @@ class RandomErasing(Transform):
     """
 
     p: Probability = 0.5
-    scale: Annotated[tuple[float, float], partial(check_range, least=0, most=1, above=True)] = (0.02, 0.33)
+    scale: Annotated[tuple[float, float], partial(check_range, low=0, high=1, above=True)] = (0.02, 0.33)
     ratio: PositiveRange = (0.3, 3.3)
     value: float | Sequence[float] | str = 0.0
     count: Annotated[int | tuple[int, int], _check_count] = 1

@@ -52,8 +52,8 @@ def affine(
     return a, b, x - a * x_from - b * y_from, d, e, y - d * x_from - e * y_from
 
 
-def _check_two(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
-    if len(numbers_of(name, value, least, most)) != 2:
+def _check_two(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
+    if len(numbers_of(name, value, low, high)) != 2:
         raise ValueError(f"{name} must be two numbers, along x and y; found {value!r}")
 
 
@@ -100,7 +100,7 @@ class RandomAffine(_Warp):
     """
 
     degrees: Angles
-    translate: Annotated[tuple[float, float], partial(_check_two, least=0, most=1)] | None = None
+    translate: Annotated[tuple[float, float], partial(_check_two, low=0, high=1)] | None = None
     scale: PositiveRange | None = None
     shear: float | Sequence[float] | None = None
     interpolation: Reading = "nearest"

@@ -28,7 +28,7 @@ MaskFill = float | Mapping[str, float]
 MOVES = (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
 """Operations that move pixels."""
 
-# So many channels go through the kernel of steps at once.
+# Channels that go through the kernel of steps at once.
 _CHANNELS = 64
 # Masks are copied as these, by the size of an element: torch can do less with other dtypes.
 _BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}

@@ -24,7 +24,7 @@ from shardio.augment.erasing import are_inside
 from shardio.augment.resample import to_device
 
 Partner = Literal["roll", "flip"]
-Shares = Annotated[tuple[float, float], partial(check_range, least=0, most=1)]
+Shares = Annotated[tuple[float, float], partial(check_range, low=0, high=1)]
 Floats = NDArray[np.float64]
 
 
@@ -55,12 +55,12 @@ def _beta_table(alpha: float) -> tuple[Floats, Floats]:
 class _Mix(Transform):
     """Mixes each image with its partner: the base class of Mixup and CutMix."""
 
-    num_classes: Annotated[int, partial(check_whole, least=1)] | None = None
+    num_classes: Annotated[int, partial(check_whole, low=1)] | None = None
     alpha: Annotated[float, check_number] = 1.0
     p: Probability = 1.0
     per_sample: bool = False
     partner: Partner = "roll"
-    label_smoothing: Annotated[float, partial(check_number, least=0)] = 0.0
+    label_smoothing: Annotated[float, partial(check_number, low=0)] = 0.0
     keeps_places = True
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class Mixup(_Mix):
             raise ValueError(
                 f"Mixup needs images of a floating point type; found {images.dtype}: put Mixup after Normalize"
             )
-        # All of it is float32: shares of 8 bits would not be those of the labels.
+        # In float32: shares of 8 bits would differ from the shares of the labels.
         mixed = torch.lerp(others.float(), images.float(), _column(kept, images))
         return mixed.to(images.dtype)
 

@@ -153,9 +153,9 @@ class RandAugment(_Policy):
     Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
     """
 
-    num_ops: Annotated[int, partial(check_whole, least=0)] = 2
+    num_ops: Annotated[int, partial(check_whole, low=0)] = 2
     magnitude: int = 9
-    num_magnitude_bins: Annotated[int, partial(check_whole, least=2)] = 31
+    num_magnitude_bins: Annotated[int, partial(check_whole, low=2)] = 31
     interpolation: Reading = "nearest"
     fill: Fill = None
 
@@ -179,7 +179,7 @@ class TrivialAugmentWide(_Policy):
     Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
     """
 
-    num_magnitude_bins: Annotated[int, partial(check_whole, least=2)] = 31
+    num_magnitude_bins: Annotated[int, partial(check_whole, low=2)] = 31
     interpolation: Reading = "nearest"
     fill: Fill = None
 
@@ -230,7 +230,7 @@ _LEARNED = {
 
 @dataclass(frozen=True, repr=False)
 class AutoAugment(_Policy):
-    """Applies a random one of 25 pairs of operations, learned for the dataset that `policy` names.
+    """Applies a random pair of 25 pairs of operations, learned for the dataset that `policy` names.
 
     Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
     """

@@ -211,7 +211,7 @@ def affine_of(statistics: Statistics) -> torch.Tensor:
 def affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
     """Returns the result of `affine_of`, copied to the device once: a copy per batch would wait for larger copies."""
     with torch.inference_mode(False):
-        # This waits, so that any stream may use it.
+        # This waits, so any stream may use it.
         return affine_of((mean, std)).to(device)
 
 
@@ -269,7 +269,7 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
                 f"the box of image {i} is not inside its image of {height} x {width}; found top, left, height, width "
                 f"= {box}"
             )
-        # A limit that rounding has put beside a whole pixel is that pixel.
+        # Rounding may have moved a limit slightly off a whole pixel.
         spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))
     return np.stack(spans)
 
@@ -322,7 +322,7 @@ def resample_windows(
     """Resamples images like `resample`, but given only a window of each, by the kernel in C in the calling thread.
 
     `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
-    `out` is (B, *size, C) of `how.kernel_dtype`, or has more images, of which the results become those in `lines`.
+    `out` is (B, *size, C) of `how.kernel_dtype`; with `lines`, it may have more images, and `lines` are the results.
     They are the images `part`, or else `lines`, of the batch that `how` is for. Raises IndexError if a box is not
     inside its window.
     """

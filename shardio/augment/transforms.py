@@ -144,7 +144,7 @@ class RandomCrop(Transform):
     padding: Padding | None = None
     fill: Fill = 0
     padding_mode: PaddingMode = "constant"
-    step: Annotated[int, partial(check_whole, least=1)] | None = field(default=None, metadata=LATER)
+    step: Annotated[int, partial(check_whole, low=1)] | None = field(default=None, metadata=LATER)
     pad_if_needed: bool | None = field(default=None, metadata=LATER)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:

@@ -91,7 +91,7 @@ def copy_rows(
     if kernel == "numpy":
         _check_numbers(numbers, len(rows))
         if lines is None:
-            # The numbers are inside, so that "clip" clips nothing; the default mode would first copy all of `out`.
+            # The numbers are inside, so "clip" clips nothing; the default mode would first copy all of `out`.
             np.take(rows, numbers, axis=0, out=out, mode="clip")
         else:
             out[lines] = rows[numbers]
