@@ -220,15 +220,15 @@ def make_value(task: ShardTask, spec: ArraySpec, source: Source, source_size: tu
     `source_size` is the (height, width) of the sample's picture. Raises the errors of `check_values` if the source has
     changed.
     """
-    pictures = task.pictures
-    assert pictures is not None
+    fit = task.fit
+    assert fit is not None
     found: bytes | DatasetItem = b""
-    if spec.source == "item" or pictures.decode.exif_rotate:
+    if spec.source == "item" or fit.decode.exif_rotate:
         found = task.origin.read(source)
-    orientation = read_turn(found.image if isinstance(found, DatasetItem) else found, pictures.decode)
+    orientation = read_turn(found.image if isinstance(found, DatasetItem) else found, fit.decode)
     raw = _raw(task, spec, source, found, orientation, source_size)
     if spec.kind == "mask":
-        return pictures.fit.apply_nearest(raw)
+        return fit.apply_nearest(raw)
     return raw.copy()  # the dataset may use its memory again for the next item
 
 

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from shardio.conversion.arrays import ArraySpec, declare
-from shardio.conversion.images.fit import Pictures
+from shardio.conversion.images.fit import Fit
 from shardio.conversion.images.mask import read_dtype
 from shardio.conversion.options import ConvertOptions, EmptyClasses, Labels
 from shardio.conversion.sources.collection import Collection
@@ -77,7 +77,7 @@ def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
     if any(table.root is not None for table in _tables(options).values()):
         raise ValueError("root is for a table that is SRC, and paths in `table` are relative to SRC: leave root out")
     if options.size is not None:
-        Pictures.of(options)
+        Fit.of(options)
     _declared(options)
     if options.masks is not None:
         check_local(options.masks, SourceError, "masks are read from files, so copy or mount them here first")
@@ -145,7 +145,7 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         except DecodeError as error:
             first = first or error
             continue
-        masks = ArraySpec(MASK, "mask", RowType(dtype.str, Pictures.of(options).fit.size), "file")
+        masks = ArraySpec(MASK, "mask", RowType(dtype.str, Fit.of(options).size), "file")
         return replace(collection, origin=origin, arrays=(*collection.arrays, masks))
     raise SourceError(
         f"{origin.masks}: expected a mask for each picture, at the same path below this folder as below SRC; for "

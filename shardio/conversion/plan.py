@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from shardio.conversion.arrays import ArraySpec, check_count, check_splits, label_array
-from shardio.conversion.images.fit import Pictures
+from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.writing.publish import samples_per_shard
 from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,
-    LABELS_NAME,
     WORK_FOLDER,
     SampleShape,
     array_shard_name,
@@ -53,7 +52,7 @@ class ShardTask:
     number: int
     sources: tuple[Source, ...]
     key_nbytes: int
-    pictures: Pictures | None
+    fit: Fit | None
     """None if samples have no pixels."""
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays that the task makes, other than the pixels."""
@@ -63,11 +62,6 @@ class ShardTask:
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes no other file."""
 
     @property
-    def has_labels(self) -> bool:
-        """Whether the samples of the split have labels of any kind."""
-        return self.has_label or any(spec.name == LABELS_NAME for spec in self.arrays)
-
-    @property
     def has_label(self) -> bool:
         """Whether the samples of the split have integer labels, which are in the index."""
         return self.sources[0].indexed is not None
@@ -75,12 +69,12 @@ class ShardTask:
     @property
     def sample_shape(self) -> SampleShape | None:
         """(height, width, channels); None if samples have no pixels."""
-        return None if self.pictures is None else (*self.pictures.fit.size, 3)
+        return None if self.fit is None else (*self.fit.size, 3)
 
     @property
     def needs_torch(self) -> bool:
         """Whether torch resizes the pictures, not the kernel."""
-        return self.pictures is not None and self.pictures.fit.needs_torch
+        return self.fit is not None and self.fit.needs_torch
 
     @property
     def name(self) -> str:
@@ -90,7 +84,7 @@ class ShardTask:
     def file_names(self) -> list[str]:
         """The names of the shard, if samples have pixels, and of its arrays' files. Small arrays have none yet."""
         arrays = [self.array_name(spec) for spec in self.arrays if not spec.row.is_small]
-        return [*([] if self.pictures is None else [self.name]), *arrays]
+        return [*([] if self.fit is None else [self.name]), *arrays]
 
     def publishes(self, entry: FileEntry) -> bool:
         """Whether the task publishes the file: always in a conversion; in a repair if it is a wanted file, intact."""
@@ -171,7 +165,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
     collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     shape = options.sample_shape
-    pictures = None if shape is None else Pictures.of(options)
+    fit = None if shape is None else Fit.of(options)
     rows = [spec.row.nbytes for spec in specs] if shape is None else [sample_nbytes(shape)]
     most = min(MAX_SAMPLES, samples_per_shard(options.shard_size, max(rows)))
     for split, sources in collection.splits.items():
@@ -190,7 +184,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
                 number,
                 tuple(ordered[start:stop]),
                 key_nbytes,
-                pictures,
+                fit,
                 mine,
                 frozenset((measured[(measured >= start) & (measured < stop)] - start).tolist()),
             )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shardio.conversion.collect import MASK, annotate, check, readings
 from shardio.conversion.engines.engine import Engine
-from shardio.conversion.images.fit import Pictures
+from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Labels, count_workers
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, joined_arrays
@@ -138,7 +138,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
     try:
         options = options.as_described(there)
         if options.size is not None:
-            Pictures.of(options)
+            Fit.of(options)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
     changes = []
@@ -220,11 +220,9 @@ class _Repair:
         for spec in task.arrays:
             array = split.arrays[spec.name]
             files |= {entry.file for entry in (array.files if spec.row.is_small else [array.crc32])}
-        has_refused = shard is None or shard.num_samples < len(task.sources)
-        rejects = self.manifest.rejects
-        return not self.damaged.isdisjoint(files) or (
-            has_refused and rejects is not None and rejects.file in self.damaged
-        )
+        if self.manifest.rejects is not None and (shard is None or shard.num_samples < len(task.sources)):
+            files.add(self.manifest.rejects.file)
+        return not self.damaged.isdisjoint(files)
 
     def _published_crc32s(self, split: str) -> Mapping[bytes, int]:
         """Returns the checksum of each key in an index; none if the index is damaged."""

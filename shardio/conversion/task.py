@@ -57,14 +57,14 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
     If the source is refused, the row may hold anything.
     """
     source, row = item
-    pictures = task.pictures
-    assert pictures is not None
+    fit = task.fit
+    assert fit is not None
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
-            decoded = decode_image(image, pictures.decode, least_size=pictures.least_size)
-            pictures.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
+            decoded = decode_image(image, fit.decode, least_size=fit.least_size if fit.quality == "fast" else None)
+            fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:

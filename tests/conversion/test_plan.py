@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.conversion.images.fit import Pictures
+from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
@@ -146,7 +146,7 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
         assert task.origin == replace(ORIGIN, spool=OUT / WORK_FOLDER)
-        assert (task.out, task.pictures) == (OUT, Pictures.of(plan.options))
+        assert (task.out, task.fit) == (OUT, Fit.of(plan.options))
         assert task.wanted is None
 
 
@@ -262,7 +262,7 @@ def test_options_are_read_back_from_their_description(chosen: ConvertOptions) ->
 def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     description = plan_of(tree(train=sources(3))).describe()
     with pytest.raises(ValueError):
-        Pictures.of(ConvertOptions().as_described({**description, **change}))
+        Fit.of(ConvertOptions().as_described({**description, **change}))
     (name,) = change
     with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
         ConvertOptions().as_described({key: value for key, value in description.items() if key != name})
@@ -278,19 +278,3 @@ def test_libraries_that_decide_about_pixels_are_listed_with_their_versions() -> 
     versions = library_versions()
     assert set(versions) == {"shardio", "torch", "pillow", "simplejpeg"}
     assert all(version[0].isdigit() for version in versions.values())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
-        ({"quality": "good"}, "quality must be one of exact, fast; found 'good'"),
-        ({"shard_size": 0}, "shard size must be a positive integer, in bytes; found 0"),
-        ({"shard_size": -5}, "shard size must be a positive integer, in bytes; found -5"),
-        ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*64 - 1; found -1"),
-        ({"seed": 1 << 64}, r"seed must be an integer from 0 to 2\*\*64 - 1; found 18446744073709551616"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        options(**changes)

@@ -17,8 +17,7 @@ from pictures import random_jpeg
 from tasks import BAD, SIDE, Memory, Reports, jpeg
 
 from shardio.conversion.images.decode import decode_image
-from shardio.conversion.images.fit import Pictures
-from shardio.conversion.options import ConvertOptions
+from shardio.conversion.images.fit import Fit
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import load_record, refused_so_far
 from shardio.conversion.sources.collection import Source
@@ -36,15 +35,15 @@ def images() -> list[bytes]:
     return [b"" if i in BAD else jpeg(i) for i in range(40)]
 
 
-def pictures(side: int) -> Pictures:
-    return Pictures.of(ConvertOptions(size=side))
+def fit(side: int) -> Fit:
+    return Fit((side, side))
 
 
 @pytest.fixture
 def task(tmp_path: Path, images: list[bytes]) -> ShardTask:
     (tmp_path / WORK_FOLDER).mkdir()
     sources = tuple(Source(b"%d" % i, i % 5) for i in range(len(images)))
-    return ShardTask(Memory(images), tmp_path, "train", 0, sources, 4, pictures(SIDE))
+    return ShardTask(Memory(images), tmp_path, "train", 0, sources, 4, fit(SIDE))
 
 
 def shard_of(task: ShardTask) -> Path:
@@ -64,7 +63,7 @@ def test_any_threads_and_blocks_give_the_samples_in_order_and_the_refused_apart(
     assert len(samples) == len(good)
     for sample, row, i in zip(samples, record.rows, good, strict=True):
         pixels = decode_image(images[i]).pixels
-        np.testing.assert_array_equal(sample, pictures(SIDE).fit.apply(pixels))
+        np.testing.assert_array_equal(sample, fit(SIDE).apply(pixels))
         assert (row["source_height"], row["source_width"]) == pixels.shape[:2]
         assert (row["key"], row["label"], row["crc32"]) == (b"%d" % i, i % 5, crc32(np.ascontiguousarray(sample)))
     assert [int(reject.key) for reject in record.rejects] == sorted(BAD)
@@ -157,7 +156,7 @@ def test_memory_is_bounded_by_four_blocks_and_a_picture_per_thread(tmp_path: Pat
     (tmp_path / WORK_FOLDER).mkdir()
     data = random_jpeg(0, 200, 300)
     sources = tuple(Source(b"%d" % i, 0) for i in range(count))
-    task = ShardTask(Memory([data] * count), tmp_path, "train", 0, sources, 4, pictures(side))
+    task = ShardTask(Memory([data] * count), tmp_path, "train", 0, sources, 4, fit(side))
     tracemalloc.start()
     try:
         do_task(task, Reports(), threads)

@@ -8,14 +8,14 @@ the same bytes as torch, and resizes only the part of the picture that the sampl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import DecodeOptions, LeastSize
+from shardio.conversion.images.decode import DecodeOptions
 from shardio.conversion.images.headers import check_pixels
 from shardio.conversion.options import ConvertOptions, FitMode, Quality, Resample
 from shardio.errors import DecodeError
@@ -38,11 +38,22 @@ class Placement:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a picture becomes a sample of `size` (height, width)."""
+    """How a picture is decoded, and becomes a sample of `size` (height, width)."""
 
     size: tuple[int, int] = (256, 256)
     mode: FitMode = "crop"
     resample: Resample = "bicubic"
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    quality: Quality = "exact"
+    """With "fast", a picture is decoded at its `least_size` or more, not at its full size."""
+
+    @classmethod
+    def of(cls, options: ConvertOptions) -> Fit:
+        """Returns what the options say. Raises ValueError if a picture cannot be fitted so."""
+        size: Any = options.size
+        color: Any = options.background
+        decode = DecodeOptions(options.exif_rotate, color)
+        return cls(size, options.fit, options.resample, decode, options.quality)
 
     def __post_init__(self) -> None:
         if (
@@ -167,27 +178,6 @@ class Fit:
             sample[(rows < 0) | (rows >= height)] = 0
             sample[:, (columns < 0) | (columns >= width)] = 0
         return sample
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """How the pictures of a conversion are decoded and fitted into samples."""
-
-    fit: Fit
-    decode: DecodeOptions
-    quality: Quality
-
-    @classmethod
-    def of(cls, options: ConvertOptions) -> Pictures:
-        """Returns what the options say. Raises ValueError if a picture cannot be fitted so."""
-        size: Any = options.size
-        color: Any = options.background
-        return cls(Fit(size, options.fit, options.resample), DecodeOptions(options.exif_rotate, color), options.quality)
-
-    @property
-    def least_size(self) -> LeastSize | None:
-        """The minimum size to decode a picture at; None to decode it at full size."""
-        return self.fit.least_size if self.quality == "fast" else None
 
 
 def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:

@@ -62,9 +62,8 @@ def _label_row(labels: LabelType) -> RowType | None:
 @dataclass
 class _OpenSplit:
     shards: list[ShardEntry] = field(default_factory=list)
-    rows: list[IndexRows] = field(default_factory=list)
-    loose_rows: IndexRows = field(default_factory=IndexRows)
-    """The index rows of samples without pixels, which are not in a shard."""
+    rows: list[IndexRows] = field(default_factory=lambda: [IndexRows()])
+    """The index rows of samples without pixels, which are in no shard, and then the rows of each shard."""
     arrays: dict[str, ArrayWriter] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
     num_samples: int = 0
@@ -190,7 +189,7 @@ class ShardWriter:
         if not key:
             key = str(state.num_samples).encode()
         if image is None or self.sample_shape is None:
-            state.loose_rows.append(label=number, key=key, source_size=source_size, crc32=0)
+            state.rows[0].append(label=number, key=key, source_size=source_size, crc32=0)
         else:
             if state.writer is None:
                 state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
@@ -250,9 +249,7 @@ class ShardWriter:
         splits, has_label = {}, self._label_row == LABEL_ROW
         for name, state in self._splits.items():
             self._finish_shard(state)
-            if state.loose_rows.keys:
-                state.rows.append(state.loose_rows)
-            if state.rows:
+            if state.num_samples:
                 key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
                 rows = np.concatenate([rows.to_array(key_nbytes, has_label=has_label) for rows in state.rows])
                 arrays = {name: array.finish() for name, array in state.arrays.items()}
