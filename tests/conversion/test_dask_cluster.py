@@ -190,22 +190,3 @@ def test_a_worker_with_another_library_is_named_before_anything_is_made(
         result, 1, "1 of 2 workers cannot take part: tcp://127.0.0.1:", "found pillow '0.0.1', here '"
     )
     assert not out.exists()
-
-
-def test_a_scheduler_that_is_not_there_or_is_no_address_is_named(src: Path, tmp_path: Path) -> None:
-    script = """
-import sys
-from shardio import convert
-for address in ("tcp://127.0.0.1:9", "elsewhere"):
-    try:
-        convert(*sys.argv[1:], scheduler=address)
-    except Exception as error:
-        print(type(error).__name__, error)
-"""
-    env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "0.2s"}
-    command = [sys.executable, "-W", "error", "-c", script, str(src), str(tmp_path / "out")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=env, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    first, second = result.stdout.splitlines()
-    assert first.startswith("ConvertError tcp://127.0.0.1:9: expected a Dask scheduler, found none: ")
-    assert second.startswith("ValueError scheduler must be an address such as tcp://host:8786; found 'elsewhere'")

@@ -41,15 +41,6 @@ def test_every_orientation_is_read_in_both_byte_orders(orientation: int, order: 
         assert orientation_in(prefix + exif(orientation, order, before=before, skip=skip)) == orientation
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_what_pillow_writes_is_read(orientation: int) -> None:
-    written = Image.Exif()
-    written[0x010F] = "a maker"
-    written[ORIENTATION] = orientation
-    written[0x0131] = "a program, with a text that does not fit into its entry"
-    assert orientation_in(written.tobytes()) == orientation
-
-
 @pytest.mark.parametrize(
     "block",
     [

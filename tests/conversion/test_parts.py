@@ -41,13 +41,6 @@ def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
     return undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS)
 
 
-@pytest.mark.parametrize("part", [(0, 4), (5, 4), (1, 0), (-1, 4), (1.0, 4), (1, "4"), (True, 4)])
-def test_parts_that_do_not_exist_are_refused(image_tree: Path, out: Path, part: Any) -> None:
-    with pytest.raises(ValueError, match=r"part must be \(K, N\) with K from 1 to N; found \("):
-        convert(image_tree, out, **OPTIONS, part=part)
-    assert not out.exists()
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_four_parts_in_any_order_and_one_of_them_twice_make_the_set(
     image_tree: Path, out: Path, finished: dict[str, str], seed: int
@@ -115,14 +108,6 @@ def test_more_parts_than_shards_leave_some_with_nothing_to_do(
     assert report.unfinished == UnfinishedParts(6, 5, (1,))
     convert(image_tree, out, **OPTIONS, part=(1, 9))
     assert hashes(out) == finished
-
-
-def test_a_part_with_other_options_is_refused(image_tree: Path, out: Path) -> None:
-    convert(image_tree, out, **OPTIONS, part=(1, 2))
-    before = everything(out)
-    with pytest.raises(ConvertError, match=r"holds an unfinished conversion with other options.*seed 0, here 1"):
-        convert(image_tree, out, **OPTIONS, seed=1, part=(2, 2))
-    assert everything(out) == before
 
 
 def test_progress_of_a_part_is_of_its_own_sources(image_tree: Path, out: Path) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import pickle
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversions import TWO_PROCESSES, rejects, run_on, undisturbed
+from conversions import rejects, run_on, undisturbed
 from deadlines import must_not_block
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
@@ -101,21 +98,6 @@ def test_a_pool_makes_the_same_set(
     assert (report.num_converted, report.num_sources, report.num_shards) == (18, 18, 6)
     assert seen[-1] == Progress(18, 0, 18)
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
-
-
-def test_processes_that_die_are_told(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
-    def kill(progress: Progress) -> None:
-        for process in multiprocessing.active_children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signal.SIGKILL)
-
-    with pytest.raises(ConvertError, match=r"a worker process died.* Run the same command again: finished shards are"):
-        convert(image_tree, out, **OPTIONS, workers=TWO_PROCESSES, on_progress=kill)
-    visible = {name: digest for name, digest in hashes(out).items() if not name.startswith(".")}
-    assert "manifest.json" not in visible
-    assert visible.items() <= finished.items()
-    convert(image_tree, out, **OPTIONS, workers=1)
-    assert hashes(out) == finished
 
 
 def test_only_what_is_not_done_is_submitted(
@@ -307,12 +289,6 @@ def test_a_set_that_another_process_publishes_meanwhile_is_taken(
     run_on(Here(overtake), monkeypatch)
     convert(image_tree, out, **OPTIONS)
     assert hashes(out) == finished
-
-
-def test_without_dask_it_is_said_how_to_get_it(image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ConvertError, match=r"needs dask.distributed: pip install 'shardio\[dask\]'"):
-        convert(image_tree, out, scheduler="tcp://127.0.0.1:8786")
 
 
 # --- machines that are not alike --------------------------------------------------------------------------------------
