@@ -151,7 +151,7 @@ def test_what_a_lost_worker_had_counted_is_neither_taken_back_nor_counted_twice(
 
     def look(progress: Progress) -> None:
         seen.append(progress)
-        if progress.done == 11:
+        if progress.done >= 11:
             counted.set()
 
     def lose(writer: object, *how: object) -> None:
