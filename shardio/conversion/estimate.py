@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import make_value, read_item
 from shardio.conversion.collect import check, collect
 from shardio.conversion.engines.engine import THREADS_PER_PROCESS
-from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.options import ConvertOptions, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
@@ -175,16 +173,10 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> tuple[str, int]:
-        if task.sample_shape is None:
-            found = read_item(task, source)
-            return found.reason if isinstance(found, Reject) else "", 0
-        pixels = np.empty(task.sample_shape, np.uint8)
+        pixels = np.empty(task.sample_shape or 0, np.uint8)
         result = prepare(task, (source, pixels))
         if isinstance(result, Reject):
             return result.reason, 0
-        with KeptWarnings():
-            for spec in task.arrays:
-                make_value(task, spec, source, result.source_size)
         return "", min(result.source_size)
 
     def work(first: int) -> list[tuple[str, int]]:

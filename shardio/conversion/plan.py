@@ -23,6 +23,7 @@ from shardio.conversion.writing.publish import samples_per_shard
 from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,
+    LABELS_NAME,
     WORK_FOLDER,
     SampleShape,
     array_shard_name,
@@ -60,6 +61,11 @@ class ShardTask:
     """Which sources to measure for the mean and standard deviation of the set's pixels: their places in `sources`."""
     wanted: Mapping[str, str] | None = None
     """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes no other file."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the samples of the split have labels of any kind."""
+        return self.has_label or any(spec.name == LABELS_NAME for spec in self.arrays)
 
     @property
     def has_label(self) -> bool:

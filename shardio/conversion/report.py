@@ -152,7 +152,7 @@ def report_work(
         seconds=seconds,
         num_converted=progress.done - progress.kept,
         notes=plan.collection.notes,
-        unlabeled=tuple(name for name, sources in plan.collection.splits.items() if sources[0].label is None),
+        unlabeled=tuple({task.split: 0 for task in plan.tasks if not task.has_labels}),
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes one shard: reads, decodes, resizes and writes its images, then its arrays, and last the record of both.
+"""Makes one shard: reads, decodes, resizes and writes its images and arrays, and last the record of both.
 
 A task can be done any number of times, by any process, and writes the same bytes each time. A task is finished when its
 record is written; if it ends earlier, the shard is made again.
@@ -10,15 +10,15 @@ import contextlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import Report, check_values, make_arrays, make_rows, map_ahead
+from shardio.conversion.array_files import PartWriter, make_values, map_ahead
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
@@ -32,13 +32,20 @@ from shardio.conversion.records import (
 )
 from shardio.conversion.sources.collection import DatasetItem, Source, digest
 from shardio.conversion.writing.publish import Reject
-from shardio.conversion.writing.shard_file import ShardFileWriter
+from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import DecodeError
-from shardio.format.layout import SampleShape, crc32
+from shardio.format.layout import crc32
 from shardio.sets.levels import sum_levels
 
-# Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
+# Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry. Fewer if the
+# values of their arrays are large.
 _AHEAD_PER_THREAD = 8
+_LEAST_AHEAD_PER_THREAD = 2
+# Values of arrays held in memory for a block of samples, or those of one sample.
+_VALUES_NBYTES = 8 << 20
+
+Report = Callable[[int, int], None]
+"""Takes the number of sources done since the last call, and how many were refused. May raise, to end the task."""
 
 
 class PreparedSample(NamedTuple):
@@ -49,48 +56,53 @@ class PreparedSample(NamedTuple):
     source_size: tuple[int, int]
     crc32: int
     warning: str
+    arrays: Mapping[str, NDArray[Any]]
+    """The values of the task's arrays, by name."""
 
 
 def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> PreparedSample | Reject:
     """Reads and decodes a source, and resizes it into a row of pixels. `item` is (source, row).
 
-    If the source is refused, the row may hold anything.
+    If the source is refused, or samples have no pixels, the row may hold anything.
     """
     source, row = item
     fit = task.fit
-    assert fit is not None
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
+            if fit is None:
+                assert isinstance(found, DatasetItem)
+                return PreparedSample(source.key, found.label, (0, 0), 0, "", make_values(task, source, found, None))
             image, label = (found.image, found.label) if isinstance(found, DatasetItem) else (found, source.indexed)
             decoded = decode_image(image, fit.decode, least_size=fit.least_size if fit.quality == "fast" else None)
             fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
-            if task.arrays:
-                check_values(task, source, found, decoded)
+            arrays = make_values(task, source, found, decoded)
         except DecodeError as error:
             return Reject(task.split, source.key, error.reason, error.detail)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return PreparedSample(source.key, label, decoded.source_size, crc32(row), warning)
+    return PreparedSample(source.key, label, decoded.source_size, crc32(row), warning, arrays)
 
 
 def _prepare_blocks(
-    task: ShardTask, shard: ShardFileWriter, threads: int
+    task: ShardTask, shard: ShardFileWriter | None, threads: int
 ) -> Generator[tuple[NDArray[np.uint8], Iterator[PreparedSample | Reject]], None, None]:
     """Yields (block of pixels, what its sources became) for the whole shard. Row i of a block has the i-th source."""
     taken: deque[NDArray[np.uint8]] = deque()
+    # Where arrays are larger than the pixels, a block is not filled.
+    most = max(1, _VALUES_NBYTES // max(1, sum(spec.row.nbytes for spec in task.arrays)))
 
     def blocks() -> Iterator[list[tuple[Source, NDArray[np.uint8]]]]:
         first = 0
         while first < len(task.sources):
-            block = shard.take_block()
+            block = np.empty((most, 0), np.uint8) if shard is None else shard.take_block()
             taken.append(block)
-            yield list(zip(task.sources[first : first + len(block)], block, strict=False))
-            first += len(block)
+            yield list(zip(task.sources[first : first + most], block, strict=False))
+            first += min(most, len(block))
 
-    prepared = map_ahead(partial(prepare, task), blocks(), threads, _AHEAD_PER_THREAD * threads)
-    with contextlib.closing(prepared) as results:
-        for prepared_block in results:
-            yield taken.popleft(), prepared_block
+    ahead = min(_AHEAD_PER_THREAD, max(most // threads, _LEAST_AHEAD_PER_THREAD)) * threads
+    with contextlib.closing(map_ahead(partial(prepare, task), blocks(), threads, ahead)) as results:
+        for prepared in results:
+            yield taken.popleft(), prepared
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
@@ -140,45 +152,51 @@ def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
 def _do_task(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     fingerprints = task.origin.fingerprints(task.sources)  # first: a source that is replaced meanwhile is seen later
     discard_refused(task)  # by an earlier try
-    if task.sample_shape is None:
-        record = make_rows(task, threads, report)
-    else:
-        record = _make_shard(task, task.sample_shape, report, threads)
-        record = make_arrays(task, record, threads, report)
-    record = replace(record, sources_sha256=digest(fingerprints))
+    record = replace(_make_files(task, report, threads), sources_sha256=digest(fingerprints))
     if task.wanted is None:
         save_record(task, record)
     return record
 
 
-def _make_shard(task: ShardTask, shape: SampleShape, report: Report, threads: int) -> ShardRecord:
+def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[MendedSource] = []
-    done = 0
-    level_sums = np.zeros((4, shape[2]), np.int64)
-    with ShardFileWriter(task.out / task.name, shape, len(task.sources)) as shard:
+    count, shape = len(task.sources), task.sample_shape
+    level_sums = np.zeros((4, shape[2] if shape else 0), np.int64)
+    with contextlib.ExitStack() as stack:
+        shard = stack.enter_context(ShardFileWriter(task.out / task.name, shape, count)) if shape else None
+        writers = {spec.name: stack.enter_context(PartWriter(task, spec, count)) for spec in task.arrays}
         check_unpublished(task)
+        rows = IndexRows() if shard is None else shard.rows
         # Closed here and not when the garbage collector comes by: it may have threads.
-        with contextlib.closing(_prepare_blocks(task, shard, threads)) as blocks:
-            for block, results in blocks:
-                kept = []
-                for row, result in enumerate(results):
-                    if isinstance(result, Reject):
-                        rejects.append(result)
-                        note_refused(task, result)
-                    else:
-                        key, label, source_size, crc, warning = result
-                        shard.rows.append(label=label, key=key, source_size=source_size, crc32=crc)
-                        kept.append(row)
-                        if done + row in task.measured:
-                            level_sums += sum_levels(block[row])
-                        if warning:
-                            mended.append(MendedSource(task.split, key, warning))
+        for block, results in stack.enter_context(contextlib.closing(_prepare_blocks(task, shard, threads))):
+            kept, values, before = [], [], len(rows) + len(rejects)
+            num_rejects = len(rejects)
+            for row, result in enumerate(results):
+                if isinstance(result, Reject):
+                    rejects.append(result)
+                    note_refused(task, result)
+                else:
+                    key, label, source_size, crc, warning, arrays = result
+                    rows.append(label=label, key=key, source_size=source_size, crc32=crc)
+                    kept.append(row)
+                    values.append(arrays)
+                    if shard is not None and before + row in task.measured:
+                        level_sums += sum_levels(block[row])
+                    if warning:
+                        mended.append(MendedSource(task.split, key, warning))
+                if shard is not None:
                     report(1, int(isinstance(result, Reject)))
-                done += len(block)
+            if shard is not None:
                 shard.write_block(block, kept)
-        entry = shard.complete() if len(shard.rows) else None
-        if entry is not None and task.publishes(entry):
-            shard.publish()
-        rows = shard.rows.to_array(task.key_nbytes, has_label=task.has_label)
-    return ShardRecord(entry, rows, tuple(rejects), tuple(mended), "", level_sums)
+            else:  # values are many and small: one call for each would cost more than the values
+                report(len(rows) + len(rejects) - before, len(rejects) - num_rejects)
+            for name, writer in writers.items() if kept else ():
+                writer.append(np.stack([arrays[name] for arrays in values]))
+        entry, parts = None, {}
+        if len(rows):
+            if shard is not None and task.publishes(entry := shard.complete()):
+                shard.publish()
+            parts = {name: writer.finish() for name, writer in writers.items()}
+    made = rows.to_array(task.key_nbytes, has_label=task.has_label)
+    return ShardRecord(entry, made, tuple(rejects), tuple(mended), "", level_sums, parts)

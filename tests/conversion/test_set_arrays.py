@@ -16,7 +16,6 @@ from masked import OPTIONS, SIZE
 from pictures import random_picture
 from PIL import Image
 
-from shardio.conversion import array_files
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit
@@ -83,7 +82,7 @@ class InterruptedAt:
 
 
 @pytest.mark.parametrize(
-    ("owner", "step", "numbers"), [(array_files, "_PartWriter", (1, 2, 5)), (shardtask, "save_record", (1, 2, 5))]
+    ("owner", "step", "numbers"), [(shardtask, "PartWriter", (1, 2, 5)), (shardtask, "save_record", (1, 2, 5))]
 )
 def test_a_conversion_that_is_interrupted_among_arrays_resumes_to_the_same_bytes(
     with_masks: tuple[Path, dict[str, Any]],
@@ -136,32 +135,6 @@ def test_a_shard_with_a_damaged_array_is_made_again(
     assert hashes(tmp_path / "out") == undisturbed
 
 
-def test_a_mask_that_changes_while_its_shard_is_made_ends_the_conversion_and_the_next_one_takes_it(
-    with_masks: tuple[Path, dict[str, Any]],
-    undisturbed: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    src, options = with_masks
-    path = options["masks"] / "val" / "a" / "0.png"
-    sound, real = path.read_bytes(), array_files.make_arrays
-
-    def changing(task: Any, *arguments: Any) -> Any:
-        if any(source.key == b"val/a/0.png" for source in task.sources):
-            path.write_bytes(b"")
-        return real(task, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("shardio.conversion.task.make_arrays", changing)
-        with pytest.raises(
-            ConvertError, match=r"val-mask-0000\d.npy: val/a/0.png: expected the source as it was when val-0000"
-        ):
-            convert(src, tmp_path / "out", **options)
-    path.write_bytes(sound)
-    convert(src, tmp_path / "out", **options)
-    assert hashes(tmp_path / "out") == undisturbed
-
-
 def test_a_shard_whose_images_are_all_refused_needs_no_arrays(
     with_masks: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -182,7 +155,7 @@ def test_a_late_worker_replaces_no_file_of_a_published_set(
     with_masks: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src, options = with_masks
-    real = array_files._PartWriter
+    real = shardtask.PartWriter
     late: list[Any] = []
 
     def overtaken(*arguments: Any) -> Any:
@@ -191,7 +164,7 @@ def test_a_late_worker_replaces_no_file_of_a_published_set(
         late.append(everything(tmp_path / "out"))
         return real(*arguments)
 
-    monkeypatch.setattr(array_files, "_PartWriter", overtaken)
+    monkeypatch.setattr(shardtask, "PartWriter", overtaken)
     convert(src, tmp_path / "out", **options)
     assert [everything(tmp_path / "out")] == late
 

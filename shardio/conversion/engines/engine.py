@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardio.conversion.array_files import Report
 from shardio.conversion.engines.pool import RESUME, Pool, Terms, run_on_pool
 from shardio.conversion.options import ConvertOptions, count_workers
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
-from shardio.conversion.task import do_task
+from shardio.conversion.task import Report, do_task
 from shardio.errors import ConvertError
 
 if TYPE_CHECKING:

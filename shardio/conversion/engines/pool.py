@@ -22,11 +22,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.array_files import Report
 from shardio.conversion.plan import ShardTask, difference, library_versions
 from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
-from shardio.conversion.task import do_task
+from shardio.conversion.task import Report, do_task
 from shardio.errors import ConvertError, ShardioError
 from shardio.system.opening import open_untrusted, read_untrusted
 from shardio.system.threads import Stop
