@@ -68,6 +68,20 @@ def test_any_number_of_workers_and_parts_makes_the_same_bytes(
     assert hashes(tmp_path / "parts") == undisturbed
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_few_values_in_memory_make_the_same_bytes(
+    with_masks: tuple[Path, dict[str, Any]],
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+) -> None:
+    monkeypatch.setattr(shardtask, "_VALUES_NBYTES", 2 * SIZE * SIZE)
+    src, options = with_masks
+    convert(src, tmp_path / "out", **{**options, "workers": workers})
+    assert hashes(tmp_path / "out") == undisturbed
+
+
 class InterruptedAt:
     """A function whose call of this number is interrupted before it begins."""
 

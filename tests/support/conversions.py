@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -58,6 +59,26 @@ def undisturbed(src: Path, folder: Path, **options: Any) -> dict[str, str]:
         convert(src, folder, **options)
         _undisturbed[name] = hashes(folder)
     return _undisturbed[name]
+
+
+def convert_twice_at_once(src: Path, out: Path) -> list[BaseException]:
+    """Does one conversion in two threads that begin at the same moment. Returns what they raise."""
+    barrier = threading.Barrier(2)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        barrier.wait(30)
+        try:
+            convert(src, out, **OPTIONS)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return errors
 
 
 class Interrupt:
