@@ -21,15 +21,13 @@ from typing import NoReturn
 
 import click
 
-from shardio.cli.bench import bench
 from shardio.cli.change import change, merge
-from shardio.cli.convert import convert, plan
+from shardio.cli.convert import convert, plan, repair, verify
 from shardio.cli.find import extract, find
 from shardio.cli.info import info
 from shardio.cli.output import say
-from shardio.cli.replay import replay
 from shardio.cli.share import evict, list_sets, publish, stage
-from shardio.cli.verify import repair, verify
+from shardio.cli.train import bench, replay
 from shardio.cli.view import report, view
 from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
 from shardio.version import __version__

@@ -108,7 +108,7 @@ def test_a_replay_of_other_random_numbers_is_noticed(histories: Histories, monke
     def flipped(*words: Any) -> Transform:
         return Compose([HorizontalFlip(1.0), read_chain(*words)])
 
-    monkeypatch.setattr("shardio.cli.replay.read_chain", flipped)
+    monkeypatch.setattr("shardio.cli.train.read_chain", flipped)
     for _ in range(4):
         histories.round()
     assert any("other pixels" in violation for violation in histories.counts.violations)

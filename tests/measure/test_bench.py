@@ -18,7 +18,7 @@ import shardio.loading.pipeline
 import shardio.measure.bench
 import shardio.measure.limits
 import shardio.reading.choose
-from shardio.cli.bench import summary
+from shardio.cli.train import summary
 from shardio.loading.loader import ShardLoader
 from shardio.measure.bench import BenchResult, LimitKind, Speed, bench
 from shardio.measure.limits import Steps
