@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 from folders import flip
 from numpy.typing import NDArray
 from pictures import random_picture, write_jpeg
-from storages import scan
+from storages import npy_bytes, scan
 
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
@@ -163,13 +162,6 @@ def test_images_next_to_arrays_are_what_is_converted(tmp_path: Path) -> None:
     assert convert(src, tmp_path / "arrays", source="arrays").num_sources == COUNT
 
 
-def _save(*arrays: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    for array in arrays:
-        np.save(file, array, allow_pickle=True)
-    return file.getvalue()
-
-
 def test_a_file_that_claims_billions_of_samples_takes_no_memory(tmp_path: Path) -> None:
     with (tmp_path / "a.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (10**12,)})
@@ -180,12 +172,12 @@ def test_a_file_that_claims_billions_of_samples_takes_no_memory(tmp_path: Path) 
 
 HOSTILE_SAMPLES: dict[str, tuple[bytes, str, str]] = {
     "nothing": (b"", "empty", "an empty file"),
-    "truncated": (_save(LATENTS[0])[:-1], "damaged", "expected 176 bytes, found 175"),
+    "truncated": (npy_bytes(LATENTS[0])[:-1], "damaged", "expected 176 bytes, found 175"),
     "text": (b"hello", "damaged", "expected an array"),
-    "objects": (_save(np.array([{}, None])), "damaged", "Python objects"),
-    "complex numbers": (_save(np.zeros(3, complex)), "unsupported", "type must be one of"),
-    "another type": (_save(LATENTS[0].astype("<f4")), "unsupported", "expected <f2 (2, 3, 4), as 0.npy has"),
-    "another shape": (_save(LATENTS[0][0]), "unsupported", "found <f2 (3, 4)"),
+    "objects": (npy_bytes(np.array([{}, None])), "damaged", "Python objects"),
+    "complex numbers": (npy_bytes(np.zeros(3, complex)), "unsupported", "type must be one of"),
+    "another type": (npy_bytes(LATENTS[0].astype("<f4")), "unsupported", "expected <f2 (2, 3, 4), as 0.npy has"),
+    "another shape": (npy_bytes(LATENTS[0][0]), "unsupported", "found <f2 (3, 4)"),
 }
 
 
@@ -205,7 +197,7 @@ def test_arrays_of_a_tree_that_cannot_be_stored_are_listed(tmp_path: Path) -> No
 
 
 def test_a_bool_that_is_neither_0_nor_1_is_refused(tmp_path: Path) -> None:
-    data = _save(np.zeros((50, 4), bool))
+    data = npy_bytes(np.zeros((50, 4), bool))
     (tmp_path / "a.npy").write_bytes(data[:-1] + b"\x07")
     convert(tmp_path / "a.npy", tmp_path / "out", max_bad=1)
     (reject,) = read_rejects(tmp_path / "out" / "rejects.jsonl")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from command import shardio
 from conversions import rejects
-from folders import ODD_NAMES, hashes
+from folders import ODD_NAMES, hashes, put
 from pictures import random_jpeg, random_picture, write_jpeg
 from storages import scan_tree
 
@@ -39,18 +39,11 @@ def picture(seed: int) -> bytes:
     return random_jpeg(seed, 12, 15)
 
 
-def put(root: Path, name: bytes, content: bytes) -> None:
-    path = os.path.join(os.fsencode(root), name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(content)
-
-
 @pytest.fixture
 def src(tmp_path: Path) -> Path:
     """Classes a, b and c of four images each."""
     for number in range(12):
-        put(tmp_path / "src", b"%c/%d.jpg" % (b"abc"[number // 4], number), picture(number))
+        put(tmp_path / "src", b"%c/%d.jpg" % (b"abc"[number // 4], number), content=picture(number))
     return tmp_path / "src"
 
 
@@ -65,8 +58,8 @@ def out(tmp_path: Path) -> Path:
 def test_any_name_of_a_class_an_image_and_a_refused_file_is_kept_byte_for_byte(tmp_path: Path, out: Path) -> None:
     assert len(set(NAMES)) == len(NAMES) > 35
     for number, name in enumerate(NAMES):
-        put(tmp_path / "src", name + b"/" + name, picture(number))
-        put(tmp_path / "src", b"plain/" + name, b"\xff\xd8\xff")
+        put(tmp_path / "src", name + b"/" + name, content=picture(number))
+        put(tmp_path / "src", b"plain/" + name, content=b"\xff\xd8\xff")
     report = convert(tmp_path / "src", out, **OPTIONS, max_bad=len(NAMES))
     assert report.refused == {"damaged": len(NAMES)}
     shards = open_shards(out)
@@ -86,7 +79,7 @@ def test_commands_show_names_that_are_no_utf8_escaped_and_write_them_as_they_are
 ) -> None:
     root, out = (os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/im\xffages", b"/o\xfeut"))
     for name in (b"cl\xff/1.jpg", b"cl\xff/2\xfe.jpg", b"dog/3.jpg"):
-        put(Path(root), name, picture(1))
+        put(Path(root), name, content=picture(1))
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return shardio(*words, env={**os.environ, "PYTHONIOENCODING": encoding})
@@ -183,7 +176,7 @@ def test_an_image_that_is_replaced_between_scan_and_reading_is_the_new_one(
     src: Path, out: Path, tmp_path: Path
 ) -> None:
     def replace() -> None:
-        put(src, b"b/new", picture(99))
+        put(src, b"b/new", content=picture(99))
         (src / "b" / "new").rename(src / "b" / "5.jpg")
 
     convert(src, out, **OPTIONS, on_progress=at_first_progress(replace), order="source")
@@ -197,7 +190,7 @@ def test_an_image_that_changes_after_its_shard_was_begun_has_the_shard_made_agai
     # The first image of the first shard is read already when it changes: the shard's record is of an older state.
     def replace_and_stop(progress: Progress) -> None:
         if progress.done == 1:
-            put(src, b"a/0.jpg", picture(98) + b"longer")
+            put(src, b"a/0.jpg", content=picture(98) + b"longer")
         if progress.done == 6:
             raise KeyboardInterrupt
 

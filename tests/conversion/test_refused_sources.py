@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from folders import put
-from numpy.typing import NDArray
 from pictures import random_jpeg
-from storages import END, header, hub_table, tar_of
+from storages import END, header, hub_table, npy_bytes, tar_of
 
 from shardio.conversion.convert import convert
 from shardio.errors import SourceError
@@ -49,13 +48,6 @@ def metadata(text: bytes) -> bytes:
     return parquet(hub_table([b"x"], [0]).replace_schema_metadata({b"huggingface": text}))
 
 
-def saved(*arrays: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    for array in arrays:
-        np.save(file, array, allow_pickle=True)
-    return file.getvalue()
-
-
 def claimed(shape: str) -> bytes:
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}" if shape.startswith("(") else shape
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
@@ -70,7 +62,7 @@ def archive(method: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
 
 
 ROWS = np.arange(40 * 24, dtype=np.float16).reshape(40, 2, 3, 4)
-SOUND = saved(ROWS)
+SOUND = npy_bytes(ROWS)
 _ENCRYPTED = bytearray(archive(a_npy=SOUND))
 _ENCRYPTED[6] |= 1  # the flag, in the local header and in the directory
 _ENCRYPTED[_ENCRYPTED.index(b"PK\x01\x02") + 8] |= 1
@@ -271,14 +263,14 @@ ARRAYS: dict[str, Refusal] = {
         ("longer", "a.npy", SOUND + b"x", "2,048 bytes"),
         ("two arrays", "a.npy", SOUND + SOUND, "2,048 bytes"),
         ("nothing but the magic", "a.npy", b"\x93NUMPY", "np.save"),
-        ("objects", "a.npy", saved(np.array([{}, None])), "Python objects"),
-        ("text", "a.npy", saved(np.array(["a", "b"])), "type must be one of"),
-        ("fields", "a.npy", saved(np.zeros(3, [("a", "<i4")])), "type must be one of"),
-        ("complex numbers", "a.npy", saved(np.zeros(3, complex)), "type must be one of"),
-        ("a single value", "a.npy", saved(np.array(3)), "first axis"),
-        ("no samples", "a.npy", saved(np.zeros((0, 3))), r"shape \(0, 3\)"),
-        ("empty samples", "a.npy", saved(np.zeros((3, 0))), "numbers from 1 to"),
-        ("by columns", "a.npy", saved(np.asfortranarray(np.zeros((3, 4)))), "Fortran"),
+        ("objects", "a.npy", npy_bytes(np.array([{}, None])), "Python objects"),
+        ("text", "a.npy", npy_bytes(np.array(["a", "b"])), "type must be one of"),
+        ("fields", "a.npy", npy_bytes(np.zeros(3, [("a", "<i4")])), "type must be one of"),
+        ("complex numbers", "a.npy", npy_bytes(np.zeros(3, complex)), "type must be one of"),
+        ("a single value", "a.npy", npy_bytes(np.array(3)), "first axis"),
+        ("no samples", "a.npy", npy_bytes(np.zeros((0, 3))), r"shape \(0, 3\)"),
+        ("empty samples", "a.npy", npy_bytes(np.zeros((3, 0))), "numbers from 1 to"),
+        ("by columns", "a.npy", npy_bytes(np.asfortranarray(np.zeros((3, 4)))), "Fortran"),
         ("negative", "a.npy", claimed("(-1, 4)"), r"\(-1, 4\)"),
         ("petabytes", "a.npy", claimed("(1000000000000, 65536)"), "as its header says"),
         ("huge samples", "a.npy", claimed("(1, 65536, 65536, 65536)"), "as its header says"),
@@ -291,16 +283,21 @@ ARRAYS: dict[str, Refusal] = {
         ("a truncated member", "a.npz", archive(a_npy=SOUND[:-1]), "'a.npy': .*2,048 bytes"),
         ("a member that differs from its checksum", "a.npz", bytes(_FLIPPED), "CRC"),
         ("encrypted", "a.npz", bytes(_ENCRYPTED), "encrypted|password"),
-        ("a member of objects", "a.npz", archive(a_npy=saved(np.array([{}, None]))), "'a.npy': .*Python objects"),
+        ("a member of objects", "a.npz", archive(a_npy=npy_bytes(np.array([{}, None]))), "'a.npy': .*Python objects"),
         ("a member that is no array", "a.npz", archive(readme=b"hello"), "'readme': .*NAME.npy"),
         ("a path", "a.npz", archive(**{".._npy": SOUND, "..__..__etc__x_npy": SOUND}), "name must be"),
         ("a reserved name", "a.npz", archive(images_npy=SOUND), "'images'"),
-        ("other counts", "a.npz", archive(a_npy=SOUND, b_npy=saved(np.zeros(3))), "40 of a, 3 of b"),
-        ("labels alone", "a.npz", archive(label_npy=saved(np.zeros(3, int))), "labels alone"),
+        ("other counts", "a.npz", archive(a_npy=SOUND, b_npy=npy_bytes(np.zeros(3))), "40 of a, 3 of b"),
+        ("labels alone", "a.npz", archive(label_npy=npy_bytes(np.zeros(3, int))), "labels alone"),
         ("labels twice", "a.npz", archive(a_npy=SOUND, label_npy=SOUND, labels_npy=SOUND), "'label' and 'labels'"),
-        ("labels of matrices", "a.npz", archive(a_npy=SOUND, label_npy=saved(np.zeros((40, 2, 2)))), r"\(2, 2\)"),
-        ("labels beyond int64", "a.npz", archive(a_npy=SOUND, label_npy=saved(np.full(40, 1 << 63, "u8"))), "int64"),
-        ("too many", "a.npz", archive(**{f"a{i}_npy": saved(np.zeros(3)) for i in range(60)}), "at most 50 arrays"),
+        ("labels of matrices", "a.npz", archive(a_npy=SOUND, label_npy=npy_bytes(np.zeros((40, 2, 2)))), r"\(2, 2\)"),
+        (
+            "labels beyond int64",
+            "a.npz",
+            archive(a_npy=SOUND, label_npy=npy_bytes(np.full(40, 1 << 63, "u8"))),
+            "int64",
+        ),
+        ("too many", "a.npz", archive(**{f"a{i}_npy": npy_bytes(np.zeros(3)) for i in range(60)}), "at most 50 arrays"),
         ("a bomb", "a.npz", bytes(_BOMB), "bytes"),
     )
 } | {

@@ -219,6 +219,14 @@ def header(name: bytes = b"a", nbytes: int = 0, kind: bytes = b"0", **changes: b
 END = bytes(2 * BLOCK_NBYTES)
 
 
+def npy_bytes(*arrays: Any) -> bytes:
+    """One NPY file after another."""
+    file = io.BytesIO()
+    for array in arrays:
+        np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
 def scan(src: str | os.PathLike[str], source: Any = "auto", **options: Any) -> Collection:
     """Returns the images of SRC as `convert` finds them."""
     return read(src, ConvertOptions(source=source, **options))
