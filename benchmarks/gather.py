@@ -30,7 +30,7 @@ def take(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -
 
 
 def rows(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-    arrays = shards.shard_arrays
+    arrays = shards.mapped().file_rows
     starts = np.cumsum([0, *map(len, arrays)])
     numbers = np.searchsorted(starts, indices, side="right") - 1
     positions = indices - starts[numbers]

@@ -114,7 +114,7 @@ def plain(path: Path, num_threads: int, seconds: float) -> float:
     files = [os.open(path / entry.file, os.O_RDONLY) for entry in shards.manifest.splits["train"].shards]
     for file in files:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-    starts = np.cumsum([0, *map(len, shards.shard_arrays)])
+    starts = np.cumsum([0, *map(len, shards.mapped().file_rows)])
     order = iter(np.random.default_rng(0).permutation(len(shards)).tolist())
     counts, end = [0] * num_threads, time.perf_counter() + seconds
 

@@ -168,7 +168,8 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._place, sampler = position.next, position.rest()
         self._remaining = sampler.num_batches
         self._pipeline.meter.begin_epoch()
-        flow = Flow(self._pipeline, sampler, position.order_epoch(self._place.epoch))
+        # In an endless order, epochs are stretches of one.
+        flow = Flow(self._pipeline, sampler, self._place.epoch if sampler.length is None else 0)
         position.begin(self._token)
         self._flow = flow
         return flow

@@ -114,11 +114,6 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         labels.flags.writeable = False
         return labels
 
-    @property
-    def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
-        """Returns read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
-        return self.mapped().file_rows
-
     def __repr__(self) -> str:
         arrays = f" with {', '.join(self.arrays)}" if self.arrays else ""
         shape = self.manifest.sample_shape or "no pixels"

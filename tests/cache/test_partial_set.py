@@ -128,10 +128,10 @@ def test_it_is_a_sequence_of_samples_like_any_other(src: Path, storage: Counting
         shards[NUM_SAMPLES]
     assert np.array_equal(shards.labels, whole.labels)
     with pytest.raises(FormatError, match=r"train-00000.npy: this shard is not copied yet"):
-        _ = shards.shard_arrays
+        _ = shards.mapped().file_rows
     for file in shard_files(src):
         shutil.copyfile(src / file, copy.path / file)
-    for here, there in zip(shards.shard_arrays, whole.shard_arrays, strict=True):
+    for here, there in zip(shards.mapped().file_rows, whole.mapped().file_rows, strict=True):
         assert np.array_equal(here, there)
 
 

@@ -209,7 +209,7 @@ except ValueError:
     print("an error", flush=True)
 if how == "sent":
     os.kill(os.getpid(), signal.SIGBUS)
-print(int(shards.shard_arrays[1][19].sum()))  # not in a copy of ours
+print(int(shards.mapped().file_rows[1][19].sum()))  # not in a copy of ours
 """
 
 

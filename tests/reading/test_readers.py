@@ -253,7 +253,7 @@ def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[...,
     reader = MappedReader(shards)
     samples = np.array([40, 3, 3])
     reader.will_read(Request(samples, windows=Windows.alike(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247]))))
-    first, second = (array.reshape(-1, 4096) for array in shards.shard_arrays)
+    first, second = (array.reshape(-1, 4096) for array in shards.mapped().file_rows)
 
     def in_cache() -> list[int]:
         return [

@@ -87,7 +87,7 @@ def test_a_set_is_the_sequence_of_its_samples(tmp_path: Path, counts: list[int],
         assert isinstance(sample, Sample)
         np.testing.assert_array_equal(sample.image, pixels[i], strict=True)
         assert (sample.label, type(sample.label)) == (3 * (i % total), int)
-    arrays = shards.shard_arrays
+    arrays = shards.mapped().file_rows
     assert [len(array) for array in arrays] == counts
     np.testing.assert_array_equal(np.concatenate(arrays), pixels.reshape(total, -1), strict=True)
 
@@ -144,7 +144,7 @@ def test_a_pickled_set_is_that_set_and_no_other_of_the_same_path(make_set: Calla
 
 def test_everything_that_is_handed_out_is_a_read_only_view(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(23))
-    for array in (shards[0].image, shards[22].image, shards[3:5][0].image, shards.index, *shards.shard_arrays):
+    for array in (shards[0].image, shards[22].image, shards[3:5][0].image, shards.index, *shards.mapped().file_rows):
         assert not array.flags.writeable
         assert not array.flags.owndata
         assert array.flags.aligned
@@ -152,8 +152,8 @@ def test_everything_that_is_handed_out_is_a_read_only_view(make_set: Callable[..
             array[...] = 0
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
-    assert np.shares_memory(shards[0].image, shards.shard_arrays[0])
-    assert np.shares_memory(shards[22].image, shards.shard_arrays[2])
+    assert np.shares_memory(shards[0].image, shards.mapped().file_rows[0])
+    assert np.shares_memory(shards[22].image, shards.mapped().file_rows[2])
 
 
 def test_labels_are_a_read_only_copy_made_once(make_set: Callable[..., Path]) -> None:
