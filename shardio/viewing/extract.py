@@ -27,12 +27,7 @@ _MAX_STEM = 80
 _OWN = re.compile(r"[0-9]+(-.*)?\.(png|npy)|" + re.escape(LABELS_FILE))
 
 
-def extract(
-    shards: ShardSet,
-    indices: Sequence[int],
-    folder: Path,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
+def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress: Callable[[int, int], None]) -> int:
     """Writes the samples `indices` of a split as files into `folder`, then a labels.csv that describes each file.
 
     Pixels and masks become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. Returns the

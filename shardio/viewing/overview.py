@@ -164,9 +164,7 @@ class SetOverview:
         return sum(split.num_samples for split in self.splits)
 
 
-def make_overview(
-    splits: Mapping[str, ShardSet], num_pictures: int, on_progress: OnProgress | None = None
-) -> SetOverview:
+def make_overview(splits: Mapping[str, ShardSet], num_pictures: int, on_progress: OnProgress) -> SetOverview:
     """Returns the numbers of a set. Reads the index and at most `num_pictures` pictures, but at least one per split.
 
     Samples without pixels are only counted.
@@ -193,8 +191,7 @@ def make_overview(
             gray = as_image(picture).convert("L")
             hashes[place], grays[name][place] = hash_picture(gray), np.asarray(gray).mean() / 255
             done += 1
-            if on_progress is not None:
-                on_progress(done, num_read)
+            on_progress(done, num_read)
         hashed[name] = indices, hashes
     levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
     fit = _fit_of(manifest, manifest.sample_shape)

@@ -56,7 +56,7 @@ def make_report(
     num_pictures: int,
     refused: Sequence[RefusedImage],
     source_given: bool,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress,
 ) -> tuple[bytes, SetOverview]:
     """Returns the HTML page about a set, and the numbers that the page shows.
 

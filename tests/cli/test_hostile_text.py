@@ -18,12 +18,9 @@ import numpy as np
 import pytest
 from command import shardio
 from pictures import random_picture, write_jpeg
-from storages import tar_of
 
 from shardio.cache.cached_split import CachedSplit
 from shardio.cache.folder import Cache
-from shardio.conversion.sources.listed import list_table
-from shardio.conversion.sources.table import Table
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable
 from shardio.format.manifest_file import load_manifest
@@ -33,7 +30,6 @@ from shardio.sets.verify import verify
 FAKE = "shardio: fake line"
 EVIL = f"x\n{FAKE}\r{FAKE}\x1b[31m\x1b]0;t\x07\x9b1m\x85\u202e\u200b\u2028{FAKE}\udc9b\udcff"
 """A new line, a line over this one, colors, a title, the same in C1, another direction, no width, no UTF-8."""
-UTF8 = EVIL.removesuffix("\udc9b\udcff")
 
 
 def assert_shows_only_text(*texts: str) -> None:
@@ -128,28 +124,6 @@ def test_commands_name_what_is_damaged_in_a_hostile_set_as_text(evil_set: Path, 
     assert_clean(shardio("verify", evil_set), code=1)
 
 
-def test_manifests_that_are_refused_are_quoted_as_text(evil_set: Path, tmp_path: Path) -> None:
-    sound = json.loads((evil_set / "manifest.json").read_text())
-    changes: list[Callable[[dict[str, object]], object]] = [
-        lambda document: document.update({EVIL: 1}),
-        lambda document: document.update({"format": EVIL}),
-        lambda document: document.update({"digest": EVIL}),
-        lambda document: document.update({"classes": [EVIL, EVIL]}),
-        lambda document: document.update({"splits": {EVIL: {}}}),
-        lambda document: document.update({"rejects": EVIL}),
-        lambda document: document.update({"provenance": EVIL}),
-    ]
-    for change in changes:
-        document = json.loads(json.dumps(sound))
-        change(document)
-        (evil_set / "manifest.json").write_text(json.dumps(document))
-        assert_clean(shardio("info", evil_set), code=1)
-        with pytest.raises(FormatError) as caught:
-            load_manifest(evil_set)
-        assert_shows_only_text(str(caught.value))
-    assert_clean(shardio("list", tmp_path), code=0)
-
-
 def test_a_hostile_cache_is_shown_as_text(evil_set: Path, tmp_path: Path) -> None:
     cache = tmp_path / "in" / EVIL
     digest = load_manifest(evil_set).digest
@@ -200,69 +174,6 @@ def test_conversions_of_hostile_names_show_text(evil_tree: Path, tmp_path: Path)
     assert_clean(shardio("repair", out, tmp_path / "nowhere" / EVIL), code=1)
     assert_clean(shardio("convert", evil_tree, out / "inside"), code=1)
     assert_clean(shardio("convert", tmp_path / "nowhere" / EVIL, out), code=1)
-
-
-LISTS = {
-    "label": f"a.jpg,{EVIL!r}\nb.jpg,-1\n",
-    "quoted": f'a.jpg,"{EVIL}"\nb.jpg,"-1{EVIL}"\n',
-    "path": f'"{EVIL}",3\n"{EVIL}",4\n',
-    "split": f'a.jpg,1,"{EVIL}"\n',
-    "cells": f"{EVIL}\n",
-}
-
-
-@pytest.mark.parametrize("rows", LISTS.values(), ids=LISTS.keys())
-@pytest.mark.parametrize(
-    "header", ["path,label\n", "path,label,split\n", "", f"path,{EVIL}\n", f"label,path,path,{EVIL}\n"]
-)
-def test_faults_of_a_hostile_list_are_shown_as_text(tmp_path: Path, header: str, rows: str) -> None:
-    src = tmp_path / f"{EVIL}.csv"
-    src.write_text(header + rows, errors="surrogateescape")
-    with pytest.raises(SourceError) as caught:
-        list_table(Table(src)).collect("folders")
-    assert_shows_only_text(str(caught.value))
-
-
-def test_hostile_archives_and_lists_are_shown_as_text(tmp_path: Path) -> None:
-    src = tmp_path / f"{EVIL}.csv"
-    src.write_text(LISTS["path"], errors="surrogateescape")
-    assert_clean(shardio("convert", src, tmp_path / "out"), code=1)
-    image = b"\xff\xd8"
-    for files in (
-        [(f"{UTF8}.jpg", image), (f"{UTF8}.cls", UTF8.encode())],
-        [(f"{UTF8}.jpg", image), (f"{UTF8}.json", json.dumps({"label": EVIL}).encode())],
-        [(f"{UTF8}.jpg", image), (f"{UTF8}.jpg", image), (f"{UTF8}.cls", b"1")],
-        [(f"{UTF8}.jpg", image), (f"{UTF8}.cls", b"1"), (f"{UTF8}.cls", b"2")],
-    ):
-        tar = tmp_path / f"{EVIL}.tar"
-        files += [("sound.jpg", image), ("sound.cls", b"1")]
-        tar.write_bytes(tar_of(files))
-        for command in (("plan", tar, "--seconds", "0.01"), ("convert", tar, tmp_path / "out", "--max-bad", "0")):
-            assert_clean(shardio(*command))
-        tar.write_bytes(tar_of(files)[:-600])
-        assert_clean(shardio("convert", tar, tmp_path / "out"), code=1)
-
-
-def test_hostile_columns_are_shown_as_text(evil_tree: Path, tmp_path: Path) -> None:
-    for text in (f"path,{EVIL!r}\n", f'path,"{EVIL}"\n{EVIL!r},1\n', f'path,a\n"{EVIL}","{EVIL}"\n', f'"{EVIL}"\n'):
-        columns = tmp_path / f"{EVIL}.csv"
-        columns.write_text(text, errors="surrogateescape")
-        assert_clean(shardio("convert", evil_tree, tmp_path / "out", "--table", columns, "--column", "n"), code=1)
-
-
-def test_hostile_parquet_is_shown_as_text(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / f"{UTF8}.parquet"
-    for names in (UTF8, [UTF8, UTF8], {UTF8: 1}):
-        features = {"label": {"_type": "ClassLabel", "names": names}}
-        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-        for columns in (("image", "label"), ("image", UTF8), (UTF8, "label"), (UTF8, UTF8 + "2")):
-            table = pyarrow.table({columns[0]: [b"x"], columns[1]: [7]}).replace_schema_metadata(metadata)
-            parquet.write_table(table, path)
-            assert_clean(shardio("convert", path, tmp_path / "out"), code=1)
-    path.write_bytes(b"PAR1" + UTF8.encode())
-    assert_clean(shardio("convert", path, tmp_path / "out"), code=1)
 
 
 def test_words_of_the_command_line_are_shown_as_text(tmp_path: Path) -> None:

@@ -167,21 +167,6 @@ def serial_correlation(numbers: np.ndarray) -> float:
     return (correlation + 1 / (n - 1)) * math.sqrt(n)
 
 
-def low_bit_balance(numbers: np.ndarray) -> float:
-    """Odd numbers in the first half of the order."""
-    n = len(numbers)
-    half = n // 2
-    odd = int((numbers[:half] & 1).sum())
-    return (odd - half / 2) / math.sqrt(half / 4 * (n - half) / (n - 1))
-
-
-def low_bit_changes(numbers: np.ndarray) -> float:
-    """Neighbors of which one is odd and the other even."""
-    n = len(numbers)
-    changes = int((np.diff(numbers) & 1).sum())
-    return (changes - n / 2) / math.sqrt(n / 4)
-
-
 def displacement(numbers: np.ndarray) -> float:
     """Spearman's footrule: how far all samples were moved (Diaconis and Graham 1977 give mean and variance)."""
     n = len(numbers)
@@ -211,7 +196,7 @@ def cycles(numbers: np.ndarray) -> float:
     return float((found - probabilities.sum()) / math.sqrt((probabilities * (1 - probabilities)).sum()))
 
 
-STATISTICS = [serial_correlation, low_bit_balance, low_bit_changes, displacement, low_bits, cycles]
+STATISTICS = [serial_correlation, displacement, low_bits, cycles]
 
 
 @pytest.mark.parametrize(("n", "seeds"), [(1000, 500), (50_000, 40)])
@@ -223,14 +208,6 @@ def test_orders_look_random(n: int, seeds: int) -> None:
         assert abs(scores.sum()) / math.sqrt(seeds) < 5, f"{statistic.__name__} over all seeds"
         # A deviation far from 1 would be a pattern too, even if the mean is right.
         assert abs(scores.var() - 1) * math.sqrt(seeds / 2) < 5, f"{statistic.__name__}: variance {scores.var()}"
-
-
-@pytest.mark.parametrize(("n", "seeds"), [(1000, 500), (50_000, 40)])
-def test_fixed_points_are_as_frequent_as_in_random_orders(n: int, seeds: int) -> None:
-    positions = np.arange(n)
-    counts = [int((order(n, seed, 1) == positions).sum()) for seed in range(seeds)]
-    assert abs(sum(counts) - seeds) / math.sqrt(seeds) < 5  # one per order on average, variance one
-    assert max(counts) < 10
 
 
 @pytest.mark.parametrize(("first", "second"), [((0, 0), (0, 1)), ((0, 0), (1, 0)), ((3, 4), (4, 3))])

@@ -103,7 +103,7 @@ def test_a_report_tells_no_levels_of_damaged_pixels(tmp_path: Path) -> None:
         writer.append(np.zeros((8, 8, 3), np.uint8), 0)
     flip(tmp_path / "out" / "train-00000.npy")
     with pytest.raises(FormatError, match=r"train-00000\.npy: sample 0"):
-        make_overview(open_splits(tmp_path / "out"), num_pictures=1)
+        make_overview(open_splits(tmp_path / "out"), 1, lambda done, total: None)
 
 
 def test_a_changed_set_does_not_tell_the_levels_of_other_pixels(tmp_path: Path) -> None:
