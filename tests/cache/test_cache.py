@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -119,17 +117,6 @@ def test_a_filesystem_that_nodes_share_is_refused(cache: Cache, monkeypatch: pyt
     assert not cache.folder.exists()
     for kind in ("ext4", "tmpfs", "overlay", "", "fuse.fuse-overlayfs", "fuse", "fuseblk", "virtiofs", "9p"):
         assert not is_shared(kind)
-
-
-def test_many_processes_that_make_the_cache_at_once_agree(cache: Cache) -> None:
-    barrier = threading.Barrier(8)
-
-    def lease(number: int) -> None:
-        barrier.wait()
-        Cache(cache.folder).lease(A).close()
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lease, range(8))) == [None] * 8
 
 
 @pytest.mark.parametrize(

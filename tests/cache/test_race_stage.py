@@ -79,18 +79,3 @@ def test_a_cache_that_is_not_careful_is_noticed(fault: str, noticed: str) -> Non
     assert re.search(noticed, result.stdout), result.stdout
     # These errors would be mistakes in the code of the fault.
     assert not re.search("AttributeError|NameError|TypeError", result.stdout), result.stdout
-
-
-def test_a_source_that_is_touched_is_noticed(tmp_path: Path) -> None:
-    script = """
-import pathlib, sys
-import race_stage
-race_stage.protect = lambda folder: False
-race = race_stage.Race(pathlib.Path(sys.argv[1]), 2, 0, lambda line: None)
-(race.sources / "set-1" / "x").touch()
-race.run(1)
-print(race.counts.violations)
-"""
-    result = run_python("-c", script, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "['a source was touched']\n"

@@ -33,7 +33,7 @@ from shardio.cache import partial_copy
 from shardio.cache import stage as staging
 from shardio.cache.cached_split import CachedSplit
 from shardio.cache.filler import CopyFiller
-from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
 from shardio.cache.stage import stage
 from shardio.cli.main import cli
@@ -554,47 +554,6 @@ def test_one_copies_and_the_others_wait_and_say_so_once(
     assert (told, progress) == ([os.getpid()] * 3, [])
 
 
-def test_when_the_one_that_copies_is_killed_another_goes_on_with_its_files(
-    out: Path, cache: Path, tmp_path: Path, start: Callable[..., Future[Any]]
-) -> None:
-    code = """
-import sys, threading
-from shardio.cache import partial_copy
-from shardio.cache import filler as filling
-from shardio.cache import stage as staging
-from shardio.sets.storage import FileCopier, FolderStorage
-class Stuck(FolderStorage):
-    def read_into(self, entry, offset, buffer):
-        if entry.file == "train-00002.npy" and offset:
-            print("stuck", flush=True)
-            threading.Event().wait()
-        super().read_into(entry, offset, buffer)
-staging.open_storage = Stuck
-filling._REQUESTS, partial_copy._LEAST_NBYTES = (1, 1), 1
-staging.stage(sys.argv[1], sys.argv[2], workers=1)
-"""
-    command = [sys.executable, "-c", code, str(out), str(cache)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "stuck\n"
-        folder = cache / load_manifest(out).digest
-        deadline = time.monotonic() + 30  # the last file is still being hashed
-        while len(kept := finished(folder)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        waits: list[int | None] = []
-        waiting = threading.Event()
-        other = start(stage, out, cache, on_wait=lambda who: (waits.append(who), waiting.set()))
-        assert waiting.wait(60)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    report = other.result(60)
-    assert waits == [process.pid]
-    assert kept.keys() == {"train-index.npy", "train-00000.npy", "train-00001.npy"}
-    assert report.num_copied == 3
-    assert inodes(folder).items() >= kept.items()
-    assert contents(folder) == contents(out)
-
-
 def test_a_filler_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path, cache: Path) -> None:
     stop = threading.Event()
 
@@ -642,18 +601,6 @@ def test_a_filler_that_waits_can_be_told_to_stop(
         assert other.result(60) is False
     gate.opened.set()
     first.result(60)
-
-
-def test_a_copy_that_is_being_made_is_not_evicted(
-    out: Path, cache: Path, gate: type[Gate], start: Callable[..., Future[Any]]
-) -> None:
-    first = start(stage, out, cache)
-    assert gate.asked.wait(60)
-    assert not Cache(cache).evict(keep=0).removed
-    gate.opened.set()
-    assert first.result(60).num_copied == 6
-    assert [copy.complete for copy in Cache(cache).evict(keep=0).removed] == [True]
-    assert os.listdir(cache) == [MARKER_NAME]
 
 
 def test_files_are_there_for_others_as_soon_as_they_are_copied(out: Path, cache: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from command import run_python
 from damage_set import (
     KINDS,
-    NUMBER,
     SHAPE,
     Damage,
     Site,
@@ -23,7 +22,7 @@ from damage_set import (
 from places import CHAOS
 
 from shardio.errors import FormatError
-from shardio.format.layout import HEADER_NBYTES, sample_nbytes
+from shardio.format.layout import sample_nbytes
 from shardio.sets.verify import Problem, VerifyReport, verify
 
 NBYTES = sample_nbytes(SHAPE)
@@ -118,18 +117,6 @@ def test_a_careless_opening_is_noticed(site: Site, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(damage_set, "open_all", refuse_another)
     assert "expected val to be refused for ['val-00001.npy'], found" in site.try_damage(cut)
-
-
-@pytest.mark.parametrize("careless_use", ["train_on", "show"])
-def test_a_loader_or_command_that_takes_another_label_is_noticed(
-    site: Site, monkeypatch: pytest.MonkeyPatch, careless_use: str
-) -> None:
-    index = bytearray(site.sound["val-index.npy"])
-    index[HEADER_NBYTES] ^= 1
-    damage = Damage(NUMBER, {"val-index.npy": bytes(index)})
-    assert site.try_damage(damage) == ""
-    monkeypatch.setattr(damage_set, careless_use, lambda how, folder, split: None)
-    assert "expected val to be refused for ['val-index.npy'], but it was opened" in site.try_damage(damage)
 
 
 def test_a_process_that_dies_or_hangs_is_noticed_and_the_other_damages_are_done(tmp_path: Path) -> None:

@@ -116,12 +116,6 @@ def test_a_server_that_stays_away_is_an_error_with_url_range_and_cause(
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-def test_no_server_at_all_is_tried_for_a_while(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 0.3)
-    with pytest.raises(OSError, match=r"looking for the file failed \(attempts: [2-9]\d*\): .*onnect"):
-        open_storage("http://127.0.0.1:1/small").load_manifest()
-
-
 def test_a_read_that_waits_to_try_again_gives_up_when_the_storage_is_closed(store: ObjectStore) -> None:
     place = remote.RemoteStorage("memory://waits")
 
