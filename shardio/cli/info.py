@@ -18,7 +18,7 @@ from shardio.cli.output import next_step, show, table, telling_of_servers
 from shardio.errors import bytes_text, counted, printable, shortened
 
 if TYPE_CHECKING:
-    from shardio.format.entries import ArrayEntry, OrderEntry, SplitEntry
+    from shardio.format.entries import ArrayEntry, SplitEntry
     from shardio.format.manifest import Manifest
     from shardio.sets.index import Spread
     from shardio.sets.storage import Storage
@@ -52,10 +52,10 @@ def info(out: str, verbose: bool, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts from the orders of a split and from its index, or the reason why the index was not read."""
+    """Counts from the orders of a split and from its index, or the reason why one of them was not read."""
 
-    in_use: list[int]
-    """For each order of the split, how many different stored rows it refers to."""
+    in_use: list[int] | None
+    """For each order of the split, how many different stored rows it refers to; None if an order was not read."""
     classes: list[tuple[int, int]] = field(default_factory=list)
     """(label, samples), rarest first."""
     spreads: Mapping[str, Spread] = field(default_factory=dict)
@@ -66,16 +66,17 @@ def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _
     import numpy as np
 
     from shardio.errors import FormatError
-    from shardio.sets.index import count_classes, numbers_of, read_index, spread_of, spreads_of
+    from shardio.sets.index import count_classes, numbers_of, read_index, read_rows, spread_of, spreads_of
     from shardio.sets.names import is_url
 
     entry = manifest.splits[split]
-    in_use = [_num_used(storage, order, entry.num_samples) for order in entry.orders]
+    in_use: list[int] | None = None
     tables = [entry.index, *chain.from_iterable(one.shards for one in entry.arrays.values() if not one.row.shape)]
     nbytes = sum(table.nbytes for table in tables)
-    if is_url(storage.name) and nbytes > _MOST_FETCHED_NBYTES and not verbose:
-        return _Counts(in_use, reason=f"not counted: --verbose reads {bytes_text(nbytes)}")
     try:
+        in_use = [len(np.unique(read_rows(storage, order))) for order in entry.orders]
+        if is_url(storage.name) and nbytes > _MOST_FETCHED_NBYTES and not verbose:
+            return _Counts(in_use, reason=f"not counted: --verbose reads {bytes_text(nbytes)}")
         rows = read_index(storage, manifest, split)
         spreads = spreads_of(rows, numbers_of(storage, entry))
     except (FormatError, OSError) as error:
@@ -86,16 +87,6 @@ def _count(storage: Storage, manifest: Manifest, split: str, verbose: bool) -> _
     per_class = spread_of(np.array([count for _, count in classes]))
     assert per_class is not None  # a split has a sample
     return _Counts(in_use, classes, {"samples per class": per_class, **spreads})
-
-
-def _num_used(storage: Storage, order: OrderEntry, num_samples: int) -> int:
-    import numpy as np
-
-    from shardio.format.layout import HEADER_NBYTES
-
-    rows = np.empty(num_samples, order.dtype)
-    storage.read_into(order, HEADER_NBYTES, rows.view(np.uint8).data)
-    return len(np.unique(rows))
 
 
 def _facts(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Counts]) -> dict[str, Any]:
@@ -281,4 +272,5 @@ def _arrays(split: SplitEntry, counts: _Counts | None) -> Iterator[str]:
 
 
 def _stored(order: int, num_rows: int, counts: _Counts | None) -> str:
-    return f"{order}: {'?' if counts is None else f'{counts.in_use[order]:,}'} of {num_rows:,} stored"
+    in_use = None if counts is None else counts.in_use
+    return f"{order}: {'?' if in_use is None else f'{in_use[order]:,}'} of {num_rows:,} stored"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from arrays import change_split, some_arrays
 from command import call, shardio
-from folders import contents
+from folders import contents, flip
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ShardioError
@@ -127,6 +127,10 @@ def test_info_tells_arrays_and_how_many_stored_samples_are_in_use(out: Path) -> 
 
 
 def test_info_of_a_damaged_set_tells_what_the_manifest_says(out: Path) -> None:
+    flip(out / "train-order-0.npy")
+    text = shardio("info", out).stdout
+    assert "order 0: ? of 20 stored samples in use" in text
+    assert "not counted: " in text
     (out / "train-order-0.npy").unlink()
     text = shardio("info", out).stdout
     assert "order 0: ? of 20 stored samples in use" in text
