@@ -65,7 +65,7 @@ VALUES: dict[str, list[str]] = {
     "kernel_size": [f"GaussianBlur({size})" for size in ("4", "0", "(3, 5, 7)", "()", "'ab'")],
     "sigma": [f"GaussianBlur(3, {sigma})" for sigma in ("0", "(2, 1)", "(1, nan)", "'x'")],
     "degrees": [f"RandomRotation({some})" for some in ("-1", "inf", "(1, 2, 3)", "(2, 1)", "(1, nan)")],
-    "center": [f"RandomRotation(1, center={some})" for some in ("3", "0", "(1, 2, 3)", "(1, inf)")],
+    "center": [f"RandomRotation(1, center={some})" for some in ("3", "0", "(1, 2, 3)", "(1, inf)", "(-inf, 1)")],
     "translate": [f"RandomAffine(1, {some})" for some in ("0.1", "(0.1,)", "(0.1, 1.1)", "(nan, 0)")],
     "shear": [f"RandomAffine(1, shear={some})" for some in ("(1, 2, 3)", "(2, 1)", "(0, 1, 2, inf)", "-3")],
     "distortion_scale": ["RandomPerspective(1.1)"],
