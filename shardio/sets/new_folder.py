@@ -29,13 +29,6 @@ _AT_FDCWD = -100
 FOLDER_SUFFIX = ".d"
 
 
-def sweep_beside(target: Path) -> None:
-    """Removes the temporary folders that killed processes left next to `target`."""
-    if not looks_like_a_set(target.parent):  # where temporary files are a conversion's own
-        with contextlib.suppress(OSError):  # no folder, or one that may not be read
-            sweep_left_overs(target.parent)
-
-
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
     """Yields a new folder next to `target`, open, and its lock file. The folder is removed at the end of the block,
@@ -139,13 +132,16 @@ def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
     return found
 
 
-def sweep_left_overs(root: Path) -> None:
-    """Removes abandoned folders and locks, as far as permissions allow."""
-    for lock in _locks(root):
-        with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
-            if abandoned:
-                shutil.rmtree(folder_of(lock), ignore_errors=True)
-                lock.unlink(missing_ok=True)
+def sweep_beside(target: Path) -> None:
+    """Removes the folders and locks that killed processes left next to `target`, as far as permissions allow."""
+    if looks_like_a_set(target.parent):  # where temporary files are a conversion's own
+        return
+    with contextlib.suppress(OSError):  # no folder, or one that may not be read
+        for lock in _locks(target.parent):
+            with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
+                if abandoned:
+                    shutil.rmtree(folder_of(lock), ignore_errors=True)
+                    lock.unlink(missing_ok=True)
 
 
 def _locks(root: Path) -> list[Path]:

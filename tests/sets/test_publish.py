@@ -23,7 +23,7 @@ from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceErr
 from shardio.format.manifest_file import load_manifest
 from shardio.sets import new_folder
 from shardio.sets import publish as publisher
-from shardio.sets.new_folder import find_left_overs, sweep_left_overs
+from shardio.sets.new_folder import find_left_overs, sweep_beside
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 from shardio.system.files import _machine
@@ -377,7 +377,7 @@ def test_what_may_not_be_removed_stays(root: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:  # for root there are no permissions
         patch.setattr(Path, "unlink", refused)
         patch.setattr(os, "unlink", refused)
-        sweep_left_overs(root)
+        sweep_beside(root / "small")
     assert lock.exists()
     assert [left.path for left in find_left_overs(root)] == [str(folder)]
 
@@ -413,10 +413,7 @@ KILL = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 import shardio.system.pour
-from shardio.sets import new_folder
 from shardio.sets import publish as publisher
-from shardio.system.files import _boot_time, _machine
-from shardio.sets.new_folder import find_left_overs, sweep_left_overs
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.verify import verify
 
@@ -436,10 +433,7 @@ for number in range(rounds):
     source, target = original.with_name("source"), root / f"set-{number}"
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(original, source)
-    if crossing:
-        publisher._can_be_renamed = lambda source, root: False
-    else:
-        publisher._can_be_renamed = lambda source, root: True
+    publisher._can_be_renamed = lambda source, root: not crossing
     child = os.fork()
     if not child:
         publisher.publish(source, target, move=move)
@@ -456,7 +450,6 @@ for number in range(rounds):
         shutil.rmtree(target)
     else:
         assert verify(source).ok and load_manifest(source).digest == digest, "lost"
-publisher._can_be_renamed = lambda source, root: False
 shutil.rmtree(original.with_name("source"), ignore_errors=True)
 publisher.publish(original, root / "last")
 assert sorted(os.listdir(root)) == ["last", "warm"], os.listdir(root)

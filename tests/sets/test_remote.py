@@ -19,11 +19,10 @@ from pathlib import Path
 
 import pytest
 from command import shardio
-from plain_sets import first_shard
+from plain_sets import first_shard, read_range
 from servers import Fault, ObjectStore, SlowServer, cut, short, slow, status, whole
 
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format.entries import ShardEntry
 from shardio.format.layout import MAX_MANIFEST_NBYTES
 from shardio.format.manifest_file import load_manifest
 from shardio.sets import remote
@@ -48,18 +47,12 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
 
 
-def read(url: str, entry: ShardEntry, start: int, stop: int) -> bytes:
-    buffer = bytearray(stop - start)
-    open_storage(url).read_into(entry, start, memoryview(buffer))
-    return bytes(buffer)
-
-
 def test_the_manifest_and_any_range_of_a_file_are_those_of_the_folder(url: str, out: Path) -> None:
     entry, place = first_shard(out), open_storage(url)
     assert place.load_manifest() == load_manifest(out)
     data = (out / entry.file).read_bytes()
     for start, stop in ((0, len(data)), (1, 2), (4090, 4200), (len(data) - 1, len(data)), (5, 5)):
-        assert read(url, entry, start, stop) == data[start:stop]
+        assert read_range(place, entry, start, stop) == data[start:stop]
     assert (place.name, place.path_of(entry)) == (url, f"{url}/{entry.file}")
 
 
@@ -68,7 +61,7 @@ def test_a_long_range_is_asked_for_in_parts(
 ) -> None:
     monkeypatch.setattr(remote, "_REQUEST_NBYTES", 100)
     entry = first_shard(out)
-    assert read(url, entry, 4000, 4250) == (out / entry.file).read_bytes()[4000:4250]
+    assert read_range(open_storage(url), entry, 4000, 4250) == (out / entry.file).read_bytes()[4000:4250]
     asked = [found for method, path, found in store.requests if method == "GET" and path.endswith(entry.file)]
     assert asked == ["bytes=4000-4099", "bytes=4100-4199", "bytes=4200-4249"]
 
@@ -88,10 +81,8 @@ PASSING: dict[str, list[Fault]] = {
 def test_what_may_pass_is_tried_again(url: str, out: Path, store: ObjectStore, faults: list[Fault]) -> None:
     entry, place = first_shard(out), open_storage(url)
     place.load_manifest()
-    buffer = bytearray(50)
     store.faults.extend(faults)
-    place.read_into(entry, 4096, memoryview(buffer))
-    assert buffer == (out / entry.file).read_bytes()[4096:4146]
+    assert read_range(place, entry, 4096, 4146) == (out / entry.file).read_bytes()[4096:4146]
     assert not store.faults
     store.faults.extend(faults)
     assert place.load_manifest() == load_manifest(out)
@@ -391,14 +382,10 @@ def test_many_threads_read_at_the_same_time(url: str, out: Path, store: ObjectSt
     data = (out / entry.file).read_bytes()
     store.faults.extend([status(500), cut(3), short(5)] * 5)
 
-    def read_one(start: int) -> bytes:
-        buffer = bytearray(97)
-        place.read_into(entry, start, memoryview(buffer))
-        return bytes(buffer)
-
     starts = range(0, 4900, 100)
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(read_one, starts)) == [data[start : start + 97] for start in starts]
+        found = list(pool.map(lambda start: read_range(place, entry, start, start + 97), starts))
+    assert found == [data[start : start + 97] for start in starts]
 
 
 FORKED = """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_sets import first_shard
+from plain_sets import first_shard, read_range
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.manifest_file import load_manifest
@@ -42,9 +42,7 @@ def test_any_range_of_a_file_is_read_whole(out: Path) -> None:
     entry, place = first_shard(out), open_storage(out)
     data = (out / entry.file).read_bytes()
     for start, stop in ((0, len(data)), (1, 2), (4090, 4200), (len(data) - 1, len(data)), (5, 5)):
-        buffer = bytearray(stop - start)
-        place.read_into(entry, start, memoryview(buffer))
-        assert buffer == data[start:stop]
+        assert read_range(place, entry, start, stop) == data[start:stop]
 
 
 def test_a_relative_folder_stays_the_same_when_the_process_goes_elsewhere(
@@ -61,9 +59,7 @@ def test_a_relative_folder_stays_the_same_when_the_process_goes_elsewhere(
 def test_what_may_pass_is_tried_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = first_shard(out)
     waits = failing_reads(monkeypatch, errno.EIO, 0, errno.ESTALE)
-    buffer = bytearray(50)
-    FolderStorage(out).read_into(entry, 4096, memoryview(buffer))
-    assert buffer == (out / entry.file).read_bytes()[4096:4146]
+    assert read_range(FolderStorage(out), entry, 4096, 4146) == (out / entry.file).read_bytes()[4096:4146]
     assert waits == sorted(waits)
     assert len(waits) == 3
 

@@ -12,7 +12,7 @@ from shardio.format.entries import ShardEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.sets.storage import open_storage
+from shardio.sets.storage import Storage, open_storage
 from shardio.sets.verify import verify
 from shardio.system.pour import direct_alignment
 
@@ -50,3 +50,9 @@ def read_in_every_way(path: Path) -> None:
 
 def first_shard(out: Path) -> ShardEntry:
     return load_manifest(out).splits["train"].shards[0]
+
+
+def read_range(place: Storage, entry: ShardEntry, start: int, stop: int) -> bytes:
+    buffer = bytearray(stop - start)
+    place.read_into(entry, start, memoryview(buffer))
+    return bytes(buffer)

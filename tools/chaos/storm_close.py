@@ -43,7 +43,7 @@ import shardio
 from shardio.cache.folder import Cache
 from shardio.errors import CacheError
 from shardio.loading.loader import ShardLoader
-from shardio.sets.new_folder import sweep_left_overs
+from shardio.sets.new_folder import sweep_beside
 from shardio.sets.publish import publish
 
 NUM_SAMPLES = 60
@@ -171,7 +171,7 @@ class Storms:
         while held:
             held.pop().close()
         gc.collect()
-        sweep_left_overs(self._folder / "root")  # as the next publisher does: then no temporary file may be there
+        sweep_beside(self._folder / "root" / "next")  # as the next publisher does: then no temporary file may be there
         counts.rounds += 1
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (left := self._in_use() - before) and time.monotonic() < deadline:
