@@ -1,10 +1,6 @@
 """Interprets the names in a collection: which files are clutter, which words name splits, how labels are numbered.
 
-Folders, tars, parquet files, lists and dicts of datasets name a split by a word. A set calls the known splits train,
-val and test, so the same images give the same set whichever word their storage uses.
-
-Labels are integers or class names. Integers are used as they are, and the classes are 0 to the largest integer. Class
-names are numbered in sorted order, as class folders are.
+A set calls the known splits train, val and test: the same images give the same set, whatever words their storage uses.
 """
 
 from __future__ import annotations
@@ -146,8 +142,8 @@ def numbers_up_to(least: int, most: int) -> tuple[str, ...]:
 def number_labels(written: Set[tuple[str, str]]) -> Numbering:
     """Returns the numbers of all labels. `written` has the (split, text) of each label, as the collection writes it.
 
-    Class names in later splits must occur in the first split. If a collection has both integers and class names, the
-    rarer kind is invalid.
+    Integers are used as they are. Class names are numbered in sorted order, and those in later splits must occur in the
+    first split. If a collection has both, the rarer kind is invalid.
     """
     everything = {text for _, text in written}
     integers = {text for text in everything if re.fullmatch(r"[0-9]{1,18}", text) and int(text) < MAX_CLASSES}

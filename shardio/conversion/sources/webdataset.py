@@ -34,13 +34,10 @@ _MOST_TARS = 1_000_000
 def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
     """Returns the samples of a tar, of the tars in or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
 
-    - Images are jpg, jpeg, png or webp.
     - Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all integers, or all class names.
     - The split is named by the tars' folders or names, or by the first folder of all samples; otherwise it is train.
     - Samples keep the order of the tars. A sample without a label or an image is a source that will be refused; with
       `unlabeled`, only a sample without an image.
-
-    Raises SourceError if a tar is damaged, or if tars contradict each other.
     """
     folder, tars, ignored = _find_tars(src)
     kinds: list[str] = []
