@@ -85,7 +85,6 @@ class RowsEntry(TableEntry):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of one row."""
         return np.dtype(self.row.dtype)
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
@@ -118,7 +117,6 @@ class IndexEntry(TableEntry):
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """The type of one row."""
         return index_dtype(self.key_nbytes, has_label=self.has_label)
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
@@ -211,7 +209,6 @@ class SplitEntry:
         return (self.index, *self.orders, *(array.crc32 for array in self.arrays.values()))
 
     def content(self) -> dict[str, Any]:
-        """Returns the JSON object for a manifest."""
         content: dict[str, Any] = {
             "num_samples": self.num_samples,
             "index": self.index.content(),

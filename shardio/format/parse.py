@@ -130,7 +130,6 @@ def filled_mapping(value: object, where: str) -> dict[str, Any]:
 
 
 def strings(value: object, where: str) -> tuple[str, ...]:
-    """Returns a list of strings as a tuple."""
     return tuple(string(one, f"{where}[{i}]") for i, one in enumerate(sequence(value, where)))
 
 

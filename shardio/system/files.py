@@ -170,8 +170,8 @@ def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool 
         file.commit(replace=replace)
 
 
-def write_output(path: Path, *parts: bytes | memoryview) -> None:
-    """Writes `parts`, one after the other, as the file `path`, named by a user. It appears whole.
+def write_output(path: Path, data: bytes) -> None:
+    """Writes `data` as the file `path`, named by a user. It appears whole.
 
     A symbolic link is followed, and its target replaced. A device or FIFO is written to directly. Raises ValueError if
     `path` is this process's own stdout or stderr, unless that is a device.
@@ -184,13 +184,12 @@ def write_output(path: Path, *parts: bytes | memoryview) -> None:
         _check_apart(path, status)
     if status is not None and not stat.S_ISREG(status.st_mode):
         with open_file(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC) as opened, naming(path):
-            for part in parts:
-                write_all(opened.fileno(), part)
+            write_all(opened.fileno(), data)
         return
     target = Path(os.path.realpath(path))
     with contextlib.suppress(OSError):  # no folder, or one that may not be read
         sweep_temporaries(target.parent, lambda name: target_of(name) != target.name)
-    write_atomic(target, *parts)
+    write_atomic(target, data)
 
 
 def _check_apart(path: Path, status: os.stat_result) -> None:

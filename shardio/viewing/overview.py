@@ -39,10 +39,6 @@ class Histogram:
     quantiles: tuple[float, ...]
     """Minimum, 5%, median, 95% and maximum."""
 
-    @property
-    def total(self) -> int:
-        return sum(self.counts)
-
 
 def histogram_of_shares(values: NDArray[Any]) -> Histogram | None:
     """Returns a histogram of numbers from 0 to 1; None if there are no numbers."""

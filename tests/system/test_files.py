@@ -299,7 +299,7 @@ def test_an_output_that_is_a_link_keeps_the_link_and_replaces_its_target(tmp_pat
         if content is not None:
             target.write_bytes(content)
         link.symlink_to(target)
-        write_output(link, b"n", b"ew")
+        write_output(link, b"new")
         assert link.is_symlink()
         assert target.read_bytes() == b"new"
     assert names(tmp_path / "folder") == ["not there", "there"]
@@ -312,7 +312,7 @@ def test_an_output_that_is_a_fifo_or_a_device_is_written_to(tmp_path: Path) -> N
     (tmp_path / "device").symlink_to(os.ttyname(terminal))
     for path, reader in ((fifo, os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)), (tmp_path / "device", device)):
         before = path.lstat()
-        write_output(path, b"n", b"ew")
+        write_output(path, b"new")
         with os.fdopen(reader, "rb", buffering=0) as found:
             assert b"".join(found.read(1) for _ in b"new") == b"new"
         assert os.path.samestat(path.lstat(), before)
