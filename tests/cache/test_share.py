@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import change_split, some_arrays, write_array
-from folders import contents, flip
+from folders import contents, flip, used_nbytes
 
 from shardio.cache import filler as filling
 from shardio.cache import stage as staging
@@ -67,12 +67,6 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return nbytes
 
 
-def room(cache: Path) -> int:
-    """Returns the bytes of all files of copies, each once."""
-    files = {path.stat().st_ino: path.stat().st_size for path in cache.glob("*/*")}
-    return sum(files.values())
-
-
 def test_what_another_copy_has_is_not_fetched_again(sets: tuple[Path, Path], cache: Path, fetched: list[int]) -> None:
     first, second = sets
     one = stage(first, cache)
@@ -87,7 +81,7 @@ def test_what_another_copy_has_is_not_fetched_again(sets: tuple[Path, Path], cac
     assert (Path(one.path) / "train-00007.npy").samefile(Path(two.path) / "train-00007.npy")
     # Both copies together take little more room than one.
     sizes = {copy.digest: (copy.nbytes, copy.nbytes_alone) for copy in Cache(cache).copies()}
-    assert sum(nbytes for nbytes, _ in sizes.values()) > 1.9 * room(cache)
+    assert sum(nbytes for nbytes, _ in sizes.values()) > 1.9 * used_nbytes(cache)
     assert sizes[one.digest][1] < 0.05 * sizes[one.digest][0]
     again = stage(second, cache)
     assert (again.num_copied, again.num_linked) == (0, 0)
@@ -99,24 +93,24 @@ def test_eviction_of_one_copy_keeps_the_other_whole_and_the_last_frees_the_room(
 ) -> None:
     copies = [stage(one, cache) for one in sets]
     kept = copies[1 - evicted]
-    total = room(cache)
+    total = used_nbytes(cache)
     with Cache(cache).lease(kept.digest):
         report = Cache(cache).evict(keep=0)
     assert [copy.digest for copy in report.removed] == [copies[evicted].digest]
     assert [copy.digest for copy in report.kept] == [kept.digest]
-    assert report.nbytes == room(cache) > 0.9 * total
+    assert report.nbytes == used_nbytes(cache) > 0.9 * total
     assert verify(kept.path).ok
     assert Cache(cache).copies()[0].nbytes_alone == report.nbytes
     last = Cache(cache).evict(keep=0)
-    assert (last.nbytes, room(cache)) == (0, 0)
+    assert (last.nbytes, used_nbytes(cache)) == (0, 0)
 
 
 def test_no_copy_is_evicted_for_room_that_its_going_would_not_make(
     sets: tuple[Path, Path], cache: Path, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = [stage(one, cache) for one in sets]
-    capacity = room(cache) + 1000
-    monkeypatch.setattr(Cache, "free_nbytes", lambda self: capacity - room(self.folder))
+    capacity = used_nbytes(cache) + 1000
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: capacity - used_nbytes(self.folder))
     other = make_set(20, SHAPE, 3)
     with Cache(cache).lease(copies[1].digest), pytest.raises(SpaceError) as caught:
         stage(other, cache)
@@ -130,9 +124,9 @@ def test_no_copy_is_evicted_for_room_that_its_going_would_not_make(
 def test_keep_counts_a_file_of_two_copies_once(sets: tuple[Path, Path], cache: Path) -> None:
     for one in sets:
         stage(one, cache)
-    report = Cache(cache).evict(keep=room(cache))
-    assert (report.removed, report.nbytes) == ((), room(cache))
-    assert len(Cache(cache).evict(keep=room(cache) - 1).removed) == 1
+    report = Cache(cache).evict(keep=used_nbytes(cache))
+    assert (report.removed, report.nbytes) == ((), used_nbytes(cache))
+    assert len(Cache(cache).evict(keep=used_nbytes(cache) - 1).removed) == 1
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import assert_one_clear_error, shardio
-from folders import contents, flip
+from folders import contents, flip, used_nbytes
 from pictures import sample_pixels
 from places import ROOT
 
@@ -418,14 +418,6 @@ def test_a_pinned_set_is_the_only_one_taken_and_its_complete_copy_needs_no_sourc
     assert stage(out, cache, digest=digest).num_copied == 0
     with pytest.raises(SetNotFoundError):
         stage(out, cache)
-
-
-def used_nbytes(cache: Path) -> int:
-    """The size of the files of all copies, each once."""
-    files = {
-        path.stat().st_ino: path.stat().st_size for copy in Cache(cache).copies() for path in Path(copy.path).iterdir()
-    }
-    return sum(files.values())
 
 
 def have_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:

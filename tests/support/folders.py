@@ -35,6 +35,12 @@ def everything(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
+def used_nbytes(cache: Path) -> int:
+    """Returns the size of the files of all copies in a cache, each once."""
+    files = {path.stat().st_ino: path.stat().st_size for path in cache.glob("*/*")}
+    return sum(files.values())
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
