@@ -26,16 +26,17 @@ MOST_DRAWS = 32
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for the samples `indices`, int64 (B,).
+    """Random numbers for B samples, computed from `counters`, int64 (B,): a counter for each sample.
 
-    The numbers of a sample depend only on `seed`, `epoch`, `view` and the sample's index, not on the batch. Each `view`
-    is an independent augmentation of the sample within an epoch. It may be an array (B,), with a view for each sample.
+    The numbers of a sample depend only on `seed`, `epoch`, `view` and the sample's counter, not on the batch. A counter
+    is the sample's index, or its position in an order that may repeat samples. Each `view` is an independent
+    augmentation of the sample within an epoch. `view` may be an array (B,), with a view for each sample.
     `seed` may be a function that returns the seed.
     """
 
     seed: int | Callable[[], int]
     epoch: int
-    indices: NDArray[np.int64]
+    counters: NDArray[np.int64]
     view: int | NDArray[np.int64] = 0
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
@@ -45,7 +46,7 @@ class Draws:
         """
         if not 0 < count <= MOST_DRAWS:
             raise ValueError(f"count must be from 1 to {MOST_DRAWS}; found {count}")
-        first = self.indices.astype(np.uint64) * np.uint64(MOST_DRAWS)
+        first = self.counters.astype(np.uint64) * np.uint64(MOST_DRAWS)
         return uniform(self._key(purpose), first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
 
     def _key(self, purpose: str) -> np.uint64 | NDArray[np.uint64]:
@@ -60,11 +61,11 @@ class Draws:
 
     def keys(self, purpose: str) -> NDArray[np.int64]:
         """Returns 64 random bits for each sample, int64 (B,), that depend on the key `purpose`."""
-        return random_bits(self._key(purpose), self.indices.astype(np.uint64)).view(np.int64)
+        return random_bits(self._key(purpose), self.counters.astype(np.uint64)).view(np.int64)
 
     def of_the_batch(self) -> Draws:
         """Returns Draws that give all samples the numbers of the batch's first sample, in each view."""
-        return replace(self, indices=np.full_like(self.indices, self.indices[0]))
+        return replace(self, counters=np.full_like(self.counters, self.counters[0]))
 
     def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
         """Returns random numbers from a standard normal distribution, float64 (count, B). See `uniform`."""
@@ -107,7 +108,7 @@ def loader_batch(count: int) -> LoaderBatch | None:
     Returns None if no loader is calling a function, or if the batch has fewer than `count` samples.
     """
     found = _CURRENT.get()
-    return found if found is not None and count <= len(found.draws.indices) else None
+    return found if found is not None and count <= len(found.draws.counters) else None
 
 
 @dataclass(frozen=True)

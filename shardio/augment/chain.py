@@ -241,7 +241,7 @@ def _draws(
         return Draws(
             draws.seed if seed is None else seed,
             draws.epoch if epoch is None else epoch,
-            draws.indices[:count],
+            draws.counters[:count],
             next(given.views) if view is None else view,
         )
     if indices is None:
@@ -307,7 +307,7 @@ class Compose(Container):
 def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
     """Returns a plain batch after a transform, for each of `views`. They are computed as one batch."""
     count, several = len(batch), len(views)
-    draws = replace(batch.draws, indices=np.tile(batch.draws.indices, several), view=np.repeat(views, count))
+    draws = replace(batch.draws, counters=np.tile(batch.draws.counters, several), view=np.repeat(views, count))
     together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)
     done = transform.apply(together, purpose).finished()
     return [replace(done, images=images, sizes=done.sizes[:count]) for images in done.images.chunk(several)]

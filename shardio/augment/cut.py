@@ -87,7 +87,7 @@ class Split:
         """
         height, width, channels = shape
         # Nothing of the head looks at pixels.
-        stand_in = torch.empty((len(draws.indices), channels, height, width), dtype=torch.uint8, device="meta")
+        stand_in = torch.empty((len(draws.counters), channels, height, width), dtype=torch.uint8, device="meta")
         batch = Batch(stand_in, draws, sizes_of(stand_in) if sizes is None else sizes)
         for transform, purpose in self.head:
             batch = transform.apply(batch, purpose)

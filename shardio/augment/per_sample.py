@@ -72,10 +72,10 @@ class PerSample(Transform):
                         f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
                     )
                 made.append((image, own))
-        pictures = self._stacked("an image", [image for image, _ in made], batch.draws.indices)
+        pictures = self._stacked("an image", [image for image, _ in made], batch.draws.counters)
         if masks is not None:
             moved = {name: [own[name] for _, own in made] for name in masks.by_name}
-            indices = batch.draws.indices
+            indices = batch.draws.counters
             stacked = {name: self._stacked(f"masks[{name!r}]", parts, indices) for name, parts in moved.items()}
             masks = Masks.of(pictures, stacked, masks.fills)
         return batch.holding(pictures, masks)

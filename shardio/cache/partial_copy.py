@@ -111,7 +111,7 @@ class PartialCopy:
         self.blocks = blocks
         self._folder = folder
         mapping = RowMapping([sum(each.count for each in blocks.values())], 1)
-        mapping.place(0, flags)
+        mapping.map_file(0, flags)
         self.states: NDArray[np.uint8] = mapping.rows[:, 0]
 
     @classmethod

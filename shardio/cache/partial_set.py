@@ -71,7 +71,7 @@ class PartialTable(MappedTable):
             if self._copy.has(entry):
                 try:
                     # Another thread may do the same: then one mapping of the file replaces an equal one.
-                    self.place(number, open_checked(self.path_of(entry), entry, self._manifest.sample_shape))
+                    self.map_file(number, open_checked(self.path_of(entry), entry, self._manifest.sample_shape))
                 except FormatError:  # damaged, or gone since: it will be copied again
                     continue
                 self._is_away[number] = False
@@ -92,7 +92,7 @@ class PartialTable(MappedTable):
             with contextlib.suppress(OSError, CacheError):
                 file = partial.open(entry)
                 if os.fstat(file.fileno()).st_size == entry.nbytes:
-                    self.place(number, file)
+                    self.map_file(number, file)
                     continue
             return None  # it was finished in between, or is being made: the next look finds it
         return partial

@@ -111,7 +111,7 @@ class Flow:
             assert error is not None
             raise error
         due, pending = self._pending[0]
-        slot = self._pipeline.collect(pending)
+        slot = self._pipeline.wait_for(pending)
         self._pending.popleft()
         return slot, due
 

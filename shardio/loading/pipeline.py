@@ -85,19 +85,19 @@ class Pipeline:
             TransformStep, whole_lines=lines, options=options, parts=parts, shards=shards, indices=indices
         )
         # The checksum is of the whole sample. Arrays are small, and read whole, too.
-        self._may_split = options.check == "off" and windows_pay and parts.image_shape is not None
+        self._may_read_regions = options.check == "off" and windows_pay and parts.image_shape is not None
         self.set_transform(options.transform)
         make = copier.new_slot if copier else new_slot
         rows = parts.rows
         if copier is not None:
             # Slots have room for what the kernel is told, or not.
-            self._may_split = self.splits
-            rows |= CUT_ROWS if self.splits else {}
+            self._may_read_regions = self.reads_regions
+            rows |= CUT_ROWS if self.reads_regions else {}
         self._ring = Ring(under_way, lambda: make(options.batch_size, parts.stored_shape, rows))
         self.read_ahead = read_ahead_batches(batch_nbytes, memory_left())
         """The number of batches to announce to the reader in addition to the batches under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        if self.splits and self._resamples:
+        if self.reads_regions and self._resamples:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
         self.about = LoaderFacts(self.num_threads, usable_cores(), options.prefetch, options.world)
@@ -148,12 +148,12 @@ class Pipeline:
 
     def set_transform(self, function: Function | None) -> None:
         """Sets the transform of iterators that begin from now on."""
-        self.transform = self._make_step(function, self._may_split)
+        self.transform = self._make_step(function, self._may_read_regions)
 
     @property
-    def splits(self) -> bool:
+    def reads_regions(self) -> bool:
         """Whether only what a transform sees of pictures is read."""
-        return self.transform.split is not None
+        return self.transform.two_parts is not None
 
     def begin_epoch(self) -> bool:
         """Lets the reader choose how to read this epoch. Returns whether batches should be announced to the reader."""
@@ -202,7 +202,7 @@ class Pipeline:
         """Gives up a batch. Its slot returns to the ring once no thread writes to it. Does not wait."""
         pending.abandon(self._ring.release)
 
-    def collect(self, pending: Pending) -> Slot:
+    def wait_for(self, pending: Pending) -> Slot:
         """Waits for a batch. Returns its slot, or raises the error of gathering it."""
         meter = self.meter
         meter.begin_wait()
@@ -261,7 +261,7 @@ class Pipeline:
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
-            "roi": self.splits,
+            "roi": self.reads_regions,
             "kernels": {**kernels_in_use(), **self._kernels_on_device()},
             **self._source.describe(),
         }

@@ -37,17 +37,18 @@ class TransformStep:
     def __init__(
         self,
         function: Function | None,
-        may_split: bool,
+        may_read_regions: bool,
         whole_lines: int,
         options: Options,
         parts: Parts,
         shards: AnySet,
         indices: NDArray[np.int64] | None,
     ) -> None:
-        """Raises ValueError if `function` does not suit the split. `indices` are the samples to read, if not all.
+        """Raises ValueError if `function` does not suit the split.
 
-        With `may_split`, only the regions that its first crops and resizes use are read, if these can be split off.
-        `whole_lines` is as for `Split.cut`.
+        - `may_read_regions`: read only the regions that the first crops and resizes use, if they can be split off
+        - `whole_lines`: see `Split.cut`
+        - `indices`: the indices of the samples to read; None for all samples of the split
         """
         self.function = function
         self._whole_lines = whole_lines
@@ -61,10 +62,10 @@ class TransformStep:
             _check_classes(ours, parts.label_row, shards, indices)
         elif function is not None:
             _check_function(function, parts.masks)
-        self.split = self._split_of(ours) if may_split and ours is not None else None
+        self.two_parts = self._two_parts_of(ours) if may_read_regions and ours is not None else None
         """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
 
-    def _split_of(self, transform: Transform) -> Split | None:
+    def _two_parts_of(self, transform: Transform) -> Split | None:
         split, device = Split.of(transform), self._options.device
         if split is None or device.type == "cpu":
             return split
@@ -77,10 +78,10 @@ class TransformStep:
 
     def cut(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Cut | None:
         """Returns the region to read of each picture of a batch; None if pictures are read whole, or not at all."""
-        if self.split is None or not len(indices):
+        if self.two_parts is None or not len(indices):
             return None
         draws, shape = Draws(self._options.seed, epoch, counters), self._shards.sample_shape
-        return self.split.cut(draws, shape, self._shards.source_sizes(indices), self._whole_lines)
+        return self.two_parts.cut(draws, shape, self._shards.source_sizes(indices), self._whole_lines)
 
     def __call__(
         self,

@@ -21,7 +21,7 @@ from shardio.system.pour import Attempts, reading_failed
 
 
 class MappedTable(RowMapping):
-    """The rows of `table`, whose files lie in `folder`. Rows may be read once `place` was called for each file.
+    """The rows of `table`, whose files lie in `folder`. Call `map_file` for each file before reading rows.
 
     `order` is the mapped order of the table, if it has an order. Any number of threads may read.
     """

@@ -70,11 +70,11 @@ def _refused(nbytes: int, code: int) -> OSError:
 
 
 class RowMapping:
-    """Files with a header and `num_rows[k]` rows of `row_nbytes` each, as one read-only matrix.
+    """A read-only matrix of the rows of several files: file k has a header and `num_rows[k]` rows of `row_nbytes`.
 
-    `rows` is the matrix, uint8, and `first_rows[k]` the row in it where file k begins: valid once `place` was called
-    for every file. Between the rows of two files lie rows that must not be touched. The mapping lives as long as any
-    array over it. OSError if the kernel refuses.
+    `rows` is the matrix, uint8 (n, row_nbytes). Row `first_rows[k]` is the first row of file k. Call `map_file` for
+    every file before reading `rows`. Rows between two files belong to no file and must not be read. The mapping lives
+    as long as any array over it. Raises OSError if the system refuses the address space.
     """
 
     def __init__(self, num_rows: Sequence[int], row_nbytes: int) -> None:
@@ -88,8 +88,11 @@ class RowMapping:
         self.rows = pixels.reshape(total, row_nbytes)
         self._address = self.rows.ctypes.data - HEADER_NBYTES
 
-    def place(self, number: int, file: OpenFile) -> None:
-        """Maps `file` in the place of file `number`, and closes it. The caller has checked its size and header."""
+    def map_file(self, number: int, file: OpenFile) -> None:
+        """Maps `file` as file `number` of the matrix, and closes it. The caller must have checked its size and header.
+
+        Raises OSError if the system refuses to map the file.
+        """
         address, nbytes = self._address + self._places[number], self._nbytes[number]
         flags = mmap.MAP_SHARED | _MAP_FIXED
         with file:

@@ -84,7 +84,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def _map(self, table: StoredTable) -> MappedTable:
         mapped = MappedTable(table, self.folder, self._mapped.get(table.order))
         for number, entry in enumerate(table.files):
-            mapped.place(number, self.open_file(entry))
+            mapped.map_file(number, self.open_file(entry))
         return mapped
 
     def _mapped_of(self, table: StoredTable) -> MappedTable:

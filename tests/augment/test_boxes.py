@@ -36,7 +36,7 @@ def by_definition(rng: np.random.Generator, height: int, width: int, count: int)
 
 def drawn(height: int, width: int, count: int, **names: int) -> Boxes:
     sizes = np.full(count, height), np.full(count, width)
-    draws = Draws(**{"seed": 1, "epoch": 2, "indices": np.arange(count), **names})  # type: ignore[arg-type]
+    draws = Draws(**{"seed": 1, "epoch": 2, "counters": np.arange(count), **names})  # type: ignore[arg-type]
     return random_resized_boxes(draws, "crop", *sizes, SCALE, RATIO)
 
 

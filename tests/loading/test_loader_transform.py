@@ -131,7 +131,7 @@ class NoteSizes(Transform):
         self.sizes: dict[int, tuple[int, int]] = {}
 
     def apply(self, batch: Any, purpose: str) -> Any:
-        self.sizes.update(zip(batch.draws.indices.tolist(), map(tuple, batch.sizes.tolist()), strict=True))
+        self.sizes.update(zip(batch.draws.counters.tolist(), map(tuple, batch.sizes.tolist()), strict=True))
         return batch
 
 

@@ -27,7 +27,7 @@ def noted(
     """Returns a batch of `count` samples whose pictures are one and the same, after `transform`."""
     images = torch.zeros(1, *shape, dtype=torch.uint8).expand(count, -1, -1, -1)
     sizes = np.tile(np.array(shape[1:]), (count, 1))
-    draws = Draws(**{"seed": seed, "epoch": 2, "indices": np.arange(count), **names})  # type: ignore[arg-type]
+    draws = Draws(**{"seed": seed, "epoch": 2, "counters": np.arange(count), **names})  # type: ignore[arg-type]
     return transform.apply(Batch(images, draws, sizes), type(transform).__name__)
 
 
