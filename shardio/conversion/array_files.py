@@ -133,7 +133,10 @@ def _mask(
         try:
             mask: NDArray[Any] = turn(decode_mask(task.origin.read_mask(source)), orientation)
             if mask.shape != source_size:
-                raise DecodeError("damaged", _expected_size(mask, source_size, orientation))
+                turned = ", when turned as the picture is" if orientation != 1 else ""
+                found_size = f"{mask.shape[1]} x {mask.shape[0]}{turned}"
+                expected_size = f"{source_size[1]} x {source_size[0]} pixels, as the picture has"
+                raise DecodeError("damaged", f"expected {expected_size}, found {found_size}")
             if mask.max() > np.iinfo(spec.row.dtype).max:
                 found_instead = f"{mask.max()}: store the first mask with 16 bits"
                 raise DecodeError(
@@ -151,9 +154,3 @@ def _mask(
             f"{where}array {spec.name!r}: expected a mask of the picture's size, {expected}, found {mask.shape}"
         )
     return mask
-
-
-def _expected_size(mask: NDArray[Any], source_size: tuple[int, int], orientation: int) -> str:
-    (height, width), (mask_height, mask_width) = source_size, mask.shape
-    turned = ", when turned as the picture is" if orientation != 1 else ""
-    return f"expected {width} x {height} pixels, as the picture has, found {mask_width} x {mask_height}{turned}"

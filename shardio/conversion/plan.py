@@ -6,7 +6,7 @@ A plan, and so every byte of the set, depends only on the options and the list o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -167,7 +167,11 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
     elif options.size is None:
         raise ValueError("size must be a number of pixels or (height, width), as SRC has images; found None")
     specs = collection.arrays
-    _check_arrays((*specs, *(collection.columns.specs if collection.columns else ())), collection)
+    stored = (*specs, *(collection.columns.specs if collection.columns else ()))
+    if (repeated := first_repeated([spec.name.lower() for spec in stored])) is not None:
+        raise ValueError(f"arrays must have names that differ in more than case; found {repeated!r} twice")
+    check_count(stored)
+    check_splits(collection.splits, stored)
     collection = replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     shape = options.sample_shape
@@ -199,13 +203,6 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
     names = [name for task in tasks for name in task.file_names]
     check_names_fit(collection.classes, collection.class_names, names)
     return Plan(out, collection, options, tuple(tasks))
-
-
-def _check_arrays(specs: Sequence[ArraySpec], collection: Collection) -> None:
-    if (repeated := first_repeated([spec.name.lower() for spec in specs])) is not None:
-        raise ValueError(f"arrays must have names that differ in more than case; found {repeated!r} twice")
-    check_count(specs)
-    check_splits(collection.splits, specs)
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:

@@ -146,16 +146,13 @@ def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """
     with one_torch_thread(task.needs_torch):
-        return _do_task(task, report, threads)
-
-
-def _do_task(task: ShardTask, report: Report, threads: int) -> ShardRecord:
-    fingerprints = task.origin.fingerprints(task.sources)  # first: a source that is replaced meanwhile is seen later
-    discard_refused(task)  # by an earlier try
-    record = replace(_make_files(task, report, threads), sources_sha256=digest(fingerprints))
-    if task.wanted is None:
-        save_record(task, record)
-    return record
+        # First, so that a source which is replaced meanwhile is seen later.
+        fingerprints = task.origin.fingerprints(task.sources)
+        discard_refused(task)  # by an earlier try
+        record = replace(_make_files(task, report, threads), sources_sha256=digest(fingerprints))
+        if task.wanted is None:
+            save_record(task, record)
+        return record
 
 
 def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:

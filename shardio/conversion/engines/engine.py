@@ -63,7 +63,7 @@ class Engine:
     def check(self) -> None:
         """Raises ValueError if the scheduler's address is invalid, and ConvertError if no scheduler answers."""
         if self.options.scheduler is not None:
-            with contextlib.closing(connect(self.options.scheduler)):
+            with open_cluster(self.options.scheduler):
                 pass
 
     def run(self, tasks: Sequence[ShardTask], report: Report, run_file: Path) -> list[ShardRecord]:
@@ -132,34 +132,28 @@ def end_with_parent() -> None:
 # --- a Dask cluster ---------------------------------------------------------------------------------------------------
 
 
-def connect(address: str) -> Client:
-    """Returns a client of the scheduler at `address`.
+@contextlib.contextmanager
+def open_cluster(address: str) -> Iterator[Pool]:
+    """Yields a pool of the workers of the scheduler at `address`. Workers may come and go; without any, tasks wait.
 
     Raises ValueError if `address` is invalid, ConvertError if dask.distributed is missing or no scheduler answers.
     """
     try:
+        import dask.config
         from distributed import Client
         from distributed.comm.addressing import resolve_address
+        from distributed.comm.core import CommClosedError
     except ImportError:
         raise ConvertError(
             "a conversion on a Dask cluster needs dask.distributed: pip install 'shardio[dask]'"
         ) from None
     try:
         resolve_address(address)  # a client that was given nonsense complains, and hangs, when it is finalized
-        return Client(address, name="shardio", set_as_default=False)
+        client = Client(address, name="shardio", set_as_default=False)
     except ValueError as error:
         raise ValueError(f"scheduler must be an address such as tcp://host:8786; found {address!r}: {error}") from None
     except OSError as error:
         raise ConvertError(f"{address}: expected a Dask scheduler, found none: {error}") from None
-
-
-@contextlib.contextmanager
-def open_cluster(address: str) -> Iterator[Pool]:
-    """Yields a pool of the workers of the scheduler at `address`. Workers may come and go; without any, tasks wait."""
-    client = connect(address)
-    import dask.config
-    from distributed.comm.core import CommClosedError
-
     # A shard of small images has many sources, and they have to travel: nothing to be warned of.
     with client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
         try:
