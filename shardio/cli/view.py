@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardio.conversion.writing.publish import Reject
+    from shardio.conversion.records import Reject
     from shardio.reading.shardset import ShardSet
     from shardio.sets.selection import Selection
 
@@ -221,7 +221,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     shardio report out/
     shardio report out/ -o page.html --source imagenet/
     """
-    from shardio.conversion.writing.publish import read_rejects
+    from shardio.conversion.records import read_rejects
     from shardio.drawing.sheet import THUMBNAIL_SIDE, thumbnail
     from shardio.system.files import write_output
     from shardio.system.progress import Bar

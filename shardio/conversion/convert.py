@@ -32,8 +32,10 @@ from shardio.conversion.records import (
     discard_record,
     joined_arrays,
     load_records,
+    read_rejects,
     refused_so_far,
     without_record,
+    write_rejects,
     written_since,
 )
 from shardio.conversion.report import (
@@ -45,7 +47,7 @@ from shardio.conversion.report import (
     report_set,
     report_work,
 )
-from shardio.conversion.writing.publish import SplitContent, publish_set, read_rejects
+from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, MAX_CLASSES, REJECTS_NAME, has_label
@@ -227,7 +229,7 @@ class Conversion:
                 spec.name: self._publish_array(name, spec, records, joined[spec.name]) for spec in plan.arrays_of(name)
             }
             splits[name] = SplitContent(shards, rows, arrays, plan.options.fit == "squash")
-        rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
+        rejects = write_rejects(plan.out, (one for task in plan.tasks for one in self._records[task.name].rejects))
         shape, class_names = plan.options.sample_shape, collection.class_names
         provenance = {"conversion": plan.describe(), "libraries": library_versions()}
         sums = np.sum([record.level_sums for record in self._records.values()], axis=0)

@@ -21,9 +21,9 @@ from shardio.conversion.collect import check, collect
 from shardio.conversion.engines.engine import THREADS_PER_PROCESS
 from shardio.conversion.options import ConvertOptions, count_bad, count_workers
 from shardio.conversion.plan import ShardTask, make_plan
+from shardio.conversion.records import Reject
 from shardio.conversion.sources.collection import Collection, DatasetItem, Origin, Source
 from shardio.conversion.task import one_torch_thread, prepare
-from shardio.conversion.writing.publish import Reject
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.names import check_local
 

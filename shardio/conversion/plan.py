@@ -19,7 +19,7 @@ from shardio.conversion.arrays import ArraySpec, check_count, check_splits, labe
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
-from shardio.conversion.writing.publish import samples_per_shard
+from shardio.conversion.writing.shard_file import samples_per_shard
 from shardio.format.entries import FileEntry
 from shardio.format.layout import (
     CRC32_ROW,

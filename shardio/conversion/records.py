@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,14 +22,29 @@ from numpy.typing import NDArray
 
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.sources.collection import UNREADABLE, digest
-from shardio.conversion.writing.publish import Reject
-from shardio.format.entries import ArrayShard, FileEntry, ShardEntry
-from shardio.format.layout import CRC32_ROW, WORK_FOLDER, index_dtype
+from shardio.errors import FormatError
+from shardio.format.entries import ArrayShard, FileEntry, RejectsEntry, ShardEntry
+from shardio.format.layout import CRC32_ROW, REJECTS_NAME, WORK_FOLDER, index_dtype
 from shardio.system.files import write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
 
 # Checking whether the sources of finished shards have changed is waiting, on a network filesystem.
 _STAT_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A source that was refused: a line of rejects.jsonl."""
+
+    split: str
+    key: bytes
+    reason: str
+    detail: str
+
+    def to_line(self) -> bytes:
+        """Returns the line, ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as from
+        `os.fsdecode`."""
+        return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
 
 
 @dataclass(frozen=True)
@@ -236,3 +251,33 @@ def refused_so_far(task: ShardTask) -> list[bytes]:
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             found[numbers[os.fsencode(json.loads(line)["key"])]] = line
     return [line for _, line in sorted(found.items())]
+
+
+def read_rejects(path: Path | None) -> list[Reject]:
+    """Returns the refused sources in a rejects.jsonl, or none without a path. Raises FormatError with the number of the
+    first invalid line."""
+    rejects = []
+    for number, line in enumerate(read_untrusted(path).splitlines() if path else (), start=1):
+        try:
+            fields = json.loads(line)
+            split, key, reason, detail = (fields[name] for name in ("split", "key", "reason", "detail"))
+            if not all(isinstance(text, str) for text in (split, key, reason, detail)):
+                raise TypeError
+            rejects.append(Reject(split, os.fsencode(key), reason, detail))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise FormatError(
+                f"{path}: line {number}: expected a JSON object with split, key, reason and detail, found "
+                f"{line[:80]!r}; `shardio verify` lists all damage, and `shardio repair` makes the file again"
+            ) from None
+    return rejects
+
+
+def write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry | None:
+    """Writes rejects.jsonl, if there are rejects. Returns its entry for the manifest."""
+    lines = [reject.to_line() for reject in rejects]
+    if not lines:
+        (folder / REJECTS_NAME).unlink(missing_ok=True)  # of an earlier call, which ended with too many
+        return None
+    data = b"".join(lines)
+    write_atomic(folder / REJECTS_NAME, data)
+    return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))

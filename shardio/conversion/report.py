@@ -13,8 +13,7 @@ from typing import Any
 from shardio.conversion.images.decode import JUNK
 from shardio.conversion.options import Progress
 from shardio.conversion.plan import Plan, ShardTask
-from shardio.conversion.records import MendedSource, ShardRecord
-from shardio.conversion.writing.publish import Reject, read_rejects
+from shardio.conversion.records import MendedSource, Reject, ShardRecord, read_rejects
 from shardio.errors import printable, shortened
 from shardio.format.manifest import Manifest
 from shardio.system.progress import Bar

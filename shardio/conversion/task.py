@@ -24,6 +24,7 @@ from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import (
     MendedSource,
+    Reject,
     ShardRecord,
     check_unpublished,
     discard_refused,
@@ -31,7 +32,6 @@ from shardio.conversion.records import (
     save_record,
 )
 from shardio.conversion.sources.collection import DatasetItem, Source, digest
-from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
 from shardio.errors import DecodeError
 from shardio.format.layout import crc32

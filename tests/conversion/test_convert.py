@@ -48,8 +48,8 @@ from shardio.conversion.images.decode import DecodeOptions, decode_image
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions, Progress, count_bad
 from shardio.conversion.plan import library_versions, order_sources
+from shardio.conversion.records import Reject, read_rejects
 from shardio.conversion.report import ConvertReport
-from shardio.conversion.writing.publish import Reject, read_rejects
 from shardio.errors import ConvertError, FormatError, ShardioError, SourceError, SpaceError
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards

@@ -16,8 +16,8 @@ from storages import npy_bytes, scan
 
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
+from shardio.conversion.records import read_rejects
 from shardio.conversion.repair import repair
-from shardio.conversion.writing.publish import read_rejects
 from shardio.errors import ConvertError, DecodeError, ShardioError, SourceError, SpaceError
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards

@@ -29,11 +29,11 @@ from shardio.cli.view import refused_pictures
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.options import Progress
+from shardio.conversion.records import read_rejects
 from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.parquet import list_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
-from shardio.conversion.writing.publish import read_rejects
 from shardio.errors import ConvertError, SourceError, SpaceError
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify

@@ -11,7 +11,7 @@ from PIL import ImageFile
 
 from shardio.cli.view import refused_pictures
 from shardio.conversion.images.decode import decode_leniently
-from shardio.conversion.writing.publish import Reject
+from shardio.conversion.records import Reject
 
 _PICTURE = random_picture(np.random.default_rng(1), 80, 120)
 

@@ -20,8 +20,8 @@ from disks import FailingDisk, every_failure
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+from shardio.conversion.records import Reject
 from shardio.conversion.writing import shard_file as writer_module
-from shardio.conversion.writing.publish import Reject
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES, IndexRows, ShardFileWriter
 from shardio.errors import ConvertError

@@ -158,7 +158,7 @@ def test_a_failed_publication_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def fail(*arguments: object) -> None:
         raise ConvertError("no")
 
-    monkeypatch.setattr("shardio.conversion.writing.publish.commit_manifest", fail)
+    monkeypatch.setattr("shardio.conversion.writing.set_writer.commit_manifest", fail)
     with pytest.raises(ConvertError, match="no"):  # noqa: SIM117
         with ShardWriter(tmp_path / "set", SHAPE, arrays=DECLARED) as writer:
             writer.append(sample_pixels(0), 0, **values(0))

@@ -21,7 +21,7 @@ from deadlines import must_not_block
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-from shardio.conversion.writing.publish import SplitContent, publish_set
+from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, ShardEntry, SplitEntry
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
@@ -51,7 +51,7 @@ def write_set(out: Path, counts: Sequence[int], shape: SampleShape, split: str =
     rows["key"] = [b"k%d" % i for i in range(total)]
     rows["source_width"], rows["source_height"] = 500, np.arange(total)
     rows["crc32"] = [zlib.crc32(sample.tobytes()) for sample in pixels]
-    publish_set(out, shape, (), {split: SplitContent(shards, rows)}, (), {})
+    publish_set(out, shape, (), {split: SplitContent(shards, rows)}, None, {})
     return pixels
 
 
@@ -335,7 +335,7 @@ def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
         file.write(shard_header(count, shape))
         file.truncate(shard_nbytes(count, shape))
     entry = ShardEntry("train-00000.npy", shard_nbytes(count, shape), "0" * 64, count)
-    publish_set(out, shape, (), {"train": SplitContent([entry], np.zeros(count, index_dtype(4)))}, (), {})
+    publish_set(out, shape, (), {"train": SplitContent([entry], np.zeros(count, index_dtype(4)))}, None, {})
     with must_not_block():
         shards = open_shards(out)
         assert len(shards) == count

@@ -18,7 +18,8 @@ from deadlines import must_not_block
 from folders import flip
 from pictures import sample_pixels
 
-from shardio.conversion.writing.publish import Reject, SplitContent, publish_set
+from shardio.conversion.records import Reject, write_rejects
+from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import SetNotFoundError
 from shardio.format.layout import SampleShape
@@ -62,7 +63,7 @@ def write_set(
                 rows.append(shard.rows.to_array(20, has_label=True))
         splits[split] = SplitContent(entries, np.concatenate(rows))
     rejects = [Reject("train", b"train/bad.JPEG", "damaged", "cut short"), Reject("val", b"\xff", "empty", "0 bytes")]
-    return publish_set(out, shape, classes, splits, rejects, {"by": "a test"})
+    return publish_set(out, shape, classes, splits, write_rejects(out, rejects), {"by": "a test"})
 
 
 @pytest.fixture

@@ -39,7 +39,8 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from shardio.cli.main import cli
-from shardio.conversion.writing.publish import Reject, SplitContent, publish_set
+from shardio.conversion.records import Reject, write_rejects
+from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import ArrayEntry
@@ -115,7 +116,7 @@ def write_set(folder: Path, seed: int) -> Contents:
                 rows.append(shard.rows.to_array(20, has_label=True))
         splits[split] = SplitContent(entries, np.concatenate(rows))
     rejects = [Reject("train", b"train/x.JPEG", "damaged", "cut short")]
-    manifest = publish_set(folder, SHAPE, ("a", "b", "c"), splits, rejects, {})
+    manifest = publish_set(folder, SHAPE, ("a", "b", "c"), splits, write_rejects(folder, rejects), {})
     val, stored = manifest.splits["val"], splits["val"].rows
     arrays = {
         name: replace(_write_array(folder, name, kind, row, rng), order=0 if name in ORDERED else None)

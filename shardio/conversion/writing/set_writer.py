@@ -1,4 +1,4 @@
-"""ShardWriter makes a set from the caller's own arrays."""
+"""Publishes a set. ShardWriter makes one from the caller's own arrays."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from numpy.typing import ArrayLike, NDArray
 from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, as_float32, check_splits, declare
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.names import check_label
-from shardio.conversion.writing.publish import SplitContent, publish_set, samples_per_shard
-from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter
+from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, samples_per_shard
 from shardio.errors import ConvertError
-from shardio.format.entries import ShardEntry
+from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
     LABEL_ROW,
     LABELS_NAME,
     MANIFEST_NAME,
     MAX_KEY_NBYTES,
-    REJECTS_NAME,
     RowType,
+    SampleShape,
     check_sample_shape,
     check_split_name,
     index_name,
@@ -34,10 +33,11 @@ from shardio.format.layout import (
     sample_nbytes,
     shard_name,
 )
-from shardio.format.manifest_file import check_names_fit
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import check_names_fit, commit_manifest
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.names import check_local
-from shardio.sets.rows import ArrayWriter
+from shardio.sets.rows import ArrayWriter, write_index
 from shardio.system.files import make_folder, sweep_temporaries
 from shardio.version import __version__
 
@@ -57,6 +57,47 @@ def _label_row(labels: LabelType) -> RowType | None:
     if isinstance(labels, tuple) and len(labels) == 2 and labels[0] == "float32":
         return RowType("<f4", (labels[1],))
     raise ValueError(f'labels must be "int64", "float32", ("float32", K) or None; found {labels!r}')
+
+
+@dataclass(frozen=True)
+class SplitContent:
+    """The finished shards of one split and their index rows, both in order, and the split's finished arrays."""
+
+    shards: Sequence[ShardEntry]
+    rows: NDArray[np.void]
+    arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
+    squashed: bool = False
+
+
+def publish_set(
+    folder: Path,
+    sample_shape: SampleShape | None,
+    classes: Sequence[str],
+    splits: Mapping[str, SplitContent],
+    rejects: RejectsEntry | None,
+    provenance: Mapping[str, Any],
+    class_names: Sequence[str] = (),
+) -> Manifest:
+    """Writes the indexes and the manifest, which publishes the set and is returned."""
+    manifest = Manifest(
+        sample_shape=sample_shape,
+        classes=tuple(classes),
+        splits={
+            name: SplitEntry(
+                len(content.rows),
+                write_index(folder, name, content.rows),
+                tuple(content.shards),
+                arrays=dict(content.arrays),
+                squashed=content.squashed,
+            )
+            for name, content in splits.items()
+        },
+        rejects=rejects,
+        provenance=provenance,
+        class_names=tuple(class_names),
+    )
+    commit_manifest(folder, manifest)
+    return manifest
 
 
 @dataclass
@@ -257,7 +298,7 @@ class ShardWriter:
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
         provenance = {"shardio": __version__}
-        publish_set(self.out, self.sample_shape, self.classes, splits, (), provenance, self.class_names)
+        publish_set(self.out, self.sample_shape, self.classes, splits, None, provenance, self.class_names)
 
     def _discard(self) -> None:
         """Removes what this writer wrote, unless the set was published already."""
@@ -272,7 +313,6 @@ class ShardWriter:
             for array in state.arrays.values():
                 array.discard()
             (self.out / index_name(name)).unlink(missing_ok=True)
-        (self.out / REJECTS_NAME).unlink(missing_ok=True)
         if self._made:
             with contextlib.suppress(OSError):  # another process may have put something there
                 self.out.rmdir()

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import (
+    HEADER_NBYTES,
     SampleShape,
     check_sample_shape,
     crc32,
@@ -247,6 +248,10 @@ class ShardFileWriter:
             self._sync.close()
         finally:
             self._file.discard()
+
+
+def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
+    return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes)
 
 
 def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
