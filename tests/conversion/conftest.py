@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conversions import OPTIONS
 from folders import hashes
-from masked import OPTIONS
 from pictures import encode, random_picture
 
 from shardio.conversion.convert import convert

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conversions import OPTIONS, SIZE
 from folders import flip, hashes
-from masked import OPTIONS, SIZE
 from numpy.typing import NDArray
 from pictures import encode
 from PIL import Image

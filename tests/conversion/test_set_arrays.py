@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conversions import TWO_PROCESSES, Interrupt
+from conversions import OPTIONS, SIZE, TWO_PROCESSES, Interrupt
 from folders import everything, flip, hashes
-from masked import OPTIONS, SIZE
 from pictures import random_picture
 from PIL import Image
 

@@ -4,30 +4,71 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
+import torch
 from deadlines import must_not_block
-from pictures import random_jpeg
-from tasks import BAD, SIDE, Memory, Reports, jpeg
+from pictures import random_jpeg, random_picture
 
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import load_record, refused_so_far
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.task import do_task
+from shardio.conversion.task import do_task, one_torch_thread
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 from shardio.errors import DecodeError, FormatError
 from shardio.format.layout import WORK_FOLDER, crc32
 from shardio.system.files import is_temporary
 from shardio.system.threads import Stop
+
+SIDE = 16
+BAD = {3, 4, 11, 17, 18, 19, 20, 39}
+"""Some of 40 sources: one alone, neighbors, a whole block of three, the last."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Sources that are held in memory, by their numbers."""
+
+    images: Sequence[bytes]
+
+    def read(self, source: Source) -> bytes:
+        return self.images[int(source.key)]
+
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        return [""] * len(sources)
+
+
+def jpeg(i: int) -> bytes:
+    rng = np.random.default_rng(i)
+    height, width = (int(n) for n in rng.integers(SIDE, 4 * SIDE, 2))
+    data: bytes = simplejpeg.encode_jpeg(random_picture(rng, height, width))
+    return data
+
+
+class Reports:
+    """Counts what a task reports, and raises Stop when `stop_after` sources are done."""
+
+    def __init__(self, stop_after: int = 1 << 30) -> None:
+        self.done = self.refused = 0
+        self._stop_after = stop_after
+
+    def __call__(self, done: int, refused: int, /) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        self.done += done
+        self.refused += refused
+        if self.done >= self._stop_after:
+            raise Stop
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +253,52 @@ def test_lines_of_refused_sources_that_are_none_are_left_out(task: ShardTask) ->
     with noted.open("ab") as file:
         file.write(b"[]\n3\n{}\nx\n\xff\n" + b"[" * 100_000 + b'\n{"key": []}\n{"key": "\\ud800"}\n')
     assert refused_so_far(task) == expected
+
+
+# --- torch's number of threads: one inside, restored when the last thread leaves -----------------------------------
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_inside_there_is_one_and_afterwards_what_there_was() -> None:
+    def fail() -> None:
+        with one_torch_thread():
+            assert torch.get_num_threads() == 1
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_that_are_inside_together_leave_the_number_as_it_was() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def work() -> None:
+        with one_torch_thread():
+            entered.set()
+            leave.wait(30)
+            seen.append(torch.get_num_threads())
+
+    with one_torch_thread():
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert entered.wait(30)
+    leave.set()
+    thread.join(30)
+    assert seen == [1]
+    assert torch.get_num_threads() == 3
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join(30)
+    assert later == [3]
