@@ -47,6 +47,7 @@ from shardio.conversion.report import (
     report_set,
     report_work,
 )
+from shardio.conversion.sources.collection import UNREADABLE
 from shardio.conversion.writing.set_writer import SplitContent, publish_set
 from shardio.errors import ConvertError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry
@@ -175,7 +176,8 @@ class Conversion:
         """Returns the records of this part's tasks that need not be done again, and discards its other records."""
         unrecorded = {task.name for task in without_record(self._mine)}
         found = load_records(self._mine)
-        records = {name: record for name, record in found.items() if not record.has_unreadable}
+        # A source that could not be read is tried again: its storage may have failed for a moment.
+        records = {name: one for name, one in found.items() if UNREADABLE not in {r.reason for r in one.rejects}}
         for task in self._mine:
             if task.name not in records and task.name not in unrecorded:
                 discard_record(task)

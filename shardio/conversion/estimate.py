@@ -116,6 +116,9 @@ def estimate(
     check(src, out, options)
     collection = collect(src, options)
     plan = make_plan(Path(os.devnull), collection, options)
+    free_nbytes = None
+    if out is not None:
+        free_nbytes = shutil.disk_usage(next(folder for folder in (out, *out.parents) if folder.is_dir())).free
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
     task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
@@ -131,7 +134,7 @@ def estimate(
         num_shards=len(plan.tasks),
         nbytes=plan.nbytes,
         spool_nbytes=collection.origin.copies_nbytes(),
-        free_nbytes=None if out is None else _free_nbytes(out),
+        free_nbytes=free_nbytes,
         num_measured=len(reasons),
         refused={reason: count for reason, count in Counter(reasons).most_common() if reason},
         short_sides=tuple(np.quantile(short_sides, [0.1, 0.5, 0.9], method="lower").tolist()) if short_sides else (),
@@ -150,10 +153,6 @@ def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstim
     counts = np.bincount(labels, minlength=len(classes))
     smallest, largest = (ClassSize(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
     return SplitEstimate(len(sources), num_shards, smallest, largest)
-
-
-def _free_nbytes(out: Path) -> int:
-    return shutil.disk_usage(next(folder for folder in (out, *out.parents) if folder.is_dir())).free
 
 
 # --- the rate ---------------------------------------------------------------------------------------------------------

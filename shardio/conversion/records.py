@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.plan import Plan, ShardTask
-from shardio.conversion.sources.collection import UNREADABLE, digest
+from shardio.conversion.sources.collection import digest
 from shardio.errors import FormatError
 from shardio.format.entries import ArrayShard, FileEntry, RejectsEntry, ShardEntry
 from shardio.format.layout import CRC32_ROW, REJECTS_NAME, WORK_FOLDER, index_dtype
@@ -89,11 +89,6 @@ class ShardRecord:
     @property
     def files(self) -> list[FileEntry]:
         return [entry for entry in (self.entry, *(part.entry for part in self.arrays.values())) if entry is not None]
-
-    @property
-    def has_unreadable(self) -> bool:
-        """Whether a source could not be read, which may have been a temporary failure of its storage."""
-        return any(reject.reason == UNREADABLE for reject in self.rejects)
 
 
 def joined_arrays(plan: Plan, rows: NDArray[np.void], records: Sequence[ShardRecord]) -> dict[str, NDArray[Any]]:

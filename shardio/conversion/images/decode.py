@@ -206,7 +206,9 @@ def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
 
 
 def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> DecodedImage:
-    orientation = read_turn(data, options)
+    orientation = UPRIGHT  # of a TIFF, Pillow itself applies the orientation
+    if options.exif_rotate:
+        orientation = open_avif(data).getexif().get(_ORIENTATION, UPRIGHT) if is_avif(data) else read_orientation(data)
     if is_jpeg(data):
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
         decoded = _decode_jpeg(data, least_size if orientation == UPRIGHT else None)
@@ -362,13 +364,6 @@ _ORIENTATION = 0x0112
 _SIDES_SWAPPED = frozenset({5, 6, 7, 8})
 _ROWS_REVERSED = frozenset({3, 4, 7, 8})
 _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})
-
-
-def read_turn(image: object, options: DecodeOptions) -> int:
-    """Returns the Exif orientation that `decode_image` applies to this image. Pillow itself applies a TIFF's."""
-    if not options.exif_rotate or not isinstance(image, bytes):
-        return UPRIGHT
-    return open_avif(image).getexif().get(_ORIENTATION, UPRIGHT) if is_avif(image) else read_orientation(image)
 
 
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:
