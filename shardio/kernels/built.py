@@ -28,7 +28,7 @@ except ImportError:
     _pixels = None  # type: ignore[assignment]
 
 KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcopy else ()))
-"""The names of the kernels for copying samples that this processor can run."""
+"""The names of the kernels for copying samples that this processor can run; "numpy" is always among them."""
 
 _FORCED = os.environ.get("SHARDIO_KERNEL", "")
 if _FORCED and _FORCED not in KERNELS:
@@ -49,7 +49,7 @@ _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """Returns the code that does each kind of work on the CPU, such as {"read": "C", "resample": "avx2"}."""
+    """Returns the name of the code for each kind of work on the CPU, such as {"read": "C", "resample": "avx2"}."""
     return {
         "copy": DEFAULT_KERNEL,
         "read": "C" if _rowread else "Python",
@@ -59,7 +59,7 @@ def kernels_in_use() -> dict[str, str]:
 
 
 def missing_kernels() -> str:
-    """Returns what the missing kernels cost and how to get them; an empty string if none is missing."""
+    """Returns a text about what the missing kernels cost, and how to install them; "" if none is missing."""
     costs = [cost for kernel, cost in _COSTS if kernel is None]
     if not costs:
         return ""
@@ -70,7 +70,7 @@ def missing_kernels() -> str:
 
 
 def warn_of_missing_kernels() -> None:
-    """Warns if kernels are missing, once per process, unless SHARDIO_KERNEL=numpy says that none is wanted."""
+    """Warns once per process if kernels are missing, unless the environment variable SHARDIO_KERNEL is "numpy"."""
     global _warned
     if not _warned and _FORCED != "numpy" and (text := missing_kernels()):
         _warned = True

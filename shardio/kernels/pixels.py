@@ -1,6 +1,6 @@
-"""Runs color and geometry steps on a batch by _pixels.c, in as many threads as torch has.
+"""Runs color and geometry steps on a batch by _pixels.c, in at most torch.get_num_threads() threads.
 
-shardio.augment.pixels defines the results by operations of torch.
+The results equal those of the torch operations in shardio.augment.pixels.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ _MIN_IMAGES = 4
 
 
 def in_slices(count: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all calls.
-
-    Then raises the first error of a call.
-    """
+    """Calls `work` with slices that together cover `count` images, each slice in a thread, and waits for all calls.
+    Uses at most torch.get_num_threads() threads. If calls failed, raises the first error after all calls have ended."""
     threads = min(torch.get_num_threads(), count // _MIN_IMAGES)
     if threads <= 1:
         work(slice(None))
@@ -52,10 +50,11 @@ def in_slices(count: int, work: Callable[[slice], None]) -> None:
 
 
 def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
-    """Runs S steps on `pixels`, (B, H, W, C), in place. `codes` is (S, B), `values` (S, B, n).
+    """Runs S steps on the B images `pixels`, uint8 (B, H, W, C), in place.
 
-    Raises ValueError if an operation cannot take its values. Then some images are unchanged: the slice of the batch
-    whose thread found the error.
+    Step s does the operation codes[s, b] to image b, with the numbers values[s, b]: uint8 (S, B) and float64 (S, B, n).
+    Raises ValueError if the values of an operation are invalid. Then the images in the slice whose thread found the
+    error are unchanged, and other images may have changed.
     """
     shape = pixels.shape[1:]
 

@@ -1,6 +1,6 @@
 """Resamples boxes of images, mirrors, normalizes and casts them, by _resample.c in the calling thread.
 
-shardio.augment.resample and shardio.conversion.images.fit define the results by operations of torch.
+The results equal those of the torch operations in shardio.augment.resample and shardio.conversion.images.fit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardio.kernels.rowcopy import Places
 
 AVAILABLE = _native is not None
 FORMS: tuple[str, ...] = () if _native is None else _native.FORMS
-"""The names of the forms of the kernel that this processor can run, the fastest first. All give the same bytes."""
+"""The variants of the kernel that this processor can run, such as "avx2", fastest first. All give the same bytes."""
 
 # numpy has no bfloat16: results are kept as their bits.
 _DEPTHS = {np.dtype(dtype): i for i, dtype in enumerate((np.uint8, np.float32, np.uint16, np.float16))}
@@ -38,15 +38,14 @@ def resample_windows(
 ) -> None:
     """Resamples a box of each image, and writes the results to `out`, (B, H, W, C).
 
-    - `pixels` holds a window of each image, one after the other. `windows`, (B, 4): their top, left, height, width.
-    - `axes`, (B, 2, 4), has four numbers for rows and four for columns: start, scale, low and high. Output i is
-      centered at start + scale * (i + 1/2) in the image. The filter reads from low to high, limits inside the window.
-    - `cubic`: whether the filter is bicubic, for all images or for each, (B,); otherwise it is bilinear.
-    - `resized`: the size of the whole resized image (default: the size of `out`). `first`: the row and the column of it
-      where `out` begins. What lies outside of the resized image is black.
-    - `lines`: which images of `out` the results become; by default all, one after the other.
-    - `out` is uint8. With `affine`, (2, C), a factor and an offset per channel, it is float32, float16, or bfloat16 as
-      uint16.
+    - `pixels`: a window of each image, one window after the other; `windows`, (B, 4): their top, left, height and width
+    - `axes`, (B, 2, 4): start, scale, low and high, for rows and then for columns. Output i is centered at start +
+      scale * (i + 1/2) in the image. The filter uses the pixels from low to high, which must lie inside the window.
+    - `flips`, (B,): whether to mirror a result; `cubic`: whether the filter is bicubic, not bilinear, for all or (B,)
+    - `resized`: the size of the whole resized image (default: the size of `out`); `first`: the row and column of it
+      where `out` begins. Pixels outside of the resized image are black.
+    - `lines`: the index in `out` of each result; None for one result after the other
+    - `out`: uint8; with `affine`, (2, C), a factor and an offset per channel: float32, float16, or bfloat16 as uint16
     """
     _, height, width, channels = out.shape
     _native.resample(

@@ -19,12 +19,12 @@ from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.kernels.built import _rowcopy as _native
 
 Places: TypeAlias = NDArray[np.int64] | None
-"""Where in the memory that is written each row or window goes: its line or first byte. None: one after the other."""
+"""Where each row or window goes: the index of its row in `out`, or its first byte. None: one after the other."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A window for each of B samples. Positions and sizes are in pixels, int64 (B,) each."""
+    """A window of each of B images. Positions and sizes are in pixels, int64 (B,) each."""
 
     tops: NDArray[np.int64]
     lefts: NDArray[np.int64]
@@ -33,7 +33,7 @@ class Windows:
 
     @classmethod
     def alike(cls, height: int, width: int, tops: NDArray[np.int64], lefts: NDArray[np.int64]) -> Windows:
-        """Returns windows of one size at the positions `tops` and `lefts`, (B,) each."""
+        """Returns windows of one size. `tops` and `lefts`, (B,) each, are the positions of the windows."""
         heights, widths = (np.full(len(tops), side, np.int64) for side in (height, width))
         return cls(tops, lefts, heights, widths)
 
@@ -41,7 +41,7 @@ class Windows:
         return len(self.tops)
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
-        """Returns the windows of the samples `some`, a slice or an array of numbers."""
+        """Returns the windows of the samples `some`: a slice, or an array of positions in this batch."""
         return Windows(self.tops[some], self.lefts[some], self.heights[some], self.widths[some])
 
     @property
@@ -50,12 +50,12 @@ class Windows:
         return self.heights * self.widths
 
     def part(self, number: int) -> tuple[slice, slice]:
-        """Returns window `number` as a slice of rows and a slice of columns."""
+        """Returns window `number` as a slice of rows and a slice of columns of its image."""
         top, left = int(self.tops[number]), int(self.lefts[number])
         return slice(top, top + int(self.heights[number])), slice(left, left + int(self.widths[number]))
 
     def check_inside(self, height: int, width: int) -> None:
-        """Raises IndexError if a window is empty, or not inside a picture of this size."""
+        """Raises IndexError if a window is empty or not inside an image of this size, or if fields differ in length."""
         if len({len(values) for values in (self.tops, self.lefts, self.heights, self.widths)}) > 1:
             found = ", ".join(f"{len(values)} {name}" for name, values in vars(self).items())
             raise IndexError(f"expected as many tops as lefts, heights and widths; found {found}")
@@ -65,7 +65,7 @@ class Windows:
             if wrong.any():
                 at = int(wrong.argmax())
                 raise IndexError(
-                    f"windows must be inside of (height, width) = {(height, width)}; found {self.heights[at]} x "
+                    f"windows must be inside images of {height} x {width} pixels; found {self.heights[at]} x "
                     f"{self.widths[at]} pixels at row {self.tops[at]}, column {self.lefts[at]}"
                 )
 
@@ -77,15 +77,15 @@ def copy_rows(
     kernel: str = DEFAULT_KERNEL,
     lines: Places = None,
 ) -> int:
-    """Sets out[i] = rows[numbers[i]]. `rows` is (n, row_nbytes), `out` (len(numbers), row_nbytes), both C-contiguous.
+    """Copies rows: sets out[i] = rows[numbers[i]], or with `lines` out[lines[i]]. Returns how many rows were copied.
 
-    With `lines`, sets out[lines[i]], and `out` may have any length. Returns how many rows were copied: all, unless the
-    storage of the next row fails. Raises IndexError before anything is copied if a number is not from 0 to n - 1, or a
-    line is not in `out`.
+    `rows` is (n, row_nbytes) and `out` (len(numbers), row_nbytes), both C-contiguous. With `lines`, `out` may have any
+    length. All rows are copied, unless the storage of the next row fails. Raises IndexError, before anything is copied,
+    if a number is not from 0 to n - 1, or a line is not in `out`.
     """
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != (count if lines is None else len(lines)):
-        raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found {out.shape}")
+        raise ValueError(f"out must have the shape {(len(numbers), rows.shape[1])}; found the shape {out.shape}")
     if lines is not None:
         _check_numbers(lines, count)  # products of larger numbers would wrap around
     if kernel == "numpy":
@@ -110,25 +110,25 @@ def copy_windows(
     kernel: str = DEFAULT_KERNEL,
     places: Places = None,
 ) -> int:
-    """Copies a window of each image images[numbers[i]] into `out`, one window after the other.
+    """Copies windows[i] of image images[numbers[i]] into `out`, for each i. Returns how many windows were copied.
 
-    `images` is (n, height, width, channels), `out` has as many bytes as all windows together, both C-contiguous. With
-    `places`, window i goes to the bytes of `out` from places[i] on, and `out` may be larger.
-    Returns how many windows were copied: all, unless the storage of the next window fails. Raises IndexError before
-    anything is copied if a number is not from 0 to n - 1, or a window is not inside its image.
+    `images` is (n, height, width, channels); images and `out` are C-contiguous. `out` has as many bytes as all windows
+    together, and gets one window after the other. With `places`, window i begins at byte places[i] of `out`, and `out`
+    may be larger. All windows are copied, unless the storage of the next window fails. Raises IndexError, before
+    anything is copied, if a number is not from 0 to n - 1, or a window is not inside its image.
     """
     num_images, height, width, channels = images.shape
     if len(windows) != len(numbers):
-        raise ValueError(f"expected {len(numbers)} windows, one for each of numbers; found {len(windows)}")
+        raise ValueError(f"expected {len(numbers)} windows, one for each number; found {len(windows)} windows")
     _check_numbers(numbers, num_images)
     windows.check_inside(height, width)
     nbytes = windows.num_pixels * channels
     if places is None and nbytes.sum() != out.nbytes:
-        raise ValueError(f"out must have {nbytes.sum()} bytes, like all windows together; found {out.nbytes}")
+        raise ValueError(f"out must have {nbytes.sum()} bytes, like all windows together; found {out.nbytes} bytes")
     if kernel == "numpy":
         ends = nbytes.cumsum() if places is None else places + nbytes
         if len(ends) and not ((ends - nbytes).min() >= 0 and ends.max() <= out.nbytes):
-            raise IndexError(f"places must be in `out`, of {out.nbytes} bytes")
+            raise IndexError(f"places must put all windows into the {out.nbytes} bytes of out; found {places}")
         packed = out.reshape(-1)
         for i, number in enumerate(numbers.tolist()):
             some = images[number][windows.part(i)]

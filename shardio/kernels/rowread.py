@@ -21,7 +21,7 @@ def read_rows(
     out: NDArray[np.uint8],
     drop_behind: bool,
 ) -> int:
-    """Reads rows of `nbytes` bytes each: row i from byte offsets[i] of the file to byte places[i] of `out`.
+    """Reads rows of `nbytes` bytes: row i from byte offsets[i] of the file to byte places[i] of `out`.
 
     With `drop_behind`, drops the rows from the page cache afterwards. Returns the number of rows read before the first
     row that cannot be read, or the number of all rows.
@@ -40,11 +40,11 @@ def read_windows(
     out: NDArray[np.uint8],
     drop_behind: bool,
 ) -> int:
-    """Reads windows of images into `out`, through the buffer `scratch`.
+    """Reads windows of images from a file into `out`. Returns how many windows were read before one failed.
 
     A row of `windows` is (offset of the window in the file, number of lines, bytes per line, offset in `out`). Lines of
-    an image are `stride` bytes apart. Reads begin and end at multiples of `alignment`. For `drop_behind` see
-    `read_rows`. Returns the number of windows read before the first window that cannot be read.
+    an image are `stride` bytes apart. Reads go through the buffer `scratch`, and begin and end at multiples of
+    `alignment`. With `drop_behind`, drops what was read from the page cache.
     """
     if _native is None:
         return 0
@@ -52,10 +52,8 @@ def read_windows(
 
 
 def will_need(spans: NDArray[Any]) -> bool:
-    """Asks the kernel of the system to read spans of mapped memory ahead, by madvise(MADV_WILLNEED).
-
-    `spans`, uint64 (n, 2), are addresses and lengths in bytes. Returns False if _rowread.c was not built.
-    """
+    """Asks the operating system to read spans of mapped memory ahead, by madvise(MADV_WILLNEED). `spans`, uint64 (n,
+    2), are addresses and lengths in bytes. Returns False if _rowread.c was not built."""
     if _native is None:
         return False
     _native.will_need(spans)

@@ -1,9 +1,9 @@
-"""The order of a mixture: sets read together in fixed shares, position -> (set, sample), for any number of ranks.
+"""The order of a mixture, which reads several sets in fixed shares: position -> (set, sample), for any number of ranks.
 
-Shares are whole numbers, so the sets take turns with a period of their sum. Within it, Tijdeman's algorithm (R.
-Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980) puts each set where it belongs: after any
-number of positions n, a set with the share p has had n * p samples to within one. Then neighbors change places where
-this stays true, drawn by the seed.
+Shares are whole numbers, and the sequence of sets repeats after as many positions as the shares add up to: a period.
+Tijdeman's algorithm (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980) assigns a set to
+each position of the period: after any number of positions n, a set with the share p of all samples has had n * p
+samples, to within one. Then neighboring positions where this stays true are swapped or not, as the seed decides.
 
 Users rely on the order: a change of a single number here needs a new VERSION of `shardio.order.permutation`.
 """
@@ -25,15 +25,16 @@ from shardio.order.permutation import MAX_N, VERSION, check_below, divide
 from shardio.order.rng import make_keys, random_bits
 
 MAX_TOTAL = 1 << 14
-"""The most that shares may sum up to, in lowest terms: a period is computed when a mixture is made."""
+"""The maximum sum of the shares in lowest terms: making a mixture computes a whole period."""
 
 Number = int | float | Fraction
 
 
 def lowest_terms(shares: Sequence[Number]) -> tuple[int, ...]:
-    """Returns shares in the same ratio as whole numbers; a float counts as the decimal that it is written as.
+    """Returns whole numbers in the same ratio as `shares`, without a common divisor.
 
-    Raises ValueError unless shares are at least 0, not all 0, and their sum in lowest terms is at most MAX_TOTAL.
+    A float counts as the decimal number that it is written as: 0.1 is 1/10. Raises ValueError unless the shares are at
+    least 0, not all 0, and the returned numbers add up to at most MAX_TOTAL.
     """
     try:
         exact = [Fraction(str(share)) for share in shares]
@@ -53,7 +54,7 @@ def lowest_terms(shares: Sequence[Number]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Turns:
-    """Which set each position of a period belongs to, for sets with these shares, in lowest terms."""
+    """The sequence of sets in one period of a mixture. `shares` are whole numbers in lowest terms."""
 
     shares: tuple[int, ...]
 
@@ -63,7 +64,7 @@ class Turns:
 
     @cached_property
     def sets(self) -> NDArray[np.int64]:
-        """The set of each position, over an even number of positions: one period, or two."""
+        """The number of the set at each position, int64: of one period, or of two if the sum of the shares is odd."""
         shares, total = np.array(self.shares, np.int64), self.total
         there = np.flatnonzero(shares)
         margin = max(1, 2 * len(there) - 2)
@@ -79,7 +80,7 @@ class Turns:
 
     @cached_property
     def ordinals(self) -> NDArray[np.int64]:
-        """How often the set of each position came before."""
+        """For each position of `sets`, how many earlier positions belong to the same set, int64."""
         ordinals = np.empty_like(self.sets)
         for number in range(len(self.shares)):
             some = np.flatnonzero(self.sets == number)
@@ -88,7 +89,8 @@ class Turns:
 
     @cached_property
     def may_change(self) -> NDArray[np.bool_]:
-        """Whether positions 2k and 2k + 1 may change places: between them, both sets keep to their shares."""
+        """For each pair of positions 2k and 2k + 1, whether they may be swapped, bool. They may if they belong to
+        different sets and, once swapped, both sets stay within one sample of their shares."""
         first, second = self.sets[::2], self.sets[1::2]
         shares, total = np.array(self.shares, np.int64), self.total
         num_positions = np.arange(1, len(self.sets), 2)
@@ -104,20 +106,20 @@ _turns_of = lru_cache(16)(Turns)
 
 
 class Component(NamedTuple):
-    """One set of a mixture. `identity` is everything that its own order depends on, as JSON values, with its digest."""
+    """One set of a mixture. `identity`: its digest and split, and all that its order depends on, as JSON values."""
 
     identity: Mapping[str, Any]
     order: Order
     start: int
-    """The index of its first sample among the samples of all sets."""
+    """The index of the set's first sample, with the samples of all sets numbered one set after the other."""
 
 
 @dataclass(frozen=True, eq=False)
 class MixedOrder:
-    """An endless order of the samples of several sets. Each set follows its own order, one epoch after the other.
+    """An endless order of the samples of several sets. Each set keeps its own order, epoch after epoch.
 
-    Sample indices number the samples of all sets. The shares hold from position `start` on, after `before` samples of
-    each set. Raises ValueError for a position before `start`.
+    Sample indices number the samples of all sets, one set after the other. `shares` apply from position `start` on. The
+    positions before `start` have `before[k]` samples of set k. A call with a position before `start` raises ValueError.
     """
 
     components: tuple[Component, ...]
@@ -151,7 +153,8 @@ class MixedOrder:
         return indices
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns (set, how many samples of the set come before) of each position."""
+        """Returns (sets, ordinals): the number of each position's set, and how many samples of that set come before,
+        int64. Raises ValueError for a position before `start`."""
         if len(positions) and positions.min() < self.start:
             raise ValueError(
                 f"positions must be from {self.start}, where the shares are known from; found {positions.min()}"
@@ -167,7 +170,7 @@ class MixedOrder:
         return sets, turns.ordinals[place] + period * each[sets] + np.array(self.before)[sets]
 
     def delivered(self, position: int) -> tuple[int, ...]:
-        """Returns how many samples of each set the positions before `position` have, since the stream began."""
+        """Returns, for each set, how many of its samples come before `position` in the stream."""
         turns = self._turns
         periods, rest = divmod(position - self.start, len(turns.sets))
         sets, _ = self.locate(np.arange(position - rest, position))
@@ -181,7 +184,8 @@ class MixedOrder:
         return {"seed": self.seed, "endless": True}
 
     def describe_sets(self) -> dict[str, Any]:
-        """Returns the sets and their shares as JSON values, for `resumed`."""
+        """Returns the entries "since" (`start`) and "sets" of a loader's state, as JSON values, for `resumed`. "sets"
+        has the identity of each set, its share and its number of samples before `start`."""
         sets = [
             {**component.identity, "share": share, "before": before}
             for component, share, before in zip(self.components, self.shares, self.before, strict=True)
@@ -189,10 +193,13 @@ class MixedOrder:
         return {"since": self.start, "sets": sets}
 
     def resumed(self, told: Mapping[str, Any], position: int) -> MixedOrder:
-        """Returns the order of a stream that has reached `position` by an order whose `describe_sets` returned `told`.
+        """Returns the order in which this mixture resumes from a state that a loader saved at `position`.
 
-        Sets of both orders resume where they were, with the shares of this order. Added sets begin. Raises ValueError
-        for other values, and if sets were added and others are missing: then the content of a set has changed.
+        `told` is the state; it has the entries of `describe_sets`. A set that the state has continues after its samples
+        before `position`. A set that is new begins with its first sample. From `position` on, the shares of this
+        mixture apply.
+
+        Raises ValueError if the state lacks entries, or if sets were added and removed (a set whose content changed).
         """
         since, sets = told.get("since"), told.get("sets")
         try:

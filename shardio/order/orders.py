@@ -1,7 +1,7 @@
-"""The order of an epoch: position -> sample index, for every way of shuffling. Pure arithmetic; no data is touched.
+"""The order of an epoch: position -> sample index, for every way of shuffling. Pure arithmetic: reads no data.
 
 An order of `num_samples` positions is a function of (epoch, positions), computed for any positions at any time and
-never stored. `describe()` returns everything that it depends on, for the loader's state.
+never stored. `describe()` returns everything that the order depends on, for the loader's state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardio.order.rng import make_keys, random_bits, uniform
 
 
 def as_integer(name: str, value: SupportsIndex) -> int:
-    """Returns an integer of any type as an int, which JSON can store. Raises TypeError if `value` is not an integer."""
+    """Returns `value`, an integer of any type (such as np.int64), as an int. Raises TypeError otherwise."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -31,9 +31,9 @@ def as_integer(name: str, value: SupportsIndex) -> int:
 class BlockShuffle:
     """Shuffles blocks of `size` consecutive samples, then the samples within each window of `window` blocks.
 
-    For sets larger than memory on storage where random reads are slow. By default, blocks have 6 MB and windows 1.6 GB
-    at 256 x 256 x 3: reads are long enough for disks and parallel filesystems to stream, and a window fits in the page
-    cache of a training node.
+    For sets larger than memory, on storage where random reads are slow. With samples of 256 x 256 x 3 bytes, the
+    default blocks have 6 MB and the default windows 1.6 GB: disks and parallel filesystems can stream a block, and a
+    window fits in the page cache of a training node.
     """
 
     size: int = 32
@@ -54,11 +54,11 @@ class Order(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """The number of positions of an epoch."""
+        """The number of positions in an epoch."""
         ...
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the sample indices (int64) at these positions. Raises ValueError outside of [0, num_samples)."""
+        """Returns the sample index at each position, int64. Raises ValueError outside [0, num_samples)."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class StoredOrder:
-    """Position p is sample p, in every epoch."""
+    """The order in which samples are stored: position p is sample p, in every epoch."""
 
     num_samples: int
     redraws = False
@@ -90,7 +90,7 @@ class StoredOrder:
 
 @dataclass(frozen=True)
 class GlobalShuffle:
-    """Each epoch is one permutation of all samples."""
+    """A random order: each epoch is another permutation of all samples."""
 
     num_samples: int
     seed: int
@@ -105,11 +105,12 @@ class GlobalShuffle:
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """Each epoch is a permutation of all samples that reads a window of blocks at a time.
+    """The order of a BlockShuffle: each epoch is a permutation of all samples, window by window.
 
-    Blocks of consecutive samples are permuted, and divided into windows of about the same number of blocks, at most
-    `sizes.window`. Then the samples of each window are permuted. So all samples of a window are read before the next
-    window, and from few places in the shards. The last block of the split may be short, and may be in any window.
+    Blocks of `sizes.size` consecutive samples are permuted, then divided into windows of about equal numbers of blocks,
+    at most `sizes.window`. Then the samples of each window are permuted. So a window is read completely before the next
+    window, from at most `sizes.window` blocks of the shards. The last block of the split may have fewer samples, and
+    may be in any window.
     """
 
     num_samples: int
@@ -133,7 +134,7 @@ class BlockOrder:
             return positions + lacking * (positions >= end)
 
         def to_positions(slots: NDArray[np.int64]) -> NDArray[np.int64]:
-            """Returns the positions of slots, which must be at the edge of a block."""
+            """Returns how many samples come before each slot. Slots must be multiples of `size`."""
             return slots - lacking * (slots > end)
 
         # `longer` windows of `length` + 1 blocks, then windows of `length`.
@@ -168,10 +169,10 @@ class BlockOrder:
 
 @dataclass(frozen=True, eq=False)
 class WeightedDraws:
-    """Each position is an independent draw, with replacement: sample i with probability weights[i] / sum(weights).
+    """Independent random draws with replacement: each position is sample i with probability weights[i] / sum(weights).
 
-    A draw inverts the sum of the weights with one hash of (seed, epoch, position), so any position can be computed
-    alone. torch.multinomial ends at 2**24 weights.
+    A draw looks up a hash of (seed, epoch, position) in the cumulative sum of the weights, so any position can be
+    computed alone. Unlike torch.multinomial, it takes more than 2**24 weights.
     """
 
     weights: NDArray[np.float64]
@@ -221,7 +222,8 @@ class WeightedDraws:
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """An order of the samples `indices` alone: `order` orders the positions in `indices`."""
+    """An order of the samples `indices` alone: position p is sample indices[order(epoch, p)]. `order` is an order of
+    len(indices) samples."""
 
     order: Order
     indices: NDArray[np.int64]
@@ -248,7 +250,8 @@ class Subset:
 
 @dataclass(frozen=True)
 class Endless:
-    """The epochs of `order` one after the other, as one endless epoch: without a tail, and without an end."""
+    """All epochs of `order`, one after the other, as a single endless epoch without a tail. Position p is position p %
+    n of epoch p // n of `order`, with n = order.num_samples."""
 
     order: Order
     num_samples = MAX_N
@@ -276,10 +279,8 @@ def make_order(
     seed: int = 0,
     weights: ArrayLike | None = None,
 ) -> Order:
-    """Returns the order of a split of `set_size` samples. See ShardLoader for the options.
-
-    Raises ValueError if options contradict each other.
-    """
+    """Returns the order of a split of `set_size` samples. See ShardLoader for the options. Raises ValueError if an
+    option is invalid, or if options contradict each other; TypeError if `seed` is not an integer."""
     if isinstance(shuffle, np.bool_):
         shuffle = bool(shuffle)
     if shuffle == "block":
@@ -323,10 +324,8 @@ def _checked_indices(indices: ArrayLike, set_size: int) -> NDArray[np.int64]:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Returns (values, which) with values[which] == numbers.
-
-    If the numbers are close together, `values` is shorter than `numbers`.
-    """
+    """Returns (values, which) with values[which] == numbers, so a function of the numbers can be computed once per
+    value. `values` is shorter than `numbers` if the numbers are close together; otherwise it is `numbers`."""
     low, high = int(numbers.min()), int(numbers.max())
     if high - low < len(numbers):
         return np.arange(low, high + 1), numbers - low
@@ -334,5 +333,5 @@ def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _digest_of(array: NDArray[Any]) -> str:
-    """Returns a hash of the array's numbers that is the same on every machine."""
+    """Returns a hash (hex) of the array's values, which does not depend on the machine's byte order."""
     return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()

@@ -1,9 +1,9 @@
 """An exact permutation of [0, n) per (seed, epoch), computed for any position without an array of size n.
 
 A Feistel network on mixed radices (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, the
-generalized Feistel cipher): a number is written as two digits of radix a and b with a * b >= n, each round adds a
-hash of one digit to the other, and results outside of [0, n) are sent through again ("cycle walking"). a and b are
-about sqrt(n): fewer than 2 * sqrt(n) of the a * b numbers are outside, so walking is rare.
+generalized Feistel cipher). A number is written as two digits of radix a and b, with a * b >= n. Each round adds a hash
+of one digit to the other digit. A result outside of [0, n) goes through the network again ("cycle walking"). a and b
+are about sqrt(n), so fewer than 2 * sqrt(n) of the a * b numbers are outside, and walking is rare.
 
 Users rely on the order: a change of a single number here needs a new VERSION.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shardio.order.rng import make_keys, scramble
 
 VERSION = 1
-"""The version of the orders that (seed, epoch) give, here and in shardio.order.orders."""
+"""The version of all orders of shardio.order. It changes whenever an order changes for the same seed and epoch."""
 
 # 4 rounds pass every test that was tried, 3 fail in the low bits; 6 leave a margin at little cost.
 ROUNDS = 6
@@ -41,7 +41,7 @@ def round_keys(seed: int, epoch: int, purpose: str = "permutation") -> tuple[np.
 
 @dataclass(frozen=True)
 class Permutation:
-    """A bijection of [0, n), fixed by (n, seed, epoch). Immutable; any number of threads may use one."""
+    """A bijection of [0, n), fixed by (n, seed, epoch). Immutable; any number of threads may use a permutation."""
 
     n: int
     seed: int
@@ -54,11 +54,12 @@ class Permutation:
         object.__setattr__(self, "_keys", round_keys(self.seed, self.epoch))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers (int64) at these positions, a one-dimensional array. Raises ValueError outside [0, n)."""
+        """Returns the number at each position, int64. Raises ValueError for a position outside [0, n). `positions` must
+        be one-dimensional."""
         return permute(check_below(self.n, positions), self.n, self._keys)
 
     def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions (int64) of these numbers: the inverse of `__call__`."""
+        """Returns the position of each number, int64: the inverse of `__call__`. Raises ValueError outside [0, n)."""
         return _walk(_decrypt, check_below(self.n, numbers), self.n, self._keys)
 
 
@@ -71,15 +72,13 @@ def check_below(n: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def permute(positions: NDArray[np.int64], n: int, keys: Sequence[Key]) -> NDArray[np.int64]:
-    """Returns the numbers at these positions in the permutation of [0, n) with these keys. Does not check positions.
-
-    If keys are arrays, each position has its own keys, and so its own permutation.
-    """
+    """Returns the numbers at `positions` in the permutation of [0, n) with these keys, int64. Checks nothing. If a key
+    is an array, it has a key for each position. Then each position has a permutation of its own."""
     return _walk(_encrypt, positions, n, keys)
 
 
 def divide(numbers: NDArray[Integer], divisor: Integer) -> tuple[NDArray[Integer], NDArray[Integer]]:
-    """Returns np.divmod of numbers >= 0, four times as fast: numpy vectorizes // by a scalar, but not divmod."""
+    """Returns (quotients, remainders) of numbers >= 0, four times as fast as np.divmod: NumPy vectorizes only //."""
     quotients = numbers // divisor
     return quotients, numbers - quotients * divisor
 
@@ -123,7 +122,8 @@ def _decrypt(numbers: NDArray[np.uint64], n: int, keys: Sequence[Key]) -> NDArra
 
 
 def _hash_below(digits: NDArray[np.uint64], key: Key, radix: np.uint64) -> NDArray[np.uint64]:
-    """Hashes each digit below `radix` <= 2**31 + 1: splitmix64's finalizer, then Lemire's multiply-and-shift."""
+    """Returns a hash of each digit, a number below `radix`: splitmix64's finalizer, then Lemire's multiply-and-shift.
+    `radix` may be at most 2**31 + 1."""
     mixed = scramble(digits + key)
     mixed >>= _SHIFT_HIGH
     mixed *= radix

@@ -1,7 +1,7 @@
-"""The samples of each batch: (order, epoch, rank, world_size, batch_size) -> index batches.
+"""The samples of each batch: (order, epoch, rank, world_size, batch_size) -> batches of sample indices.
 
-Pure arithmetic; no data is read. Step s of an epoch has the positions [s * G, (s + 1) * G) of the epoch's order, with
-G = batch_size * world_size, and each rank reads a fixed part of these positions. So the samples of a step do not depend
+Pure arithmetic; no data is read. Step s of an epoch has the positions [s * G, (s + 1) * G) of the epoch's order, with G
+= batch_size * world_size, and each rank reads a fixed part of these positions. So the samples of a step do not depend
 on the number of ranks, as long as G is the same.
 """
 
@@ -26,19 +26,15 @@ _CHUNK = 1 << 15
 
 @dataclass(frozen=True)
 class Sampler:
-    """The batches of one rank. Immutable; any number of threads may use a sampler.
+    """The batches of one rank, as sample indices. Immutable; any number of threads may use a sampler.
 
-    `tail` says what happens to a last global batch of fewer than batch_size * world_size samples. "drop" leaves it out.
-    "pad" fills it from the beginning of the epoch's order. "short" splits it as evenly as possible, so each sample
-    comes exactly once, and a rank's last batch may be smaller or even empty. In each case, every rank has the same
-    number of batches.
-
-    With `start`, the sampler continues an epoch: the first `start` positions of its order were read before, by any
-    number of ranks with any batch size. Steps count from `start`. With `length`, there are exactly so many batches,
-    and the order is endless.
-
-    With `repeats`, a global batch has each of its samples `repeats` times, as far from each other as can be, so on
-    different ranks if there are as many. Then one drawn sample takes `repeats` positions.
+    - `tail`: what happens to a last global batch of fewer than batch_size * world_size samples. "drop" skips it. "pad"
+      fills it from the beginning of the epoch's order. "short" splits it as evenly as possible: each sample comes
+      exactly once, and a rank's last batch may be smaller or empty. Every rank has the same number of batches.
+    - `start`: how many positions of the epoch were read before, by any number of ranks with any batch size. Steps count
+      from `start`.
+    - `length`: the number of batches from `start` on, if `order` is endless
+    - `repeats`: how often each sample comes in its global batch: on different ranks, if there are at least `repeats`
     """
 
     order: Order
@@ -68,7 +64,7 @@ class Sampler:
 
     @property
     def num_samples(self) -> int:
-        """The number of positions of a whole epoch, for all ranks together."""
+        """The number of positions in a whole epoch, for all ranks together."""
         return self.order.num_samples
 
     @property
@@ -84,7 +80,11 @@ class Sampler:
         return full if self.tail == "drop" or not rest else full + 1
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Returns the positions [start, stop) of this rank at `step`. With "pad", they count modulo num_samples."""
+        """Returns (start, stop): this rank's batch at `step` has the positions from `start` to `stop` - 1.
+
+        With tail="pad", positions from num_samples on stand for the first positions of the epoch. Raises IndexError if
+        the epoch has no such step.
+        """
         if not 0 <= step < self.num_batches:
             raise IndexError(f"step must be from 0 to {self.num_batches - 1}; found {step}")
         first = self.start + step * self.global_batch_size
@@ -94,8 +94,8 @@ class Sampler:
         return first + size * self.rank // self.world_size, first + size * (self.rank + 1) // self.world_size
 
     def num_padded(self, step: int) -> int:
-        """Returns how many samples at the end of this rank's batch at `step` came earlier in the same epoch. It is more
-        than 0 only with "pad", at the last step."""
+        """Returns how many samples at the end of this rank's batch at `step` came earlier in the same epoch. The number
+        is more than 0 only with tail="pad", at the last step."""
         start, stop = self.bounds(step)
         return max(0, stop - max(start, self.num_samples))
 
@@ -118,7 +118,8 @@ class Sampler:
             yield from np.split(indices, np.cumsum(sizes)[:-1])
 
     def _draws(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of the draw at each position: the position itself, without repeats."""
+        """Returns, for each position of the epoch, the position of its sample in `order`; the same without
+        `repeats`."""
         if self.repeats == 1:
             return positions
         batch, place = divide(positions - self.start, np.int64(self.global_batch_size))

@@ -1,4 +1,4 @@
-"""An opened split: `gather(indices, out)` brings samples into memory that the caller owns. No torch.
+"""Opened splits, and readers that copy samples into memory of the caller: `gather(indices, out)`. No torch.
 
-`loading` calls it from its threads.
+The threads of `shardio.loading` call the readers.
 """

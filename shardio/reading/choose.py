@@ -1,8 +1,8 @@
 """Chooses the reader that suits a split on this machine, and gives the reason.
 
-The decision is a function of facts alone (`choose`), so every case can be tested; `look_at` finds the facts. A larger
-set than the page cache would displace everything else and still come from the disk, so it is read past the cache. A
-network filesystem is never mapped: a thread that waits for a page cannot be interrupted.
+`look_at` collects facts, and `choose` decides from the facts alone, so every case can be tested. A set larger than the
+page cache would evict everything else and still be read from the disk, so it is read past the cache. A network
+filesystem is never mapped: a thread that waits for a page cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _SHARE_FOR_READ_AHEAD = 0.25
 
 @dataclass(frozen=True)
 class ReaderFacts:
-    """The facts that decide about the reader. None means unknown."""
+    """The facts from which `choose` picks a reader. None means unknown."""
 
     filesystem: str
     """The kind of filesystem that holds the set, as mount(8) names it; "" if unknown."""
     nbytes: int
     """Bytes that one epoch reads."""
     resident_share: float | None
-    """The share of the set that is in the page cache."""
+    """The share of the set that is in the page cache, from 0 to 1."""
     memory_left: int | None
     """Bytes of free memory (`machine.memory_left`), less the bytes reserved for batches."""
     direct_alignment: int | None
-    """The alignment that O_DIRECT demands; None where it does not work."""
+    """The alignment in bytes that O_DIRECT requires; None if O_DIRECT does not work on the filesystem."""
 
 
 class ReaderChoice(NamedTuple):
     engine: Literal["mmap", "pread", "direct"]
     drop_behind: bool
-    """Whether the page cache forgets bytes once they are read."""
+    """Whether to drop bytes from the page cache once they are read."""
     reason: str
 
 
 def choose(facts: ReaderFacts) -> ReaderChoice:
-    """Returns the reader that io="auto" takes, chosen from the facts alone."""
+    """Returns the reader for io="auto", chosen from `facts` alone."""
     size = f"the set's {_gigabytes(facts.nbytes)}"
     fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
     room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
@@ -84,9 +84,9 @@ def choose(facts: ReaderFacts) -> ReaderChoice:
 
 
 def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> ReaderFacts:
-    """Returns the facts for reading `num_samples` samples per epoch.
+    """Returns the facts for a loader that reads `num_samples` samples per epoch.
 
-    - `tables`: the names of the arrays that are read of each sample; "" for the pixels
+    - `tables`: the names of the arrays to read; "" for the pixels
     - `reserved_nbytes`: the memory that all ranks of the job on this node will allocate for batches; it counts as used
     """
     kind = filesystem_kind(shards.path)
@@ -102,7 +102,8 @@ def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), r
 
 
 def resident_share_of(shards: ShardSet, tables: Sequence[str]) -> float | None:
-    """Returns the smallest share of a table that is in the page cache; None if the kernel does not report it."""
+    """Returns the share of the `tables` in the page cache, from 0 to 1: the smallest of the tables' shares. Returns
+    None if the kernel does not report it."""
     shares = (shards.resident_share(name=name) for name in tables)
     return min((share for share in shares if share is not None), default=None)
 
@@ -110,10 +111,8 @@ def resident_share_of(shards: ShardSet, tables: Sequence[str]) -> float | None:
 def make_reader(
     shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0
 ) -> tuple[Reader, str]:
-    """Returns the reader that `io` asks for, and the reason for the choice. The other arguments are as for `look_at`.
-
-    Raises ValueError if `io` is unknown, or if O_DIRECT does not work on the set's filesystem and `io` asks for it.
-    """
+    """Returns the reader for `io`, and the reason for the choice. For the other arguments see `look_at`. Raises
+    ValueError if `io` is unknown, or if `io` is "direct" and O_DIRECT does not work on the set's filesystem."""
     check_choice("io", io, Io)
     if io == "auto":
         facts = look_at(shards, num_samples, tables, reserved_nbytes)
@@ -133,16 +132,14 @@ def make_reader(
 
 
 def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
-    """Returns how many batches of `batch_nbytes` bytes to announce to the kernel beyond the batches under way.
-
-    `left` is the free memory in bytes; None if unknown.
-    """
+    """Returns how many batches of `batch_nbytes` bytes to announce to the kernel, in addition to the batches under way.
+    `left` is the free memory in bytes; None if unknown."""
     room = _READ_AHEAD_NBYTES if left is None else min(_READ_AHEAD_NBYTES, int(_SHARE_FOR_READ_AHEAD * left))
     return min(_READ_AHEAD_BATCHES, room // max(1, batch_nbytes))
 
 
 def alignment_of(shards: ShardSet) -> int | None:
-    """Returns the alignment that O_DIRECT requires for the set's files; None if O_DIRECT does not work there."""
+    """Returns the alignment in bytes that O_DIRECT requires for the set's files; None if it does not work there."""
     return direct_alignment(shards.path_of(shards.content.files[-1]))
 
 
@@ -152,36 +149,34 @@ def _gigabytes(nbytes: int) -> str:
 
 
 class SplitSource(Protocol):
-    """Opens a split, and makes the readers of its samples. To be used by one thread.
-
-    Call `open` before anything except `num_samples`, `stop` and `close`.
-    """
+    """Opens a split, and makes the readers of its samples. To be used by one thread. Call `open` first. Only
+    `num_samples`, `digest`, `stop` and `close` may be used before."""
 
     num_samples: int
     digest: str
     """The digest of the set."""
 
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
-        """Returns the opened split. `batches` are the sample indices of the first batches that will be read."""
+        """Opens the split, and returns it. `batches` are the sample indices of the first batches that will be read."""
 
     def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
-        """Returns the reader that `io` asks for. Arguments and errors are as for the function `make_reader`."""
+        """Returns the reader for `io`. See the function `make_reader` for arguments and errors."""
 
     def make_second(self) -> Reader:
-        """Returns a reader that reads damaged samples again."""
+        """Returns a second reader, which reads a sample again if its crc32 is wrong."""
 
     def describe(self) -> dict[str, Any]:
         """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`. Call `make_reader` first."""
 
     def stop(self) -> None:
-        """Makes copying into a cache end soon, and reads from the copied set's storage fail. Does not wait."""
+        """Tells the copying into a cache to end, and makes reads from the set's storage fail. Does not wait."""
 
     def close(self) -> None:
-        """Does what `stop` does, waits, and ends the lease on the copy. May be called again, also if interrupted."""
+        """Calls `stop`, waits until the copying has ended, and ends the lease on the copy. May be called again."""
 
 
 class LocalSplit:
-    """A split of a set in a folder, read without a cache. `stop` and `close` do nothing."""
+    """The `SplitSource` of a split in a folder, read without a cache. `stop` and `close` do nothing."""
 
     _io_reason: str
 
@@ -197,7 +192,7 @@ class LocalSplit:
         return reader
 
     def make_second(self) -> FileReader:
-        """Returns a reader that bypasses the page cache if possible, as a page in memory may be wrong."""
+        """Returns a reader that bypasses the page cache if possible, because a page in the cache may be damaged."""
         return FileReader(self._shards, alignment=alignment_of(self._shards))
 
     def describe(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Reads samples by pread: with as many requests under way as there are threads, past the page cache if need be.
+"""Reads samples by pread, one request per thread at a time, through the page cache or past it (O_DIRECT).
 
-Reads that the storage fails are retried for a second; then the error names what could not be read.
+Transient errors are retried for a second; then the error names the sample that could not be read.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ _DISK_THREADS, _SERVER_THREADS = 8, 32
 _TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
 
 _Span = tuple[int, int]
-"""The first of some samples in order of file and offset, and the one after the last."""
+"""(first, stop): the samples `first` to `stop` - 1 among samples that are sorted by file and offset."""
 
 
 def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, name: str) -> OpenFile:
-    """Opens a file of the split. (No method of the reader, which would then be part of a cycle with its files.)"""
+    """Opens the file `name` of the split. With `direct`, pixels and large arrays bypass the page cache. Not a method,
+    as the reader would then be in a reference cycle with its files."""
     entry = entries[name]
     file = layout.open_file(entry)
     # Labels, orders and small arrays are few bytes, and read again in every epoch: through the page cache.
@@ -65,9 +66,9 @@ def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, n
 class FileReader(Reader):
     """Reads samples by pread. Adjacent samples are read in one request; transient errors are retried for a second.
 
-    - `alignment`: bypass the page cache; the number is the result of `direct_alignment`
-    - `drop_behind`: read through the page cache, and make it forget the bytes that were read
-    - `remote`: the files come over a network, so more threads should read
+    - `alignment`: None, or to bypass the page cache, the alignment in bytes that `direct_alignment` returned
+    - `drop_behind`: read through the page cache, and drop the bytes from the cache after each read
+    - `remote`: the files are on a network filesystem, so more threads should read
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class FileReader(Reader):
         return lines if height % lines == 0 else 1
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads the column from the samples' index rows only, so making a reader costs the same for any set."""
+        """See `Reader.column_of`. Reads only the index rows of these samples, not the whole index."""
         fields = self._row_dtype.fields
         assert fields is not None
         cell_dtype, start = fields[name][:2]
@@ -106,7 +107,8 @@ class FileReader(Reader):
         return column
 
     def _read_cells(self, table: StoredTable, rows: NDArray[np.int64], start: int, cells: NDArray[np.uint8]) -> None:
-        """Reads the bytes from `start` on of rows of a table that has one file, as many as a line of `cells` has."""
+        """Reads a part of each row into `cells`, uint8 (n, nbytes): the `nbytes` bytes of the row from byte `start` on.
+        The table must have exactly one file."""
         (entry,), nbytes = table.files, cells.shape[1]
         offsets = HEADER_NBYTES + rows * table.row_nbytes + start
         file = self._files.get(entry.file)
@@ -117,7 +119,7 @@ class FileReader(Reader):
             self._fill(table, entry, [cell], offset, nbytes)
 
     def _stored(self, table: StoredTable, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of samples in the table, as its order tells."""
+        """Returns the number of each sample's row in the table, int64. Raises FormatError if a row does not exist."""
         if table.order is None:
             return indices
         rows = np.empty(len(indices), np.int64)
@@ -151,7 +153,7 @@ class FileReader(Reader):
     def _read_distinct(
         self, table: StoredTable, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
     ) -> None:
-        """Reads rows of the table, in ascending order, into the lines `chosen` of `rows`."""
+        """Reads the rows `stored` of the table, distinct and ascending, into rows[chosen]."""
         files, offsets = table.locate(stored)
         nbytes = table.row_nbytes
         detour = bool(nbytes % self._alignment or rows.ctypes.data % self._alignment) or not self._lands
@@ -181,8 +183,8 @@ class FileReader(Reader):
         rows: NDArray[np.int64],
         out: NDArray[np.uint8],
     ) -> list[_Span]:
-        """Reads rows, whole, into lines of `out`, with one call for each file. Returns the spans of those left to be
-        read, if there was an error: one row each."""
+        """Reads the row at each file and offset into out[rows], with one call per file. After an error, the remaining
+        rows of that file are not read. Returns these rows, as spans of one row each."""
         left: list[_Span] = []
         nbytes = table.row_nbytes
         places = rows * nbytes
@@ -198,7 +200,7 @@ class FileReader(Reader):
     def copy_windows(
         self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
     ) -> None:
-        """Reads the lines of each picture that its window crosses, no others, and copies the windows out of them."""
+        """See `Reader.copy_windows`. Reads only the lines of each image that its window crosses."""
         _, width, channels = self._layout.sample_shape
         stride, table = width * channels, self._layout.pixels
         files, starts = table.locate(self._stored(table, indices))
@@ -229,7 +231,8 @@ class FileReader(Reader):
         rows: Sequence[NDArray[np.uint8]] | NDArray[np.uint8],
         offsets: Sequence[int],
     ) -> None:
-        """Reads whole sectors around rows or lines of one length, piece by piece, and copies these out of them."""
+        """Reads whole sectors into this thread's buffer, piece by piece, and copies the wanted bytes into `rows`. The
+        rows have one length. `offsets` are their offsets in the file, ascending."""
         buffer, nbytes = self._detour_buffer(), len(rows[0])
         for piece, stop, length in _pieces(offsets[0], offsets[-1] + nbytes, self._alignment, len(buffer)):
             self._fill(table, entry, [buffer[:length]], piece, stop - piece, max(offsets[0], piece))
@@ -239,7 +242,7 @@ class FileReader(Reader):
                     row[low - offset : high - offset] = buffer[low - piece : high - piece]
 
     def _detour_buffer(self, least: int = _DETOUR_NBYTES) -> NDArray[np.uint8]:
-        """Returns this thread's buffer, or its first part: at least so many bytes, a multiple of the alignment."""
+        """Returns a buffer of this thread, uint8: `least` bytes, rounded up to a multiple of the alignment."""
         nbytes = _sector_of(least + self._alignment - 1, self._alignment)
         buffer: NDArray[np.uint8] | None = getattr(self._thread, "buffer", None)
         if buffer is None or len(buffer) < nbytes:
@@ -255,10 +258,11 @@ class FileReader(Reader):
         wanted: int,
         asked_for: int = 0,
     ) -> None:
-        """Fills the first `wanted` bytes of the buffers from a file of the table, from `offset` on, or raises.
+        """Reads at least `wanted` bytes of a file into the buffers, from byte `offset` on.
 
-        Offset, buffers and their lengths are aligned. More may be read than is wanted, up to what the buffers hold;
-        the bytes that the caller needs begin at `asked_for` at the earliest.
+        Transient errors are retried for a second. The offset, the buffers and their lengths must be aligned. More bytes
+        may be read, up to the size of the buffers. The error names the row that failed; if bytes before `asked_for`
+        failed, the row at `asked_for`.
         """
         attempts: Attempts | None = None  # made when storage fails, which is seldom
         done = 0
@@ -278,7 +282,8 @@ class FileReader(Reader):
     def _fill_some(
         self, entry: FileEntry, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int
     ) -> int:
-        """Makes one request for what comes after the first `done` bytes. Returns how many more bytes are done."""
+        """Makes one request for the bytes after the first `done` bytes. Returns how many bytes were read, in whole
+        sectors. Raises FormatError if the file was truncated."""
         file = self._files.get(entry.file)
         try:
             count = os.preadv(file.fileno(), _behind(buffers, done), offset + done)
@@ -318,7 +323,7 @@ class FileReader(Reader):
 
 
 def _drop(descriptor: int, offset: int, nbytes: int) -> None:
-    """Lets go of the pages that hold these bytes, whole ones, as the kernel ignores parts."""
+    """Drops the pages that hold these bytes from the page cache: whole pages, as the kernel ignores parts of pages."""
     page = mmap.PAGESIZE
     start, stop = _sector_of(offset, page), _sector_of(offset + nbytes + page - 1, page)
     with contextlib.suppress(OSError):
@@ -328,8 +333,11 @@ def _drop(descriptor: int, offset: int, nbytes: int) -> None:
 def _distinct(
     indices: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], NDArray[np.int64]] | None]:
-    """Returns where each index stands first, in ascending order of the indices, which is also that of files and
-    offsets. If any stands again: where, and where the same one stands first."""
+    """Returns (chosen, again). `chosen`: where each index occurs first in `indices`, in ascending order of the index.
+
+    `again` is None if no index is repeated. Otherwise it has two arrays: where further occurrences are, and for each of
+    them where the same index occurs first.
+    """
     order = np.argsort(indices, kind="stable")
     ascending = indices[order]
     again = np.zeros(len(order), bool)
@@ -341,33 +349,33 @@ def _distinct(
 
 
 def _stretches(apart: NDArray[np.bool_]) -> Iterator[_Span]:
-    """Returns the spans between the samples i and i + 1 for which apart[i] is true."""
+    """Returns consecutive spans of all samples: a new span begins after each sample i for which apart[i] is true."""
     return pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(apart) + 1])
 
 
 def _requests(shards: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: int, grain: int, most: int) -> list[_Span]:
-    """Returns the spans of at most `most` samples of `nbytes` bytes that are read in one request: they lie in one file,
-    and less than `grain` bytes apart."""
+    """Returns the spans of samples that are read in one request each: at most `most` samples of one file, with gaps of
+    less than `grain` bytes. A sample has `nbytes` bytes."""
     apart = (offsets[1:] - (offsets[:-1] + nbytes) >= grain) | (shards[1:] != shards[:-1])
     cuts = [cut for first, stop in _stretches(apart) for cut in range(first, stop, most)]
     return list(pairwise([*cuts, len(offsets)]))
 
 
 def _sector_of(offset: int, alignment: int) -> int:
-    """Returns the first byte of the sector that holds a byte."""
+    """Returns the offset of the sector that holds the byte `offset`. Sectors have `alignment` bytes."""
     return offset // alignment * alignment
 
 
 def _pieces(start: int, stop: int, alignment: int, room: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the parts that O_DIRECT can read of the bytes from `start` to `stop`, as (offset, stop, length): whole
-    sectors, at most `room` bytes from `offset` on, of which those before `stop` are wanted."""
+    """Yields (offset, end, length) of reads with O_DIRECT that together cover the bytes from `start` to `stop`. A read
+    has whole sectors: `length` bytes from `offset` on, at most `room`. The bytes before `end` are wanted."""
     for offset in range(_sector_of(start, alignment), stop, room):
         end = min(offset + room, stop)
         yield offset, end, _sector_of(end - offset + alignment - 1, alignment)
 
 
 def _behind(buffers: Sequence[NDArray[np.uint8]], done: int) -> list[memoryview]:
-    """Returns what is left of the buffers when the first `done` bytes are filled."""
+    """Returns views of the bytes of the buffers that come after the first `done` bytes."""
     rests = []
     for buffer in buffers:
         if done < len(buffer):

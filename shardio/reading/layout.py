@@ -1,4 +1,4 @@
-"""Where the samples of a split are stored: arithmetic on its manifest; and how its files are opened."""
+"""Computes from the manifest where each sample of a split is stored, and opens the split's files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from shardio.system.opening import OpenFile
 
 @dataclass(frozen=True, eq=False)
 class StoredTable:
-    """Rows of `row_nbytes` bytes in `files`: file k has a header and `num_rows[k]` rows.
+    """A table of rows of `row_nbytes` bytes, stored in `files`: file k has a header and `num_rows[k]` rows.
 
     The rows hold the pixels of a split, one of its arrays, its index, an order or checksums. `name` names a row in
-    messages. With `order`, a table of row numbers, sample i is in row `order[i]`; without, in row i.
+    messages. With `order`, a table of row numbers, sample i is in row order[i]; without `order`, in row i.
     """
 
     name: str
@@ -38,27 +38,25 @@ class StoredTable:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Row i is in the file k with starts[k] <= i < starts[k + 1]."""
+        """The number of the first row of each file, and at the end the number of all rows, int64."""
         return np.cumsum([0, *self.num_rows])
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns each row's file, by number, and the offset of the row in its file. The rows must exist."""
+        """Returns (files, offsets): the number of each row's file, and the row's byte offset. The rows must exist."""
         files: NDArray[np.int64] = np.searchsorted(self.starts, rows, side="right") - 1
         return files, HEADER_NBYTES + (rows - self.starts[files]) * self.row_nbytes
 
     def what(self, sample: int) -> str:
-        """Returns words for a sample's row in a message: "the NAME of sample 3", or "sample 3" without a name."""
+        """Returns the words for a sample's row in a message: "the NAME of sample 3", or "sample 3" without a name."""
         return f"the {self.name} of sample {sample}" if self.name else f"sample {sample}"
 
 
 class SplitLayout:
-    """The files of one split, and the place of each sample in them. Any number of threads may use it.
-
-    Raises SetNotFoundError if the set has no such split.
-    """
+    """The files of one split, and where each sample is in them. Any number of threads may use a layout. Raises
+    SetNotFoundError if the set has no such split."""
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
         check_split(path, manifest, split)
@@ -93,7 +91,7 @@ class SplitLayout:
 
     @property
     def has_pixels(self) -> bool:
-        """Whether samples have pixels; if not, they are made of arrays."""
+        """Whether samples have pixels. If not, they consist of arrays."""
         return self.manifest.sample_shape is not None
 
     @property
@@ -103,23 +101,23 @@ class SplitLayout:
             arrays = ", ".join(self.content.arrays)
             raise ShardioError(
                 f"{self.path}, {self.split}: expected a set with pixels, found a set that has only arrays ({arrays}): "
-                "there is no picture to show. `shardio extract` writes arrays as NPY files"
+                "gather_array() reads arrays, and `shardio extract` writes them as NPY files"
             )
         return self.manifest.sample_shape
 
     @property
     def label_row(self) -> RowType | None:
-        """The type of a label; None if there are none."""
+        """The dtype and shape of a label; None if the split has no labels."""
         return self.content.label_row
 
     @property
     def main_tables(self) -> tuple[str, ...]:
-        """The names of the tables that make a sample: "" for the pixels, or all arrays of a set without pixels."""
+        """The names of the tables that hold the samples: "" for the pixels, or all arrays of a set without pixels."""
         return ("",) if self.has_pixels else tuple(self.arrays)
 
     @property
     def row_nbytes(self) -> int:
-        """The bytes of one sample's pixels. Raises ShardioError if the set has none."""
+        """The bytes of one sample's pixels. Raises ShardioError if the set has no pixels."""
         return sample_nbytes(self.sample_shape)
 
     def path_of(self, entry: FileEntry) -> str:
@@ -128,13 +126,13 @@ class SplitLayout:
         return f"{self.folder}/{entry.file}"
 
     def open_file(self, entry: FileEntry) -> OpenFile:
-        """Opens a file of the split and checks it, as `open_sound` does. A file that is opened again is not hashed
-        again, unless it was changed or replaced."""
+        """Opens a file of the split, and checks it as `open_sound` does. Raises FormatError if it differs from the
+        manifest. A file that is opened again is hashed again only if it was changed or replaced."""
         return open_sound(self.path_of(entry), entry, self.manifest.sample_shape, self._sound)
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns sample indices as int64. Raises ValueError unless they are integers (n,), and IndexError if a sample
-        does not exist."""
+        """Returns `indices` as int64. Raises ValueError unless they are one-dimensional integers, and IndexError if a
+        sample does not exist."""
         indices = np.asarray(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ValueError(
@@ -165,7 +163,7 @@ def _counts(shards: Sequence[ShardEntry]) -> list[int]:
 
 
 def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns a view of C-contiguous memory, (n, ...), as bytes: uint8 (n, nbytes)."""
+    """Returns a view of `out`, C-contiguous (n, ...), as the bytes of its rows: uint8 (n, nbytes)."""
     nbytes = math.prod(out.shape[1:]) * out.itemsize
     rows: NDArray[np.uint8] = out.reshape(-1).view(np.uint8).reshape(len(out), nbytes)
     return rows

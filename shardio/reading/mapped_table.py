@@ -1,4 +1,4 @@
-"""A table whose files are mapped. Rows of samples are copied out of the mapping; reads that fail are retried."""
+"""A table whose files are mapped into memory. Rows are copied out of the mapping; failed reads are retried."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from shardio.system.pour import Attempts, reading_failed
 
 
 class MappedTable(RowMapping):
-    """The rows of `table`, whose files lie in `folder`. Call `map_file` for each file before reading rows.
-
-    `order` is the mapped order of the table, if it has an order. Any number of threads may read.
-    """
+    """The rows of `table`, whose files are in `folder`. Call `map_file` for each file before reading rows. `order` is
+    the mapped order of the table; None if the table has none. Any number of threads may read."""
 
     def __init__(self, table: StoredTable, folder: str, order: MappedTable | None = None) -> None:
         self.table = table
@@ -49,8 +47,8 @@ class MappedTable(RowMapping):
         return tuple(self.rows[first:last] for first, last in spans)
 
     def stored(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the row of each sample in the table, int64. Raises FormatError if the order names a row that does not
-        exist, and the errors of `copy`."""
+        """Returns the number of each sample's row in the table, int64. Raises FormatError if the order names a row that
+        does not exist, and the errors of `copy`."""
         if self.order is None:
             return indices
         found = np.empty(len(indices), np.int64)
@@ -59,7 +57,7 @@ class MappedTable(RowMapping):
         return found
 
     def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the row number of each sample in the mapping, which is `self.rows`."""
+        """Returns the number of each sample's row in the matrix `rows`, int64. Raises the errors of `stored`."""
         stored = self.stored(indices)
         if len(self.table.files) == 1:
             return stored
@@ -72,11 +70,10 @@ class MappedTable(RowMapping):
         return row
 
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
-        """Copies the row of each sample into `out`, uint8 (len(indices), row_nbytes), or into these `lines` of it. The
-        samples must exist.
+        """Copies the row of sample indices[i] into out[i], or with `lines` into out[lines[i]]. The samples must exist.
 
-        A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
-        file was truncated. `name` is what the message calls the row, by default `table.name`.
+        `out` is uint8 (n, row_nbytes). A failed read is retried for a second. Then `copy` raises an OSError that names
+        the sample, or FormatError if the file was truncated. `name` names the row in the error (default: `table.name`).
         """
         numbers = self.numbers(indices)
 
@@ -96,10 +93,10 @@ class MappedTable(RowMapping):
         shape: SampleShape,
         places: Places = None,
     ) -> None:
-        """Copies a window of each sample's picture into `out`, uint8 (n,), one after the other, as `copy` does.
+        """Copies a window of each sample's image into `out`, uint8 (n,), one after the other. The samples must exist.
 
-        With `places`, each window goes to the bytes of `out` from its place on.
-        `shape` is (height, width, channels) of the pictures.
+        With `places`, window i begins at byte places[i] of `out`. `shape` is (height, width, channels) of an image.
+        Raises the errors of `copy`.
         """
         numbers = self.numbers(indices)
         images = self.rows.reshape(-1, *shape)
@@ -119,7 +116,7 @@ class MappedTable(RowMapping):
         starts: NDArray[np.int64] | int = 0,
         nbytes: NDArray[np.int64] | None = None,
     ) -> None:
-        """Asks the kernel to read samples' rows ahead; with `nbytes`, only `nbytes` of each row from `starts` on."""
+        """Asks the kernel to read the samples' rows ahead; with `nbytes`, only nbytes[i] bytes from byte starts[i]."""
         will_need(self.rows, self.numbers(indices), starts, nbytes)
 
     def locate_one(self, sample: int) -> tuple[FileEntry, int]:
@@ -128,10 +125,8 @@ class MappedTable(RowMapping):
         return self.table.files[int(files[0])], int(offsets[0])
 
     def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "", done: int = 0) -> None:
-        """Copies again what storage failed to give, after the first `done` of these samples.
-
-        `copy` is called with how many are done, and returns how many more it did: all of them, unless storage failed.
-        """
+        """Retries for a second to copy the samples after the first `done`. Then raises the last error. `copy(done)`
+        copies the samples after the first `done`, and returns how many it copied before the storage failed."""
         attempts = Attempts()
         while done < len(indices):
             failure = self._failure(int(indices[done]), name, attempts.failed + 1)
@@ -140,8 +135,8 @@ class MappedTable(RowMapping):
             done += copy(done)
 
     def _failure(self, sample: int, name: str, attempts: int) -> OSError:
-        """Returns why a page cannot be had: a fault does not tell, but reading the file does. Raises FormatError if it
-        was cut."""
+        """Returns the error for a sample that cannot be copied. Raises FormatError if the file was truncated. A page
+        that cannot be read gives no reason, so this reads the row from the file."""
         entry, offset = self.locate_one(sample)
         what = f"the {name} of sample {sample}" if name else self.table.what(sample)
         path = self.path_of(entry)
@@ -152,12 +147,13 @@ class MappedTable(RowMapping):
                 os.pread(file.fileno(), self.table.row_nbytes, offset)
             except OSError as error:
                 return reading_failed(error, path, what, offset, attempts)
-        hint = "the file of this name can be read: if it was replaced since it was opened, open the set again"
+        hint = "reading the file itself works: if it was replaced after the set was opened, open the set again"
         return reading_failed(OSError(errno.EIO, os.strerror(errno.EIO)), path, what, offset, attempts, hint)
 
 
 def check_stored(rows: NDArray[np.int64], indices: NDArray[np.int64], table: StoredTable, folder: str) -> None:
-    """Raises FormatError, naming the order's file in `folder`, unless `rows`, the samples' stored rows, all exist."""
+    """Raises FormatError, which names the order's file in `folder`, unless all `rows` exist in the table. `rows` are
+    the stored rows of the samples `indices`, as the table's order gives them."""
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
         assert table.order is not None
         at = int(np.argmax((rows < 0) | (rows >= len(table))))

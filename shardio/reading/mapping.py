@@ -2,9 +2,9 @@
 
 One call serves any batch and takes the GIL once; next to a thread that computes in Python, a loop over rows gave 198
 images/s and np.take 25,288 (benchmarks/gather.py). Address space for all shards is reserved first, without memory. Each
-shard is then mapped into its place; places are so far apart that the samples of every shard fall on whole rows, counted
-from the first sample of the first shard. The rows between shards belong to nothing: touching them ends the process, so
-the matrix stays private to ShardSet, which translates checked sample indices into rows.
+shard is then mapped at an address where its samples fall on whole rows of the matrix, counted from the first sample of
+the first shard. Reading a row between two shards ends the process, so the matrix stays private to ShardSet, which
+checks sample indices and translates them into rows.
 
 No descriptor stays open, however many shards there are (Python's own mmap keeps one for each file).
 """
@@ -53,9 +53,10 @@ if _LINUX:
 
 
 def _reserve(nbytes: int) -> mmap.mmap:
-    """Address space without memory behind it. The last array over it gives it back, with all that is mapped there.
+    """Returns `nbytes` of reserved address space, without memory. Raises OSError if the system refuses.
 
-    C takes and gives it: an exception that a signal handler raises comes before or after that, and cannot lose it.
+    The space, and everything mapped there, is freed with the last array over it. C reserves and frees the space, so an
+    exception from a signal handler cannot leak it.
     """
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_PROT_NONE)
@@ -66,7 +67,7 @@ def _reserve(nbytes: int) -> mmap.mmap:
 
 
 def _refused(nbytes: int, code: int) -> OSError:
-    return OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
+    return OSError(code, f"cannot map {nbytes} bytes of a set into memory: {os.strerror(code)}")
 
 
 class RowMapping:
@@ -101,10 +102,8 @@ class RowMapping:
 
 
 def advise_random(rows: NDArray[np.uint8]) -> None:
-    """Advises the kernel of random reads: it then reads the touched pages, and nothing around them.
-
-    Advice is never an error: a kernel may ignore it.
-    """
+    """Tells the kernel that `rows` will be read at random, so it reads only the touched pages and no neighbors. Never
+    raises: a kernel may ignore advice."""
     start = rows.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     _quick.madvise(start, rows.ctypes.data + rows.nbytes - start, _MADV_RANDOM)
 
@@ -115,8 +114,8 @@ def will_need(
     starts: NDArray[np.int64] | int = 0,
     nbytes: NDArray[np.int64] | None = None,
 ) -> None:
-    """Asks the kernel to read the rows `numbers` of a RowMapping into the page cache; with `nbytes`, only `nbytes`
-    bytes of each row, from byte `starts` on. Does not wait."""
+    """Asks the kernel to read the rows `numbers` of `rows`, the matrix of a RowMapping, into the page cache. Does not
+    wait. With `nbytes`, only nbytes[i] bytes of row numbers[i], from byte starts[i] on."""
     first, last = _pages_of(rows, numbers, starts, nbytes)
     spans = np.empty((len(numbers), 2), np.uint64)
     spans[:, 0] = first * mmap.PAGESIZE
@@ -147,7 +146,8 @@ def _pages_of(
     starts: NDArray[np.int64] | int = 0,
     nbytes: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers, counted from address 0, of the first and the last page of each row, or of `nbytes` of it."""
+    """Returns the numbers, counted from address 0, of the first and of the last page of each row, int64. With `nbytes`,
+    of nbytes[i] bytes of row numbers[i], from byte starts[i] on."""
     first = rows.ctypes.data + numbers * rows.shape[1] + starts
     last = first + (rows.shape[1] if nbytes is None else nbytes) - 1
     return first // mmap.PAGESIZE, last // mmap.PAGESIZE

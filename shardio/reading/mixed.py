@@ -1,4 +1,4 @@
-"""Several splits read as one: the samples of each follow those of the one before. What a mixture reads from."""
+"""Reads several splits as one, for mixtures: the samples of each split are numbered after those of the split before."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shardio.reading.reader import BatchMemory, ReadCounts, Reader, Request
 from shardio.reading.shardset import ShardSet
 
 SOURCE = "source"
-"""The entry of a mixture's batches that says which set a sample comes from, counted from 0."""
+"""The name of an entry in a mixture's batches: the number of the set that each sample comes from, counted from 0."""
 
 
 class MixedSet:
-    """The samples of several splits, numbered one after the other: as far as a loader needs them, like a ShardSet.
+    """The samples of several splits, numbered one split after the other. Has what a loader uses of ShardSet.
 
-    `relabel` has the number of each label among `classes`, for each split; None leaves labels as they are stored. Any
-    number of threads may read.
+    relabel[k][label] is the mixture's label for a label of split k; None keeps labels as they are stored. Any number of
+    threads may read.
     """
 
     def __init__(
@@ -60,20 +60,22 @@ class MixedSet:
         return self.sets[0].label_row
 
     def parts_of(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields (set, where its samples are among `indices`, their numbers in the set) for each set that has some."""
+        """Yields (k, positions, local) for each set k that has some of the samples `indices`. `positions` are the
+        positions of the set's samples in `indices`; `local` are the samples' indices in the set."""
         which = self.sources_of(indices)
         for number in np.flatnonzero(np.bincount(which, minlength=len(self.sets))).tolist():
             some = np.flatnonzero(which == number)
             yield number, some, indices[some] - self.starts[number]
 
     def sources_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns which set each sample belongs to."""
+        """Returns the number of the set that each sample belongs to, int64."""
         return np.searchsorted(self.starts, indices, side="right") - 1
 
     def from_each(
         self, indices: NDArray[np.int64], get: Callable[[int, NDArray[np.int64]], NDArray[Any]]
     ) -> NDArray[Any]:
-        """Returns get(set, numbers in the set) for the samples of each set, put together in the order of `indices`."""
+        """Returns the value of each sample, in the order of `indices`. get(k, local) returns the values of samples of
+        set k, by their indices in the set."""
         found = [(some, get(number, local)) for number, some, local in self.parts_of(indices)]
         if not found:
             return get(0, indices)
@@ -83,7 +85,7 @@ class MixedSet:
         return out
 
     def joined(self, number: int, labels: NDArray[Any]) -> NDArray[Any]:
-        """Returns labels of a set as labels of the mixture."""
+        """Returns the mixture's labels for labels that are stored in set `number`."""
         table = self.relabel[number]
         return labels if table is None else table[labels]
 
@@ -93,7 +95,7 @@ class MixedSet:
 
     @cached_property
     def labels(self) -> NDArray[Any]:
-        """All labels in order."""
+        """The labels of all samples, in order."""
         return self.labels_of(np.arange(len(self)))
 
     def values_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -112,7 +114,8 @@ class MixedSet:
             out[some] = pixels
 
     def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Returns the sizes of pictures before they were squashed. See `ShardSet.source_sizes`."""
+        """Returns the height and width of each source image, int64 (B, 2); None if no set is squashed. See
+        `ShardSet.source_sizes`. In a set that is not squashed, an image counts as having the stored size."""
         if not any(one.content.squashed for one in self.sets):
             return None
 
@@ -127,7 +130,7 @@ AnySet: TypeAlias = ShardSet | MixedSet
 
 
 class MixedReader(Reader):
-    """Reads the samples of a MixedSet by a reader for each of its sets. Thread safe."""
+    """Reads the samples of a MixedSet, with a reader for each of its sets. Thread safe."""
 
     def __init__(self, shards: MixedSet, readers: Sequence[Reader]) -> None:
         super().__init__()
@@ -144,7 +147,11 @@ class MixedReader(Reader):
         return max(reader.whole_lines for reader in self._readers)
 
     def read(self, request: Request, memory: BatchMemory, part: slice) -> None:
-        """See `Reader.read`. The parts of a batch are of its samples sorted by set, so that each has few sets."""
+        """Reads the samples at the positions request.order[part] of the batch. Raises the errors of `Reader.read`.
+
+        `request.order` sorts the batch by set, so a part has samples of few sets. Each sample is still written to its
+        own position in `memory`.
+        """
         assert request.order is not None
         numbers = request.order[part]
         indices = request.indices[numbers]
@@ -175,10 +182,8 @@ class MixedReader(Reader):
 
 
 class MixedSource:
-    """The sources of a mixture's splits, which does for all of them what a SplitSource does for one.
-
-    `join` makes a MixedSet of the opened splits.
-    """
+    """The sources of a mixture's splits. Opens, describes and closes all of them, like a SplitSource. `join` makes a
+    MixedSet of the opened splits."""
 
     def __init__(self, sources: Sequence[SplitSource], join: Callable[[Sequence[ShardSet]], MixedSet]) -> None:
         self.sources = tuple(sources)
@@ -194,7 +199,8 @@ class MixedSource:
         return self._join(sets)
 
     def describe(self) -> dict[str, Any]:
-        """See `SplitSource.describe`. `staging` is a list, with an entry for each set."""
+        """Returns `io_reason` and `staging`, as SplitSource does. `staging` is a list with an entry for each set, or
+        None if no set has a cache."""
         told = [source.describe() for source in self.sources]
         staging = [one["staging"] for one in told]
         reasons = dict.fromkeys(one["io_reason"] for one in told)

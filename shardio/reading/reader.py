@@ -1,6 +1,6 @@
-"""Readers bring the samples of a batch from storage into memory, as a request says.
+"""Readers copy the samples of a batch from storage into memory, as a request says.
 
-Nothing is checked here: `ShardSet.gather` is the door for callers, and the kernels check bounds.
+Readers do not check arguments: callers outside use `ShardSet.gather`, which checks them, and the kernels check bounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _thread = threading.local()
 
 
 class BatchMemory(Protocol):
-    """The memory that a batch is read into. `more` has the arrays of the request, by name."""
+    """The memory that a batch is read into. `more` has the arrays of the request by name."""
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
@@ -41,26 +41,26 @@ class BatchMemory(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The samples of one batch and their parts to read. It is complete before threads see it, and never changes."""
+    """The samples of one batch, and what to read of each sample. Immutable, so threads may share a request."""
 
     indices: NDArray[np.int64]
     """The indices of the samples, (B,). The samples must exist."""
     images: bool = True
     """Whether to read pixels."""
     label: bool = True
-    """Whether the index has labels to read."""
+    """Whether to read labels from the index."""
     arrays: Sequence[str] = ()
     """The names of the arrays to read."""
     windows: Windows | None = None
-    """The part of each picture that is read. None reads whole pictures."""
+    """The window to read of each image. None reads whole images."""
     ends: NDArray[np.int64] | None = None
-    """The end of each window in bytes, if windows lie one after the other in memory: (B + 1,), beginning with 0."""
+    """The windows one after the other as bytes: window i has the bytes from ends[i] to ends[i + 1]. int64 (B + 1,)."""
     resample: Callable[[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]], None] | None = None
-    """Reading threads call resample(pixels of windows, which samples of the batch, memory of all images); None leaves
-    windows as they are read."""
+    """Reading threads call resample(pixels of windows, positions of their samples in the batch, memory of all images).
+    None keeps the windows as they are read."""
 
     order: NDArray[np.int64] | None = None
-    """Of a mixture, the numbers of the samples in the order in which they are read: sorted by set."""
+    """For a mixture, the positions of the batch's samples, sorted by set: samples are read in this order."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -68,7 +68,7 @@ class Request:
 
 class ReadCounts(NamedTuple):
     """Counts since the reader was made: bytes read, and reads that were retried. `looked_for` counts announced samples
-    that were looked for in the page cache when they were due, and `found` how many of them were there."""
+    that were looked for in the page cache when they were due, and `found` counts the samples that were there."""
 
     nbytes: int
     retries: int
@@ -82,15 +82,15 @@ class Reader:
     name: str
     """The reader's name in `ShardLoader.stats`."""
     num_threads = 1
-    """The fewest threads that should read at the same time."""
+    """The minimum number of threads that should read at the same time."""
 
     def __init__(self) -> None:
         # Many threads count without a lock: each has a sum of its own.
         self._sums: dict[int, list[int]] = {}
 
     def read(self, request: Request, memory: BatchMemory, part: slice) -> None:
-        """Reads the samples `part` of the request into the same places of `memory`. Raises OSError if the storage
-        fails, and FormatError if its files differ from the manifest."""
+        """Reads the samples request.indices[part] into the positions `part` of `memory`. Raises OSError if the storage
+        fails, and FormatError if a file differs from the manifest."""
         indices = request.indices[part]
         if len(indices):
             self.read_samples(request, memory, np.arange(len(request))[part], indices)
@@ -99,8 +99,8 @@ class Reader:
     def read_samples(
         self, request: Request, memory: BatchMemory, numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        """Reads some samples: `numbers` are their places in the batch, ascending, and `indices` the samples of this
-        reader, which must exist."""
+        """Reads the samples `indices` of this reader's set into the positions `numbers` of `memory`. `numbers` must be
+        ascending, and the samples must exist. `request` says what to read of each sample."""
         first, stop = int(numbers[0]), int(numbers[-1]) + 1
         # Of adjacent samples, one after the other; or each to its line.
         some, lines = (slice(first, stop), None) if stop - first == len(numbers) else (slice(None), numbers)
@@ -116,7 +116,11 @@ class Reader:
     def _read_windows(
         self, request: Request, images: NDArray[Any], numbers: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        """Reads windows, and resamples a few at a time, while the processor's caches have them."""
+        """Reads the windows of samples into `images`, the memory of the whole batch, or resamples the windows into it.
+
+        `indices` are the samples in this reader's set, and `numbers` their positions in the batch. With
+        `request.resample`, a few windows at a time are read and resampled, so they are still in the processor's caches.
+        """
         windows, ends, resample = request.windows, request.ends, request.resample
         assert windows is not None
         assert ends is not None
@@ -135,15 +139,15 @@ class Reader:
             start, done = stop, int(nbytes[stop - 1])
 
     def copy(self, name: str, indices: NDArray[np.int64], out: NDArray[Any], lines: Places = None) -> None:
-        """Copies each sample's value of the array `name`, or its pixels (""), into `out`, or into these `lines` of it.
-        The samples must exist."""
+        """Copies the value of the array `name`, or the pixels (""), of sample indices[i] into out[i]. With `lines`,
+        copies into out[lines[i]]. The samples must exist."""
         raise NotImplementedError
 
     def copy_windows(
         self, indices: NDArray[np.int64], windows: Windows, out: NDArray[np.uint8], places: Places = None
     ) -> None:
-        """Copies one window of each sample's pixels into `out`, uint8 (n,): one after the other, or to the bytes from
-        each of the `places` on."""
+        """Copies a window of each sample's image into `out`, uint8 (n,), one after the other. The samples must exist.
+        With `places`, window i begins at byte places[i] of `out`."""
         raise NotImplementedError
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -156,13 +160,13 @@ class Reader:
 
     @property
     def whole_lines(self) -> int:
-        """0 if reading a window costs only its own bytes. Otherwise, windows should be whole lines of the picture that
-        begin and end at multiples of this number: then they need no second copy."""
+        """0 if reading a window costs only its own bytes. Otherwise, windows should consist of whole lines, and begin
+        and end at multiples of this number of lines: then they need no second copy."""
         return 0
 
     def begin_epoch(self) -> bool:
-        """Prepares for an epoch: switches to a cached copy that has become complete, and checks whether the samples are
-        in the page cache. Returns whether `will_read` is worth its cost."""
+        """Prepares for an epoch. Returns whether samples should be announced by `will_read`. Switches to a cached copy
+        that has become complete, and checks whether the samples are in the page cache."""
         return False
 
     def will_read(self, request: Request) -> None:
@@ -181,17 +185,17 @@ class Reader:
 
 
 class MappedReader(Reader):
-    """Copies from the mapping, and announces to the kernel what will be copied.
+    """Copies samples from the mapping, and announces coming samples to the kernel.
 
-    This is the fastest way where the samples are in the page cache. Without an announcement each missing page would be
-    a request of its own, and a thread that waits for it cannot be interrupted. The kernel by default also reads around
+    This is the fastest way if the samples are in the page cache. Without an announcement, each missing page would be a
+    request of its own, and a thread that waits for it cannot be interrupted. By default, the kernel also reads around
     each page, many times the wanted bytes. There is nothing to close: the mapping belongs to the set.
     """
 
     name = "mmap"
 
     def __init__(self, shards: ShardSet, tables: Sequence[str] = ("",)) -> None:
-        """`tables` are the arrays that will be read, by name, and "" for the pixels."""
+        """`tables` has the names of the arrays that will be read, and "" for the pixels."""
         super().__init__()
         self._shards = shards
         self._tables = tuple(tables)
@@ -222,7 +226,8 @@ class MappedReader(Reader):
         return self._shards.copy_crc32s(name, indices)
 
     def _look_for(self, indices: NDArray[np.int64]) -> None:
-        """Counts how many of a few samples are in the page cache, which tells whether announcing them was worth it."""
+        """Counts how many of the samples are in the page cache, for `read_ahead_hits`. Looks at _MOST_LOOKED_FOR
+        samples at most."""
         count = min(_MOST_LOOKED_FOR, len(indices))
         if (share := self._shards.resident_share(indices, count)) is not None:
             self._count(looked_for=count, found=round(share * count))
@@ -239,10 +244,10 @@ class MappedReader(Reader):
 
 
 class GuardedReader(Reader):
-    """Wraps a reader and compares each sample with its stored crc32. Thread safe; `close` closes both readers.
+    """Wraps a reader, and compares the crc32 of each sample with the stored crc32. Thread safe.
 
-    `second` reads a sample that differs once more, another way, as a page in memory may be wrong. If it differs again,
-    `copy` raises FormatError.
+    If they differ, `second` reads the sample again, another way, because a page in memory may be wrong. If they differ
+    again, `copy` raises FormatError. `close` closes both readers.
     """
 
     def __init__(self, reader: Reader, shards: ShardSet, second: Reader) -> None:
@@ -278,7 +283,8 @@ class GuardedReader(Reader):
                 self._read_again(name, index, one, crc)
 
     def _read_again(self, name: str, index: int, out: NDArray[Any], expected: int) -> None:
-        """Reads the pixels or a value of one sample again, into `out`, whose length is 1."""
+        """Reads the pixels or the array `name` of one sample again, into `out`, (1, ...). Raises FormatError unless the
+        crc32 is now as expected."""
         again = np.empty_like(out) if name else aligned_empty(out.shape)
         self._count(retries=1)
         self._second.copy(name, np.array([index]), again)

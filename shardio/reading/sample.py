@@ -1,6 +1,6 @@
-"""A sample, and ways to show samples to people: captions, a sheet of pictures, and HTML in a notebook.
+"""A sample, and what shows samples to people: captions, and pictures and tables in HTML for notebooks.
 
-Drawing is imported when it is asked for. A set is read without Pillow.
+Pillow is imported only to draw pictures: reading a set does not need it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from shardio.errors import shortened
 
 NUM_SHOWN = 24
-"""Samples on a sheet, if the caller does not choose them."""
+"""The number of samples on a sheet, unless the caller chooses samples."""
 NUM_THUMBNAILS = 6
-"""Samples that a notebook shows of a set."""
+"""The number of samples that a notebook shows of a set."""
 # A notebook shows names, not texts.
 _LONGEST = 200
 _LONGEST_LABEL = 40
@@ -30,9 +30,12 @@ class _Pair(NamedTuple):
 
 
 class Sample(_Pair):
-    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` is an int, a float or float32
-    (K,). Either is None where the set has none. `arrays` are the values of the split's arrays by name, read-only views,
-    too. It unpacks to image and label."""
+    """A sample of a set. Unpacks to image and label.
+
+    - `image`: a read-only view of the shard, uint8 (height, width, channels); None if the set has no pixels
+    - `label`: an int, a float or float32 (K,); None if the split has no labels
+    - `arrays`: the values of the split's arrays by name, read-only views
+    """
 
     arrays: dict[str, NDArray[Any]]
 
@@ -49,7 +52,7 @@ class Sample(_Pair):
         return f"Sample(image={image}, label={self.label}{arrays})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Returns what a notebook shows: the picture, and a table with label and arrays, in HTML."""
         facts = {} if self.label is None else {"label": str(self.label)}
         values = self.arrays if self.image is None else {"image": self.image, **self.arrays}
         facts |= {name: f"{value.dtype} {value.shape}" for name, value in values.items()}
@@ -63,7 +66,8 @@ def some_of(count: int, most: int) -> NDArray[np.int64]:
 
 
 def captions_of(shards: Any, numbers: NDArray[np.int64]) -> list[str]:
-    """Returns two lines for each sample of a ShardSet or MixedSet: number, class or label, and the end of its key."""
+    """Returns a caption for each sample of a ShardSet or MixedSet: two lines, with number and class or label,
+    and the last part of its key."""
     keys = [os.fsdecode(key).rpartition("/")[2] for key in shards.column_of("key", numbers).tolist()]
     labels = [None] * len(numbers) if shards.label_row is None else shards.labels_of(numbers).tolist()
     names = [class_text(label, shards.class_names) for label in labels]
@@ -71,14 +75,14 @@ def captions_of(shards: Any, numbers: NDArray[np.int64]) -> list[str]:
 
 
 def class_text(label: object, class_names: Sequence[str]) -> str:
-    """Returns the readable name of a label's class; the label as text if it is no class number, and "" for None."""
+    """Returns the readable name of a label's class, the label as text if it is not a class number, or "" for None."""
     if isinstance(label, int) and 0 <= label < len(class_names):
         return class_names[label]
     return "" if label is None else shortened(str(label), _LONGEST_LABEL)
 
 
 def table_html(facts: Mapping[str, str]) -> str:
-    """Returns an HTML table with a row for each name and its text."""
+    """Returns an HTML table with a row for each name and text of `facts`."""
     rows = (
         f"<tr><th style='text-align:left'>{_text(name)}</th><td>{_text(text)}</td></tr>" for name, text in facts.items()
     )
@@ -86,7 +90,7 @@ def table_html(facts: Mapping[str, str]) -> str:
 
 
 def pictures_html(pictures: Iterable[NDArray[np.uint8]], captions: Iterable[str]) -> str:
-    """Returns HTML with small pictures in a row, each with its caption as a tooltip; "" without Pillow."""
+    """Returns HTML with small pictures in a row, each with its caption as a tooltip; "" if Pillow is not installed."""
     try:
         from shardio.drawing.sheet import thumbnail
     except ImportError:

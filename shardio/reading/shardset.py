@@ -1,8 +1,8 @@
-"""An opened split of a published set: its files are checked and mapped once, and then are memory.
+"""An opened split of a set: its files are checked once and mapped into memory.
 
-Everything that docs/format.md demands is checked before a byte is mapped, on the descriptor that is mapped. The sha256
-of the index and of orders is compared as well. The sha256 of pixels and arrays would cost a read of the whole set:
-`shardio verify` compares it.
+Each file is checked as docs/format.md demands before it is mapped, on the descriptor that is mapped. The sha256 of the
+index and of orders is compared as well. Comparing the sha256 of pixels and arrays would read the whole set: `shardio
+verify` does so.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from shardio.system.eager import eager
 
 @eager
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
-    """Opens one split of a set. `path` is its folder.
+    """Opens one split of the set in the folder `path`, and returns it.
 
-    `digest` pins the content of all splits: the digest that `shardio info` prints, or its first 12 digits or
-    more. Raises SetNotFoundError if there is no set or no such split; FormatError if the set has another digest, or if
-    a file differs from the manifest.
+    `digest` pins the content of all splits: the digest that `shardio info` prints, or its first 12 digits or more.
+    Raises SetNotFoundError if there is no set or no such split; FormatError if the set has another digest, or if a file
+    differs from the manifest.
     """
     path = local_folder(path)
     return ShardSet(Path(path), load_manifest(path, digest), split)
@@ -63,10 +63,10 @@ def position_of(index: SupportsIndex, count: int) -> int:
 
 
 class ShardSet(SplitLayout, Sequence[Sample]):
-    """A sequence of samples: a split whose files are mapped. Opening reads the index and orders, about 60 bytes a
-    sample; any number of threads may read.
+    """An opened split, as a sequence of samples. Its files are mapped into memory; any number of threads may read.
 
-    Nothing is cached and nothing needs closing: a mapping is freed with the last array that uses it.
+    Opening reads the index and orders, about 60 bytes per sample. No sample is cached, and nothing needs closing: a
+    mapping is freed with the last array that uses it.
     """
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
@@ -78,8 +78,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         rows = self._mapped_of(self.index_table).rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = rows.view(self.content.index.dtype)[:, 0]  # type: ignore[assignment]
-        """One row per sample: label (if labels are integers), key, source_width, source_height and crc32. A read-only
-        view of the mapped file."""
+        """The index, with a row for each sample: label (if labels are integers), key, source_width, source_height and
+        crc32. A read-only view of the mapped file."""
 
     def _map(self, table: StoredTable) -> MappedTable:
         mapped = MappedTable(table, self.folder, self._mapped.get(table.order))
@@ -99,17 +99,18 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Readable names of the classes, in their order: "tench" for n01440764. Without such names, `classes`."""
+        """Readable names of the classes, in order: "tench" for n01440764. If the set has none, `classes`."""
         return self.manifest.class_names or self.manifest.classes
 
     @property
     def digest(self) -> str:
-        """The sha256 (hex) that names the content of the whole set, all splits."""
+        """The sha256 (hex) that identifies the content of the whole set, with all splits."""
         return self.manifest.digest
 
     @cached_property
     def labels(self) -> NDArray[Any]:
-        """All labels in order, (N,) or (N, K): a copy, made at the first access. Raises the errors of `labels_of`."""
+        """The labels of all samples, in order, (N,) or (N, K): a read-only copy, made at the first access. Raises the
+        errors of `labels_of`."""
         labels = np.ascontiguousarray(self.labels_of(np.arange(len(self))))
         labels.flags.writeable = False
         return labels
@@ -123,7 +124,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a table of what the set is, and some samples, unless storage fails to give them."""
+        """Returns what a notebook shows: HTML with a table of facts, and some samples if they can be read."""
         facts = {
             "set": str(self.path),
             "split": f"{self.split} (of {', '.join(sorted(self.manifest.splits))})",
@@ -147,10 +148,13 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         columns: int | None = None,
         side: int | None = None,
     ) -> Any:
-        """Returns samples as a sheet of pictures with their numbers, classes and keys: a PIL image, which a notebook
-        shows. By default 24 of them, spread over the split.
+        """Returns a sheet of samples with their numbers, classes and keys: a PIL image, which a notebook shows.
 
-        `columns` are the pictures of a row, `side` the longer side of each in pixels. Raises the errors of `gather`.
+        - `indices`: the samples to show; by default 24 samples, spread over the split
+        - `columns`: the number of pictures per row; by default at most 8
+        - `side`: the longer side of each picture in pixels
+
+        Raises the errors of `gather`.
         """
         from shardio.drawing.sheet import sheet
 
@@ -158,13 +162,14 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return sheet(*self._shown(numbers), columns=columns, side=side)
 
     def _shown(self, numbers: NDArray[np.int64]) -> tuple[list[NDArray[np.uint8]], list[str]]:
-        """Returns copies of these samples, and a caption for each."""
+        """Returns copies of the samples' images, and a caption for each sample."""
         pictures = np.empty((len(numbers), *self.sample_shape), np.uint8)
         self.gather(numbers, pictures)
         return list(pictures), captions_of(self, numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles and copies hold path and digest: the same set is opened anew, and no other."""
+        """Pickles and copies hold the set's path, split and digest. Unpickling opens the set again, and fails if the
+        digest differs."""
         return partial(open_shards, digest=self.digest), (self.folder, self.split)
 
     @overload
@@ -180,11 +185,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return Sample(self.image_of(position) if self.has_pixels else None, self._label(position), arrays)
 
     def image_of(self, position: int) -> NDArray[np.uint8]:
-        """Returns a read-only view of one sample's pixels. Raises ShardioError if the set has none."""
+        """Returns a read-only view of one sample's pixels. Raises ShardioError if the set has no pixels."""
         return self.mapped().row(position).reshape(self.sample_shape)
 
     def _value(self, name: str, position: int) -> NDArray[Any]:
-        """Returns the value of an array for one sample."""
+        """Returns the value of an array for one sample, a read-only view."""
         row = self.array(name).row
         value: NDArray[Any] = self.mapped(name).row(position).view(row.dtype).reshape(row.shape)
         return value
@@ -198,12 +203,12 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return label if label.ndim else label.item()
 
     def expect_random_reads(self, name: str = "") -> None:
-        """Asks the kernel not to read around the pages in use, for the pixels ("") or the array `name`."""
+        """Tells the kernel that the pixels (""), or the array `name`, are read at random: it skips neighbor pages."""
         advise_random(self.mapped(name).rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
-        """Asks the kernel to read samples into the page cache: their pixels, or only the lines of each window, or their
-        values of the array `name`. A hint: it never fails and hardly waits."""
+        """Asks the kernel to read samples into the page cache. Only a hint: never fails, and hardly waits. Reads the
+        pixels, or with `windows` only the lines that each window crosses, or the values of the array `name`."""
         known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         inside = (known >= 0) & (known < len(self))
         some = known[inside].astype(np.int64, copy=False)
@@ -215,10 +220,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             self.mapped().will_need(some, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
-        """Returns the share of the samples `indices`, by default all, that is in the page cache: of their pixels, or of
-        their values of the array `name`. At most `most` samples are looked at.
+        """Returns the share of the samples `indices` (default: all) that is in the page cache, from 0 to 1.
 
-        None if it is unknown: the kernel answers only users who own the files or may write to them.
+        Looks at the pixels (""), or the array `name`, of at most `most` of the samples. Returns None if the kernel does
+        not report it: it answers only users who own the files or may write to them.
         """
         if not self._residency_is_told:
             return None
@@ -236,12 +241,12 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """Copies the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
+        """Copies the samples `indices` (integers, one-dimensional), or a window of each sample, into `out`.
 
-        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. With `windows`, `out` has
-        one dimension, and windows follow each other; or, if all windows have one size, it has their height and width.
-        Raises IndexError, before anything is copied, if an index is negative or too large, or a window is not inside
-        its sample. Copying releases the GIL; threads may gather at the same time into different memory.
+        `out` is uint8 (len(indices), height, width, channels), C-contiguous. With `windows`, `out` has one dimension,
+        for one window after the other; or, if all windows have one size, the height and width of a window. Raises
+        IndexError, before anything is copied, if an index is negative or too large, or a window is not inside its
+        sample. Copying releases the GIL; threads may gather at the same time into different memory.
 
         A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
         file was truncated. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
@@ -260,9 +265,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @eager
     def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies the values of an array for the samples `indices` into `out`, as `gather` does pixels.
+        """Copies the values of the array `name` for the samples `indices` into `out`. Raises the errors of `gather`.
 
-        `out` is the caller's: C-contiguous, of the array's dtype, with a value for each of `indices`. Raises
+        `out` is C-contiguous, has the array's dtype, and has the value of sample indices[i] in out[i]. Raises
         ValueError if the split has no such array.
         """
         row = self.array(name).row
@@ -282,25 +287,25 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self._mapped_of(self.table_of(name))
 
     def source_sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Returns the heights and widths (B, 2) of pictures before they were squashed; None if they were not."""
+        """Returns the height and width of each sample's source image, int64 (B, 2); None unless the split is squashed.
+        In a squashed split, images were resized to the set's shape without keeping their aspect ratios."""
         if not self.content.squashed:
             return None
         columns = [self.copy_column(name, indices) for name in ("source_height", "source_width")]
         return np.stack(columns, axis=1).astype(np.int64)
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of the labels of these samples, which must exist: int64 (B,), or float32 (B,) or (B, K).
-
-        Raises ShardioError if the split has no labels, and the errors of `gather`.
-        """
+        """Returns a copy of the labels of the samples `indices`, which must exist: int64 (B,), or float32 (B,) or (B,
+        K). Raises ShardioError if the split has no labels, and the errors of `gather`."""
         if self.content.label_row is None:
-            raise ShardioError(f"{self.path}, {self.split}: expected a split with labels, found one without")
+            raise ShardioError(f"{self.path}, {self.split}: expected a split with labels, found a split without labels")
         if self.content.index.has_label:
             return self.column_of("label", indices)
         return self.values_of(LABELS_NAME, indices)
 
     def values_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of the values of an array for these samples. Raises the errors of `gather_array`."""
+        """Returns a copy of the array `name` for the samples `indices`, (B, ...). Raises the errors of
+        `gather_array`."""
         row = self.array(name).row
         values = np.empty((len(indices), *row.shape), row.dtype)
         self.gather_array(name, indices, values)
@@ -308,18 +313,18 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @property
     def numbers(self) -> Numbers:
-        """The arrays of shape (), for `Selection.samples`."""
+        """For each array of shape (), by name, a function that returns its values for all samples. For
+        `Selection.samples`."""
         every = np.arange(len(self))
         found = [name for name, array in self.content.arrays.items() if not array.row.shape]
         return {name: partial(self.values_of, name, every) for name in found}
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of a column of the index for these samples, which must exist.
+        """Returns a copy of the column `name` of the index for the samples `indices`, which must exist.
 
-        Raises ValueError if the index has no such column, and the errors of `gather`.
-
-        `index[name]` is a view of the mapping instead: there, a page that cannot be read ends the process.
+        Raises ValueError if the index has no such column, and the errors of `gather`. In contrast, `index[name]` is a
+        view of the mapping: a page that cannot be read then ends the process.
         """
         names = self.index.dtype.names or ()
         if name not in names:
@@ -327,7 +332,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self.copy_column(name, self.check_indices(indices))
 
     def copy_column(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Does what `column_of` does, without checking the arguments."""
+        """Returns the same as `column_of`, without checking the arguments."""
         dtype = self.index.dtype
         rows = np.empty((len(indices), dtype.itemsize), np.uint8)
         self._mapped_of(self.index_table).copy(indices, rows, name)
@@ -336,12 +341,11 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
 
 def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows: Windows) -> None:
-    """Raises ValueError or IndexError unless there is a window for each of `count` pictures of this shape, and `out`
-    can hold them."""
+    """Raises ValueError or IndexError unless `windows` are `count` windows inside the picture, and `out` fits them."""
     height, width, channels = picture
     windows.check_inside(height, width)
     if len(windows) != count:
-        raise IndexError(f"expected {count} windows, one for each index; found {len(windows)}")
+        raise IndexError(f"expected {count} windows, one for each index; found {len(windows)} windows")
     shape: tuple[int, ...] = (int(windows.num_pixels.sum()) * channels,)
     if out.ndim != 1 and count:  # windows of one size may have an axis each
         shape = (count, int(windows.heights[0]), int(windows.widths[0]), channels)
@@ -352,5 +356,5 @@ def _check_windows(out: NDArray[Any], picture: SampleShape, count: int, windows:
 
 def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     if out.shape != shape or out.dtype != dtype or not out.flags.carray:
-        what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
+        what = "a read-only array" if not out.flags.writeable else f"{out.dtype} of shape {out.shape}"
         raise ValueError(f"`out` must be C-contiguous, writeable {dtype} of shape {shape}; found {what}")

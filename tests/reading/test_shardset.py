@@ -265,7 +265,7 @@ NO_INDICES = np.zeros(0, np.int64)
             )
         ),
         *(
-            (np.array([1, 2]), bad, ValueError, f"uint8 of shape (2, 6, 5, 3); found {bad.dtype} of {bad.shape}")
+            (np.array([1, 2]), bad, ValueError, f"uint8 of shape (2, 6, 5, 3); found {bad.dtype} of shape {bad.shape}")
             for bad in (
                 *(marked(1, 6, 5, 3), marked(3, 6, 5, 3), marked(2, 5, 6, 3), marked(2, 3, 6, 5), marked(2, 90)),
                 *(marked(180), marked(6, 5, 3), marked(2, 6, 5, 3, dtype=np.int8), marked(2, 6, 5, 3, dtype=bool)),
@@ -274,8 +274,8 @@ NO_INDICES = np.zeros(0, np.int64)
                 marked(2, 6, 5, 3, order="F"),
             )
         ),
-        (np.array([1, 2]), read_only(marked(2, 6, 5, 3)), ValueError, "found read-only"),
-        (NO_INDICES, OUT[:1], ValueError, "of shape (0, 6, 5, 3); found uint8 of (1, 6, 5, 3)"),
+        (np.array([1, 2]), read_only(marked(2, 6, 5, 3)), ValueError, "read-only"),
+        (NO_INDICES, OUT[:1], ValueError, "of shape (0, 6, 5, 3); found uint8 of shape (1, 6, 5, 3)"),
     ],
 )
 def test_what_cannot_be_gathered_is_refused_before_anything_is_copied(
@@ -492,11 +492,11 @@ def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_
         assert np.array_equal(image, sample_pixels(int(i), (21, 17, 3))[top : top + 5, left : left + 4])
     for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
         out[:] = 7
-        with pytest.raises(IndexError, match=r"inside of .*\(21, 17\)|as many tops"):
+        with pytest.raises(IndexError, match=r"inside images of 21 x 17|as many tops"):
             shards.gather(indices, out, Windows.alike(5, 4, np.array(tops), np.array(lefts)))
         assert (out == 7).all()
     for height, width in ((22, 4), (5, 18), (0, 4), (5, -1)):
-        with pytest.raises(IndexError, match=rf"inside of .*\(21, 17\); found {height} x {width} pix"):
+        with pytest.raises(IndexError, match=f"inside images of 21 x 17 pixels; found {height} x {width} pix"):
             shards.gather(indices, out, Windows.alike(height, width, windows.tops, windows.lefts))
     several = Windows(windows.tops, windows.lefts, np.array([1, 2, 3]), np.array([4, 3, 1]))
     packed = np.zeros(3 * (4 + 6 + 3), np.uint8)
