@@ -3,8 +3,8 @@
     transform = Compose([RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)])
     loader = ShardLoader("out/", batch_size=256, transform=transform)
 
-Random numbers depend only on (seed, epoch, sample, view): the pixels are the same after a resume, on any number of
-ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and a RandomChoice of them depend on the batch as well.)
+Random numbers depend only on (seed, epoch, sample, view): they are the same after a resume, on any number of ranks or
+threads, on the CPU and on a GPU. (Mixup, CutMix and a RandomChoice of them depend on the batch as well.)
 
 Consecutive crops, resizes and flips are one pass over the pixels. Masks go through the same crops, flips and warps as
 their images. If a set was squashed to one shape (`shardio convert --fit squash`), crops are boxes of the

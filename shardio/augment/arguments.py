@@ -1,8 +1,7 @@
-"""The arguments of transforms: checked, printed, stored as a dictionary for JSON, and digested.
+"""Configuration, the base class of transforms: checks and prints arguments, and converts a transform to a dictionary.
 
-A transform names the check of an argument in its annotation, as in `p: Probability = 0.5`. `Configuration` calls it,
-unless the argument is None and its annotation allows that. Errors name the argument, the expected values, and the value
-found.
+The annotation of an argument has the argument's check, as in `p: Probability = 0.5`. `Configuration` calls the check,
+except for None if the annotation allows None. Errors name the argument, the expected values, and the value found.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from shardio.errors import check_choice
 T = TypeVar("T")
 
 KIND = "transform"
-"""The dictionary key of the class name."""
+"""The key of `to_dict` that has the name of the class."""
 
 LATER = {"later": True}
-"""Metadata of an argument that a later version added. `to_dict` omits it if it is None, so old digests stay valid."""
+"""Metadata of fields that a later version added. `to_dict` omits them if they are None, so old digests stay valid."""
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 class Configuration:
-    """A dataclass whose arguments are numbers, names, dtypes, other `Configuration`, or lists of them."""
+    """The base class of transforms: a dataclass whose arguments are numbers, strings, dtypes, transforms, or lists."""
 
     _classes: dict[str, type[Configuration]] = {}  # noqa: RUF012 - all classes share it
 
@@ -45,9 +44,9 @@ class Configuration:
         Configuration._classes[_name_of(cls)] = cls
 
     def __post_init__(self) -> None:
-        """Normalizes the arguments, then checks them as their annotations say.
+        """Converts lists and arrays to tuples, then calls the checks in the annotations of the arguments.
 
-        Lists and arrays become tuples, and mappings become sorted pairs, so equal arguments compare equal.
+        Mappings become sorted tuples of pairs, so equal arguments compare equal. Raises the errors of the checks.
         """
         for field in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, field.name, _kept(getattr(self, field.name)))
@@ -57,9 +56,9 @@ class Configuration:
                 check(name, value)
 
     def __repr__(self) -> str:
-        """Returns the Python call that creates this, without default arguments.
+        """Returns the Python code that creates the transform, without arguments that have their default value.
 
-        Each inner transform has a line, and equal transforms share it.
+        Each inner transform is on a line of its own. Equal transforms in a row share a line.
         """
         if not is_dataclass(self):
             return object.__repr__(self)
@@ -78,13 +77,13 @@ class Configuration:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a dictionary of the class and the arguments, with values that JSON can store.
+        """Returns the transform as a dictionary that JSON can store and `from_dict` can read.
 
-        The key "transform" has the name of the class; each argument has its own name as the key. Raises TypeError if
-        the class is not a dataclass, or JSON cannot store an argument.
+        The key "transform" has the name of the class, and each argument has its own name as the key. Raises TypeError
+        if the class is not a dataclass, or JSON cannot store an argument.
         """
         if not is_dataclass(self):
-            raise TypeError(f"cannot describe a transform that is not a dataclass; found {self!r}")
+            raise TypeError(f"to_dict needs a dataclass; found {self!r}: decorate its class with dataclass")
         values = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -108,18 +107,21 @@ def from_dict(values: Mapping[str, Any]) -> Configuration:
     known = Configuration._classes.get(kind) if isinstance(kind, str) else None
     # A class without arguments of its own is the base of other classes.
     if known is None or "__dataclass_fields__" not in vars(known):
-        raise ValueError(f'expected a dictionary whose "{KIND}" names a transform class; found {_shown(values)}')
+        raise ValueError(
+            f'expected a dictionary whose "{KIND}" names a transform class; found {_shown(values)}: import the module '
+            "of a class of your own first"
+        )
     try:
         return known(**{name: _live(value) for name, value in values.items() if name != KIND})
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"expected the arguments of {kind}; found {_shown(values)}: {error}") from None
+        raise ValueError(f"expected a dictionary of arguments of {kind}; found {_shown(values)}: {error}") from None
 
 
 @cache
 def _checks_of(kind: type) -> list[tuple[str, Callable[[str, Any], object], bool]]:
-    """Returns each checked argument of a class, its check, and whether None is allowed, from the annotations.
+    """Returns (name, check, whether None is allowed) for each argument whose annotation has a check.
 
-    For a class from outside of shardio, the annotations are of its nearest base class in shardio.
+    A class from outside of shardio has the checks of its nearest base class in shardio.
     """
     base = next(filter(is_of_shardio, kind.__mro__))
     checks: list[tuple[str, Callable[[str, Any], object], bool]] = []
@@ -146,7 +148,7 @@ def _shown(value: object) -> str:
     try:
         return f"{value!r:.200}"
     except RecursionError:
-        return "lists or dictionaries inside each other without end"
+        return "lists or dictionaries that are nested too deeply"
 
 
 def _name_of(kind: type) -> str:
@@ -177,11 +179,11 @@ def _plain(value: object) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, Real):
         return float(value)
-    raise TypeError(f"arguments of a transform must be numbers, names, dtypes or lists of them; found {value!r}")
+    raise TypeError(f"arguments of a transform must be numbers, strings, dtypes or lists of these; found {value!r}")
 
 
 def _whole(value: Any) -> Any:
-    """Returns the value with whole floats as integers, so 1 and 1.0 have the same digest."""
+    """Returns `value` with floats such as 1.0 replaced by integers, so 1 and 1.0 have the same digest."""
     if isinstance(value, dict):
         return {name: _whole(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -215,12 +217,15 @@ def check_number(name: str, value: Any, low: float = -math.inf, high: float = ma
 
 
 def numbers_of(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> tuple[float, ...]:
-    """Returns a number, or a sequence of numbers, as a tuple of floats. For errors see `check_number`."""
+    """Returns `value`, a number or a sequence of numbers, as a tuple of floats.
+
+    Raises ValueError if the sequence is empty, and the errors of `check_number` for each number.
+    """
     numbers = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     for number in numbers:
         check_number(name, number, low, high)
     if not numbers:
-        raise ValueError(f"{name} must be one or more numbers; found {value!r}")
+        raise ValueError(f"{name} must have one or more numbers; found {value!r}")
     return tuple(map(float, numbers))
 
 
@@ -237,7 +242,7 @@ def check_whole(name: str, value: object, low: int, high: float = math.inf) -> N
 
 
 def as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
-    """Returns a sequence itself, and any other value twice. Checks nothing."""
+    """Returns `value` if it is a sequence, and (value, value) otherwise. Checks nothing."""
     return value if isinstance(value, Sequence) else (value, value)  # type: ignore[return-value]
 
 
@@ -245,7 +250,7 @@ def check_pair(name: str, value: object) -> None:
     """Raises ValueError unless `value` is a positive integer, or a pair of positive integers."""
     pair = as_pair(value)
     if len(pair) != 2:
-        raise ValueError(f"{name} must be an integer, or two integers; found {value!r}")
+        raise ValueError(f"{name} must be one or two integers, minimum 1; found {value!r}")
     for number in pair:
         check_whole(name, number, 1)
 
@@ -253,10 +258,10 @@ def check_pair(name: str, value: object) -> None:
 def check_range(
     name: str, bounds: object, low: float = -math.inf, high: float = math.inf, *, above: bool = False
 ) -> tuple[float, float]:
-    """Returns the two numbers `bounds` as floats.
+    """Returns `bounds`, (min, max), as floats.
 
-    Raises TypeError or ValueError unless they are finite, in order, and from `low` to `high`. With `above`, the first
-    must be greater than `low`.
+    Raises TypeError or ValueError unless both are finite numbers and `low` <= min <= max <= `high`. With `above`, min
+    must also be greater than `low`.
     """
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise ValueError(f"{name} must be (min, max); found {bounds!r}")
@@ -269,10 +274,10 @@ def check_range(
 def around(
     name: str, value: object, center: float, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
-    """Returns the bounds that a pair gives, or that a number x gives: `center` - x and `center` + x.
+    """Returns (min, max): a pair unchanged, or `center` - x and `center` + x for a number x.
 
-    Raises ValueError for a bound above `high`, and for a pair with a bound below `low`. If `center` - x is below `low`,
-    the bound is `low`.
+    If `center` - x is below `low`, min is `low`. Raises ValueError if x is negative, if `center` + x is above `high`,
+    and for a pair that is not in order, or not from `low` to `high`.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return check_range(name, value, low, high)
@@ -281,15 +286,15 @@ def around(
 
 
 def fill_of(fill: float | Sequence[float] | None, channels: int, name: str = "fill") -> tuple[float, ...]:
-    """Returns a number for each channel; NaN if `fill` is None.
+    """Returns the fill value of each channel, a tuple of floats. They are NaN if `fill` is None.
 
-    Raises ValueError for a sequence of another length. The error calls the argument `name`.
+    Raises ValueError for a sequence that has neither 1 nor `channels` numbers. `name` is the argument in the error.
     """
     if not isinstance(fill, Sequence):
         return (math.nan if fill is None else float(fill),) * channels
     if len(fill) not in (1, channels):
         raise ValueError(
-            f"{name} must be a number, or a number per channel, and the images have {channels} channels; found {fill!r}"
+            f"{name} must be a number, or a number per channel; found {fill!r}, but the images have {channels} channels"
         )
     return tuple(map(float, fill)) * (channels // len(fill))
 

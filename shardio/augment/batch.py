@@ -1,7 +1,7 @@
-"""The batch that transforms hand to each other. It joins several transforms into one pass over the pixels.
+"""Batch, which each transform returns to the next: images, and recorded changes that are not computed yet.
 
-A batch keeps the stored pixels and records the changes to make: a region, a size, a flip, a mean, a dtype. The new
-pixels are computed when a transform needs them, and at the end.
+A batch records crops, resizes, flips, color operations, a normalization and a cast. So several changes take one pass
+over the pixels. The changed pixels are computed when a transform needs them, and at the end.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _UNCHANGED = Resampling((0, 0))
 
 @dataclass(frozen=True)
 class Batch:
-    """Stored images, (B, C, H, W), and the changes recorded for them, in this order.
+    """Images, (B, C, H, W), and the changes recorded for them, in the order in which they apply.
 
-    - A box of each image, `boxes`, is cropped and resized to `sizes`, int64 (B, 2), height and width. The filter reads
-      no pixel outside of `within`. In a new batch, `sizes` are the images' sizes before any squashing.
+    - Each image is cropped to its box in `boxes` and resized to its row of `sizes`, int64 (B, 2), height and width. The
+      filter reads no pixel outside of the box `within`. In a new batch, `sizes` are the sizes before any squashing.
     - Images are mirrored where `flips`, bool (B,), is true, and then go through `steps`.
-    - `how` has the filter of the resize, which counts if `resized` is true, and the normalization and cast at the end.
-      Its size does not count: see `resampling`.
+    - `how` has the filter of the resize, used if `resized` is true, and the normalization and cast at the end. The size
+      in `how` is ignored: see `resampling`.
 
-    A field that is None records no change. `masks` are the masks of `images`, before the changes. The other fields
-    may be for several views of each image: all images of the first view, then all of the next.
+    A field that is None records no change. `masks` are the masks of `images`, before the changes. With several views of
+    each image, the other fields have all images of the first view, then all images of the next view.
     """
 
     images: torch.Tensor
@@ -66,7 +66,7 @@ class Batch:
         return len(self.sizes)
 
     def cropped(self, boxes: Boxes) -> Batch:
-        """Returns the batch with each image cropped to its box, in pixels of the image after earlier changes."""
+        """Returns the batch with each image cropped to its box, in pixels of the images after the earlier changes."""
         self.check_uint8()
         if self.steps:
             return self.finished().cropped(boxes)
@@ -85,7 +85,7 @@ class Batch:
         antialias: bool = True,
         purpose: str = "",
     ) -> Batch:
-        """Returns the batch resized. If the interpolation is "random", `purpose` is the key of its random numbers."""
+        """Returns the batch resized to `sizes`, (B, 2). The interpolation "random" draws a filter with `purpose`."""
         self.check_uint8()
         if self.resized or self.steps:
             return self.made().resized_to(sizes, interpolation, antialias, purpose)
@@ -106,7 +106,7 @@ class Batch:
         """Returns the batch with one more operation recorded.
 
         `codes` is an Op for all images, or an Op for each image, uint8 (B,). Each of the operation's `values` is a
-        number for all images, or an array (B,). With `where`, bool (B,), images where it is false stay unchanged.
+        number for all images, or an array (B,). Images where `where`, bool (B,), is false stay unchanged.
         """
         self.check_uint8()
         step = Step.of(len(self), self.images.shape[1], codes, *values)
@@ -122,14 +122,15 @@ class Batch:
         if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(ops)):
             names = ", ".join(sorted(op.name.lower() for op in wrong))
             raise ValueError(
-                f"images must have 3 channels (red, green and blue) or 1 channel for {names}; found {channels} channels"
+                f"images must have 3 channels (red, green and blue) or 1 channel, as the transform may change {names}; "
+                f"found {channels} channels"
             )
 
     def unsquashed(self) -> Batch:
-        """Returns the batch with squashed images resized to their original size.
+        """Returns the batch with squashed images resized to their original sizes.
 
-        Batches that were cropped, resized or cast are returned unchanged. If the original sizes differ, computing the
-        pixels raises ValueError.
+        A batch that was cropped, resized or cast is returned unchanged. If the original sizes differ, ValueError is
+        raised later, when the pixels are computed.
         """
         if self.boxes is not None or self.is_cast or (self.sizes == self.images.shape[2:]).all():
             return self
@@ -149,7 +150,7 @@ class Batch:
 
     @property
     def region(self) -> Boxes:
-        """The part of each stored image that is used: `boxes`, or the whole images."""
+        """The box of each stored image that is used: `boxes`, or the whole images if `boxes` is None."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
     @property
@@ -161,24 +162,24 @@ class Batch:
         """Returns a batch with new `images` of the same samples, and no recorded changes.
 
         `masks` are the masks of the new images, by default the masks of this batch after its changes. Raises ValueError
-        if they are for images of another size.
+        if the masks and the new images differ in size.
         """
         masks = masks or self._moved_masks()
         if masks is not None and masks.size != (size := tuple(images.shape[2:])):
-            raise ValueError(f"masks must be for images of (height, width) = {size}; found {masks.size}")
+            raise ValueError(f"masks must have the (height, width) of the images, {size}; found {masks.size}")
         return Batch(images, self.draws, sizes_of(images), self.labels, masks)
 
     def check_no_masks(self) -> None:
         """Raises ValueError if the batch has masks, which Mixup and CutMix cannot combine."""
         if self.masks is not None:
-            names = ", ".join(self.masks.by_name) or "an empty dict of masks"
+            names = ", ".join(self.masks.by_name) or "{}"
             raise ValueError(
-                f"Mixup and CutMix combine several images and cannot combine their masks; found {names}: remove them "
-                "from the transform, or pass images and labels only"
+                f"Mixup and CutMix combine images, but cannot combine masks; found masks {names}: remove Mixup and "
+                "CutMix from the transform, or pass images and labels only"
             )
 
     def finished(self) -> Batch:
-        """Returns the batch after all recorded changes. Raises ValueError if its images would have several sizes."""
+        """Computes the recorded changes. Returns a batch of the new images. Raises ValueError if their sizes differ."""
         images = self._done()
         if images is self.images:
             return self
@@ -186,9 +187,10 @@ class Batch:
         return Batch(images, self.draws, sizes, self.labels, self._moved_masks())
 
     def made(self) -> Batch:
-        """Returns the batch after all recorded changes. Its images may have several sizes.
+        """Computes the recorded changes like `finished`, but crops and resizes may give images of different sizes.
 
-        Then they lie in the upper left corners of images of the largest height and width, and their boxes are recorded.
+        Images of different sizes lie in the upper left corners of images of the largest height and the largest width.
+        The returned batch has their boxes. With steps or a cast recorded, different sizes raise ValueError.
         """
         if self.steps or self.is_cast or self.boxes is None or (self.sizes == self.sizes[0]).all():
             return self.finished()
@@ -201,10 +203,10 @@ class Batch:
     def placed(
         self, size: tuple[int, int], firsts: NDArray[np.int64], mode: str = "constant", fill: Sequence[float] = (0,)
     ) -> Batch:
-        """Returns a batch of images of `size`: each begins at row and column `firsts`, (B, 2), of the changed image.
+        """Computes the recorded crops, resizes and flips. Returns a batch of windows of `size` of the new images.
 
-        `firsts` may be negative. Outside of an image is `fill`, a number per channel, or, with the modes "edge",
-        "reflect" and "symmetric", what `Pad` gives. The recorded changes must be crops, resizes and flips.
+        Each window begins at row and column `firsts`, int64 (B, 2), which may be negative. Outside of the image, `mode`
+        "constant" gives `fill`, a number per channel. For "edge", "reflect" and "symmetric" see `Pad`.
         """
         boxes, flips, sizes = self.region, self.is_mirrored, self.sizes
         # Images without a border are cropped as by `cropped`: otherwise rounding would depend on the batch.
@@ -231,7 +233,7 @@ class Batch:
 
     @property
     def is_plain(self) -> bool:
-        """True if the batch has images only, and no recorded changes."""
+        """True if the batch has no masks, and no recorded crop, resize, flip or operation."""
         return self.masks is None and self.boxes is None and self.flips is None and not self.steps
 
     def _moved_masks(self) -> Masks | None:
@@ -270,7 +272,7 @@ class Batch:
 
     @property
     def resampling(self) -> Resampling:
-        """The recorded resize, normalization and cast. Raises ValueError if the images would have several sizes."""
+        """`how`, with the size of the new images. Raises ValueError if the new images would have several sizes."""
         return replace(self.how, size=self.size)
 
     @property
@@ -283,8 +285,8 @@ class Batch:
         if (self.sizes != (height, width)).any():
             least, most = self.sizes.min(axis=0).tolist(), self.sizes.max(axis=0).tolist()
             raise ValueError(
-                f"the images of a batch must have one size; found (height, width) from {tuple(least)} to "
-                f"{tuple(most)}: add a CenterCrop or RandomCrop, or resize to (height, width)"
+                f"the images of a batch must have one size; found heights from {least[0]} to {most[0]} and widths from "
+                f"{least[1]} to {most[1]}: add a CenterCrop or RandomCrop, or resize to (height, width)"
             )
         return height, width
 
@@ -296,10 +298,9 @@ def sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
 def fused(
     images: torch.Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None
 ) -> torch.Tensor | None:
-    """Returns the images after steps, normalization and cast, computed by kernels on CUDA.
+    """Returns the images after steps, normalization and cast, computed by Triton kernels, in channels_last memory.
 
-    Returns None on the CPU, and where the kernels are not trusted. `images` stay unchanged. The result is in
-    channels_last memory.
+    Returns None on the CPU, and if the kernels cannot be used: see `run_steps_if_trusted`. `images` stay unchanged.
     """
     if not images.is_cuda:
         return None

@@ -1,6 +1,6 @@
-"""Random crop boxes for all images of a batch at once, and the stateless random numbers that they are drawn from.
+"""Draws, which computes the random numbers of a batch, and Boxes, a crop box for each image of the batch.
 
-The formulas match torchvision's RandomResizedCrop, which takes one image at a time.
+Random boxes match torchvision's RandomResizedCrop, which takes one image at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardio.order.rng import make_keys, random_bits, uniform
 # torchvision draws so often before it gives up and takes the center.
 _TRIES = 10
 MOST_DRAWS = 32
-"""The maximum number of draws for a sample and a purpose."""
+"""The maximum `count` of `Draws.uniform`: random numbers per sample and purpose."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Draws:
     view: int | NDArray[np.int64] = 0
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Returns random numbers from [0, 1), float64 (count, B), that depend on the key `purpose`.
+        """Returns `count` random numbers from [0, 1) for each sample, float64 (count, B).
 
-        Raises ValueError unless `count` is from 1 to MOST_DRAWS.
+        Different strings `purpose` give independent numbers. Raises ValueError unless `count` is from 1 to MOST_DRAWS.
         """
         if not 0 < count <= MOST_DRAWS:
             raise ValueError(f"count must be from 1 to {MOST_DRAWS}; found {count}")
@@ -60,11 +60,11 @@ class Draws:
         return key
 
     def keys(self, purpose: str) -> NDArray[np.int64]:
-        """Returns 64 random bits for each sample, int64 (B,), that depend on the key `purpose`."""
+        """Returns 64 random bits for each sample, int64 (B,). Different strings `purpose` give independent bits."""
         return random_bits(self._key(purpose), self.counters.astype(np.uint64)).view(np.int64)
 
     def of_the_batch(self) -> Draws:
-        """Returns Draws that give all samples the numbers of the batch's first sample, in each view."""
+        """Returns Draws that give every sample of a view the random numbers of the batch's first sample."""
         return replace(self, counters=np.full_like(self.counters, self.counters[0]))
 
     def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
@@ -78,20 +78,20 @@ class Draws:
 class LoaderBatch:
     """The batch that a loader passes to its transform, if the transform is a plain function.
 
-    If the function calls transforms of shardio, they draw the random numbers of the batch's samples. Each call counts
-    as another view, so two calls of one transform draw different numbers.
+    If the function calls transforms of shardio, the transforms use the `draws` of this batch. Each call is another
+    view, so two calls of one transform draw different numbers.
     """
 
     images: torch.Tensor
     draws: Draws
     sizes: Callable[[], NDArray[np.int64] | None] | None = None
-    """Returns the images' sizes before they were squashed, (B, 2), or None."""
+    """A function that returns the images' sizes before they were squashed, (B, 2), or None."""
     views: Iterator[int] = field(default_factory=counting)
-    """The numbers of the views of further calls."""
+    """Yields the view of each further call of a transform: 0, 1, 2, ..."""
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """A context manager. Inside, `loader_batch()` returns this batch in the same thread."""
+        """Returns a context manager. Inside, `loader_batch()` returns this batch in the same thread."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -122,7 +122,7 @@ class Boxes:
 
     @classmethod
     def whole(cls, count: int, height: int, width: int) -> Boxes:
-        """Returns boxes that cover `count` whole images of this size."""
+        """Returns boxes that cover `count` whole images of `height` and `width` pixels."""
         return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
 
     @classmethod
@@ -133,10 +133,9 @@ class Boxes:
         return cls(*sides.transpose(1, 0, 2)[:, numbers, columns])
 
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
-        """Returns these boxes in pixels of the stored images.
+        """Returns `self`, boxes in pixels of cropped and resized images, as boxes in pixels of the stored images.
 
-        `outer` are boxes of the stored images that were cropped and resized to `sizes`, int64 (B, 2), height and
-        width. These boxes are in pixels of the result.
+        The stored images were cropped to `outer`, and resized to `sizes`, int64 (B, 2), height and width.
         """
         by_height, by_width = outer.heights / sizes[:, 0], outer.widths / sizes[:, 1]
         return Boxes(
@@ -148,7 +147,7 @@ class Boxes:
 
 
 MaskPlaces = NDArray[np.int32]
-"""The rows or columns to read, (B, length). -1 is outside of the image."""
+"""The rows (or the columns) of each mask to read, int32 (B, length). -1 is outside of the image."""
 
 
 def nearest_places(
@@ -158,10 +157,10 @@ def nearest_places(
     limit: int,
     shown: NDArray[np.int64],
 ) -> MaskPlaces:
-    """Returns which row (or column) of a mask each output row shows, int32 (B, n).
+    """Returns the row (or column) of each mask that each output row is copied from, int32 (B, n), or -1.
 
-    Of each mask of `limit` rows, the part from `starts`, `lengths` long, is resized to `sizes` rows, (B,) each, by
-    nearest neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows that are output, or -1.
+    A mask has `limit` rows. Its `lengths` rows from row `starts` on are resized to `sizes` rows, (B,) each, by nearest
+    neighbor, as torch's "nearest-exact". `shown`, (B, n), are the resized rows to output; -1 stays -1.
     """
     middles = starts[:, None] + (2 * shown + 1) * lengths[:, None] / (2 * sizes[:, None])
     # Rounding may have moved a place slightly below a whole pixel.
@@ -170,10 +169,10 @@ def nearest_places(
 
 
 def outside_places(first: NDArray[np.int64], sizes: NDArray[np.int64], count: int, mode: str) -> NDArray[np.int64]:
-    """Returns which row of an image each of `count` rows from row `first` on shows, (B, count).
+    """Returns the `count` rows (or columns) from `first` on of each image, (B, count), replacing rows outside of it.
 
-    `sizes`, (B,), are the numbers of rows. Outside of an image, "constant" gives -1, and "edge", "reflect" and
-    "symmetric" give rows of the image, as np.pad does.
+    An image has `sizes` rows, (B,), and `first`, (B,), may be negative. Rows outside of the image become -1 if `mode`
+    is "constant", and rows inside of the image if `mode` is "edge", "reflect" or "symmetric", as in np.pad.
     """
     place, size = first[:, None] + np.arange(count), sizes[:, None]
     if mode == "constant":
@@ -204,7 +203,7 @@ def random_resized_boxes(
     `heights` and `widths`, int64 (B,), are the sizes of the images in pixels. The box's share of the image's area is
     uniform in `scale`. Its width / height is uniform in `ratio` on a logarithmic scale. Its position is uniform among
     whole pixels. If none of ten such boxes fits, the result is the largest centered box whose ratio is allowed.
-    `purpose` is a key of the random numbers.
+    For `purpose` see `Draws.uniform`.
     """
     numbers = draws.uniform(purpose, 2 * _TRIES + 2)
     area = (heights * widths) * between(scale, numbers[:_TRIES])

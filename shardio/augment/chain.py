@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Samples(TypedDict, total=False):
-    """The keyword arguments of every call but `masks`."""
+    """The keyword arguments of `Transform.__call__`, except `masks`."""
 
     indices: ArrayLike | None
     seed: int | None
@@ -37,10 +37,10 @@ class _Samples(TypedDict, total=False):
 
 
 class Transform(Configuration, ABC):
-    """Changes each image of a batch. Threads may share a transform."""
+    """The base class of transforms, which change the images of a batch. Threads may share a transform."""
 
     mask_fill: MaskFill | None = None
-    """The `mask_fill` of calls that do not pass this argument."""
+    """The default of the argument `mask_fill` of calls."""
     keeps_places: ClassVar[bool] = False
     """True if the transform neither crops nor resizes images; see `shardio.augment.cut`."""
 
@@ -84,19 +84,19 @@ class Transform(Configuration, ABC):
         view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns the transformed images, labels, and a dict of masks; no part that is empty.
+        """Returns the transformed images; given labels or masks, a tuple of images, labels and a dict of masks.
 
         - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
-        - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: their value outside of the image, or a dict by name.
-        - `indices`, `seed`, `epoch`, `view` key the random numbers. Without them, a call draws from torch's generator.
-        - `sizes`: (B, 2), the heights and widths that squashed images had before. Without images, one pair is allowed.
+        - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: the value of masks outside of the image, or a dict.
+        - `indices`, `seed`, `epoch`, `view` seed the random numbers. Without `indices` and `seed`, torch draws a seed.
+        - `sizes`: (B, 2), the original heights and widths of squashed images. An empty batch may pass one pair.
 
         Tensors are not changed in place; a tensor that needs no change is returned itself. A ShardLoader passes all
         these arguments. See "Masks" and "Calling a transform yourself" in the guide.
         """
         if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
-            found_types = f"{type(images).__name__} and {type(labels).__name__}"
-            raise TypeError(f"images and labels must be tensors; found {found_types}")
+            found_types = f"images: {type(images).__name__}, labels: {type(labels).__name__}"
+            raise TypeError(f"images and labels must be tensors, and labels may be None; found {found_types}")
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
         if images.device.type == "cpu":
@@ -108,7 +108,7 @@ class Transform(Configuration, ABC):
         found = sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
         if found.shape not in {(count, 2), (max(count, 1), 2)} or (found.size and found.min() < 1):
             least = f", minimum {found.min()}" if found.size else ""
-            raise ValueError(f"sizes must be of shape {(count, 2)}, minimum 1; found shape {found.shape}{least}")
+            raise ValueError(f"sizes must be of shape {(count, 2)}, with minimum 1; found shape {found.shape}{least}")
         if labels is not None and not _are_labels(labels, count):
             raise ValueError(
                 f"labels must be int64 (B,), or float32 (B,) or (B, K), for {count} images; found {labels.dtype} "
@@ -149,27 +149,27 @@ class Transform(Configuration, ABC):
 
     @property
     def has_views(self) -> bool:
-        """True if the transform makes several images of each sample."""
+        """True if the transform returns several images of each sample."""
         return any(part.has_views for part in self._inner)
 
     def branches(self, batch: Batch, purpose: str) -> list[Batch]:
-        """Returns the batch after this transform, or a batch for each of its views."""
+        """Returns a list of the batch after this transform; if the transform has views, of a batch per view."""
         return [self.apply(batch, purpose)]
 
     @abstractmethod
     def apply(self, batch: Batch, purpose: str) -> Batch:
         """Returns the batch after this transform.
 
-        `purpose` is a key of the random numbers. Two transforms of one class get different keys.
+        Random numbers depend on the string `purpose`. Each transform of a Compose gets a different `purpose`.
         """
 
 
 Piece = tuple[Transform, str]
-"""A transform, and its purpose, a key of its random numbers."""
+"""A transform, and the `purpose` of its `apply`."""
 
 
 def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
-    """Applies transforms one after the other. Only the last may have views."""
+    """Applies transforms in order. Returns a list of one batch, or of a batch per view of the last transform."""
     batches = [batch]
     for transform, purpose in pieces:
         batches = transform.branches(batches[0], purpose)
@@ -177,7 +177,10 @@ def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
 
 
 def finished(pieces: Sequence[Piece], batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
-    """Applies transforms one after the other. Returns images, labels and arrays, as tuples if the last has views."""
+    """Applies transforms in order. Returns the images, the labels or None, and the masks by name or None.
+
+    If the last transform has views, the images and each mask are tuples with a tensor per view.
+    """
     done = [each.finished() for each in branches_of(pieces, batch)]
     several = [each.masks.by_name for each in done if each.masks is not None]
     images, labels = tuple(each.images for each in done), done[0].labels
@@ -195,7 +198,7 @@ class Container(Transform):
 
     transforms: Iterable[Transform]
     instead_of_mixing: ClassVar[str] = ""
-    """If Mixup and CutMix cannot be inside: why, and what to do instead."""
+    """Why Mixup and CutMix cannot be inside, and what to do instead, for the error. Empty if they can be inside."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.transforms, Iterable):
@@ -223,7 +226,7 @@ class Container(Transform):
 
 
 def _is_known(transform: Transform) -> bool:
-    """Returns whether a transform and all inside it are of shardio. Others may not expect several views."""
+    """Returns whether a transform and all transforms inside are shardio's: others may not know arrays as views."""
     return is_of_shardio(type(transform)) and all(map(_is_known, transform._inner))
 
 
@@ -235,7 +238,7 @@ def _draws(
     epoch: int | None,
     view: int | None,
 ) -> Draws:
-    """Returns the random numbers of a call. Arguments that are None come from `given`, the loader's batch."""
+    """Returns the Draws of a call. Arguments that are None come from `given`, the loader's batch, if there is one."""
     if given is not None:
         draws = given.draws
         return Draws(
@@ -247,8 +250,8 @@ def _draws(
     if indices is None:
         if epoch is not None:
             raise ValueError(
-                "epoch needs indices, the numbers of the samples: without them, all batches of the epoch would draw "
-                "the same random numbers; leave out epoch, indices and seed to draw new numbers at each call"
+                "epoch needs indices of the samples: without indices, all batches of the epoch would get the same "
+                "random numbers. Leave out epoch and seed to draw new random numbers at each call"
             )
         # Drawn once, when first used: a transform without random numbers leaves torch's generator alone.
         fresh = cache(lambda: int(torch.randint(1 << 62, (), device="cpu")))
@@ -265,7 +268,7 @@ def _are_labels(labels: torch.Tensor, count: int) -> bool:
 
 
 def _for_each(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Applies a function to a tensor, or to every tensor in a tuple or mapping. None stays None."""
+    """Returns `value`, a tensor, None, or a tuple or mapping of these, with `function` applied to every tensor."""
     if isinstance(value, Mapping):
         return {name: _for_each(function, part) for name, part in value.items()}
     if isinstance(value, tuple):
@@ -279,9 +282,9 @@ def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
 
 @dataclass(frozen=True, repr=False)
 class Compose(Container):
-    """Applies one transform after the other.
+    """Applies transforms in order.
 
-    `mask_fill` is the value of masks outside of the image: a number, or a dict of numbers by name.
+    `mask_fill` is the value of masks outside of the image: a number, or a dict of numbers by the name of the mask.
     """
 
     transforms: Iterable[Transform]
@@ -295,7 +298,7 @@ class Compose(Container):
         return branches_of(self.parts(purpose), batch)
 
     def parts(self, purpose: str) -> Iterator[Piece]:
-        """Yields pairs of a transform and its purpose."""
+        """Yields each transform with the `purpose` of its `apply`."""
         # Numbered per class: adding or removing a transform without randomness does not change the others' draws.
         numbers = Counter[str]()
         for transform in self.transforms:
@@ -305,7 +308,7 @@ class Compose(Container):
 
 
 def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
-    """Returns a plain batch after a transform, for each of `views`. They are computed as one batch."""
+    """Returns a batch per view: `batch`, which must be plain, after `transform`. Computes all views as one batch."""
     count, several = len(batch), len(views)
     draws = replace(batch.draws, counters=np.tile(batch.draws.counters, several), view=np.repeat(views, count))
     together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)
@@ -315,11 +318,11 @@ def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> 
 
 @dataclass(frozen=True, repr=False)
 class Views(Container):
-    """Makes several images of each sample. The images of a batch are a tuple, with a tensor per transform.
+    """Returns several images of each sample: the images of a batch are a tuple, with a tensor per transform.
 
-    Equal transforms draw different random numbers. What the views share comes before Views in a Compose: it is drawn,
-    and computed, once. Views inside Views make one tuple. Masks are tuples, too. Labels are returned once,
-    unchanged. `mask_fill` is the same as in Compose.
+    Equal transforms draw different random numbers. Put transforms that all views share before Views in a Compose: they
+    are drawn and computed once. Views inside Views add to the same tuple. Each mask is a tuple, too. Labels are
+    returned once, unchanged. For `mask_fill` see Compose.
     """
 
     transforms: Sequence[Transform]
@@ -346,4 +349,4 @@ class Views(Container):
         return [replace(each, labels=batch.labels) for each in made]
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        raise ValueError("Views make several images of a sample: call branches()")
+        raise ValueError("Views returns several images of each sample: call branches() instead of apply()")

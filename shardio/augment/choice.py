@@ -25,7 +25,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
     """Returns a batch that takes image i from `alternatives[numbers[i]]`. `numbers` is int64 (B,).
 
     The alternatives are `base` after different transforms. If the transforms only recorded changes, the choice is
-    recorded as well. Otherwise the pixels of all alternatives are computed.
+    recorded, too. Otherwise the pixels of all alternatives are computed.
     """
     first = alternatives[0]
     if not all(_are_alike(base, first, other) for other in alternatives):
@@ -49,7 +49,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 
 
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
-    """Returns whether both only record changes of `base`, and differ in nothing but boxes, sizes, flips and steps."""
+    """Returns whether `other` only adds changes to `base`, and equals `first` but for boxes, sizes, flips and steps."""
     noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
     same = (first.resized, first.how) == (other.resized, other.how) and first.how.cubic is other.how.cubic is None
     return noted and other.labels is base.labels and same
@@ -68,7 +68,7 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
         images = torch.where(mine[:, None, None, None], other.images, images)
         if labels is not None and other.labels is not None and other.labels is not labels:
             if other.labels.shape != labels.shape:
-                raise ValueError("transforms to choose from must all mix labels, or none of them")
+                raise ValueError("transforms to choose from must all mix labels, or none of them; found both kinds")
             labels = torch.where(mine[:, None] if labels.ndim == 2 else mine, other.labels, labels)
     chosen = replace(done[0], images=images, labels=labels)
     if not masks:
@@ -77,7 +77,7 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
 
 
 def _mixes_batches(transform: Transform) -> bool:
-    """Returns whether the transform mixes images, and draws once for a batch."""
+    """Returns whether the transform has a Mixup or CutMix without `per_sample`, which draws once for a batch."""
     if isinstance(transform, Container):
         return any(map(_mixes_batches, transform.transforms))
     return transform.mixes and not getattr(transform, "per_sample", False)
@@ -85,7 +85,7 @@ def _mixes_batches(transform: Transform) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class RandomApply(Container):
-    """Applies all of `transforms`, in order, with probability `p` for each image."""
+    """Applies all of `transforms`, in order, to each image with probability `p`."""
 
     transforms: Sequence[Transform]
     p: Probability = 0.5
@@ -100,9 +100,9 @@ class RandomApply(Container):
 class RandomChoice(Container):
     """Applies one of several transforms to each image.
 
-    `p` is a probability per transform (default: equal). If Mixup or CutMix is among the transforms, the whole batch
-    gets the same transform, chosen by the batch's first sample; unless each of them has `per_sample`, as timm's mode
-    "elem".
+    `p` is a probability per transform (default: equal). If there is a Mixup or CutMix without `per_sample`, the whole
+    batch gets the same transform, drawn by the batch's first sample. With `per_sample` (timm's mode "elem"), each image
+    gets its own.
     """
 
     transforms: Sequence[Transform]

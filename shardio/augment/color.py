@@ -21,9 +21,9 @@ Range = float | tuple[float, float]
 class ColorJitter(Transform):
     """Changes brightness, contrast, saturation and hue, in random order.
 
-    Each argument bounds a random amount, drawn for each image. `brightness`, `contrast` and `saturation` are factors: a
-    number x means from max(0, 1 - x) to 1 + x. `hue` is a share of the color circle: x, at most 0.5, means from -x to
-    x. A pair gives both bounds.
+    Each argument is (min, max) of a random amount, drawn for each image. `brightness`, `contrast` and `saturation` are
+    factors: a number x means (max(0, 1 - x), 1 + x). `hue` is a share of the color circle, from -0.5 to 0.5: a number x
+    means (-x, x).
     """
 
     brightness: Range = 0.0
@@ -67,7 +67,7 @@ class ColorJitter(Transform):
 
 
 class _Sometimes(Transform):
-    """Applies the operation `op`, with the arguments named in `values`, to each image with probability `p`."""
+    """Applies the operation `op` to each image with probability `p`. `values` names the arguments that `op` gets."""
 
     keeps_places = True
     op: ClassVar[Op]
@@ -97,7 +97,7 @@ class RandomInvert(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomAutocontrast(_Sometimes):
-    """Stretches the levels of each channel to 0 to 255, with probability `p`."""
+    """Stretches the gray levels of each channel to the range from 0 to 255, with probability `p`."""
 
     p: Probability = 0.5
     op = Op.AUTOCONTRAST
@@ -113,7 +113,7 @@ class RandomEqualize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomPosterize(_Sometimes):
-    """Keeps the upper `bits` of each gray level, with probability `p`."""
+    """Keeps the `bits` highest bits of each gray level, and sets the others to 0, with probability `p`."""
 
     bits: Annotated[int, partial(check_whole, low=0, high=8)]
     p: Probability = 0.5
@@ -123,7 +123,7 @@ class RandomPosterize(_Sometimes):
 
 @dataclass(frozen=True, repr=False)
 class RandomSolarize(_Sometimes):
-    """Inverts gray levels of at least `threshold`, with probability `p`. A threshold of 256 inverts nothing."""
+    """Inverts gray levels from `threshold` to 255, with probability `p`. A threshold of 256 inverts nothing."""
 
     threshold: Annotated[float, partial(check_number, low=0, high=256)]
     p: Probability = 0.5
@@ -158,8 +158,8 @@ def _check_sigma(name: str, sigma: Range) -> None:
 class GaussianBlur(Transform):
     """Blurs with a Gaussian of `kernel_size` pixels.
 
-    `kernel_size` is an odd number, or (width, height). `sigma`, the standard deviation in pixels, is a number, or the
-    bounds that it is drawn from. The image is mirrored at its edges.
+    `kernel_size` is an odd number, or (width, height), both odd. `sigma`, the standard deviation in pixels, is a
+    number, or (min, max) to draw it for each image. The image is mirrored at its edges.
     """
 
     kernel_size: Annotated[int | tuple[int, int], _check_kernel_size]
@@ -171,7 +171,7 @@ class GaussianBlur(Transform):
         batch = batch.unsquashed()
         if width // 2 >= batch.size[1] or height // 2 >= batch.size[0]:
             raise ValueError(
-                f"kernel_size must be less than twice the image's size, (height, width) = {batch.size}; found "
+                f"kernel_size must be less than twice the image's (width, height), {batch.size[::-1]}; found "
                 f"{self.kernel_size!r}"
             )
         sigmas = between(as_pair(self.sigma), batch.draws.uniform(purpose, 1)[0])

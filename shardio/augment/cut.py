@@ -1,8 +1,9 @@
-"""Finds the windows of stored images that a transform needs, before the images are read.
+"""Split and Cut, which find the windows of stored images that a transform needs, before the images are read.
 
-This works because crop boxes depend on random numbers, not on pixels. A transform that begins with crops, resizes and
-flips is split after them. A Cut describes this first part: the window of each image to read, and how to resample it.
-The threads that read images also resample the windows, a few at a time. The rest of the transform gets the results.
+This works because crop boxes depend on random numbers, not on pixels. A Split is a transform in two parts: crops,
+resizes and flips at its beginning, and the rest. A Cut is the first part, applied to a batch: the window of each image
+to read, and how to resample the window. For batches on the CPU that are read from mapped memory, the threads that read
+images also resample them. Otherwise whole batches of windows are resampled, on the CPU or on CUDA.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Split:
 
     @classmethod
     def of(cls, transform: Transform) -> Split | None:
-        """Returns the split of a transform; None if it cannot be split, or the kernel in C is missing."""
+        """Returns the Split of a transform; None if the transform cannot be split, or the kernel in C is missing."""
         name = type(transform).__name__
         parts = [*transform.parts(name)] if type(transform) is Compose else [(transform, name)]
         resizes = [type(part) in (RandomResizedCrop, Resize) for part, _ in parts]
@@ -79,11 +80,11 @@ class Split:
         sizes: NDArray[np.int64] | None = None,
         whole_lines: int = 0,
     ) -> Cut:
-        """Applies the head to the samples of `draws`, before their images are read. Returns the Cut.
+        """Returns the Cut of a batch: the head, applied to the samples of `draws` before their images are read.
 
         `shape` is the height, width and channels of stored images; for `sizes` see `Transform.__call__`. If
         `whole_lines` is not 0, windows consist of whole lines, and begin and end at line numbers that are multiples of
-        `whole_lines`, or at the image's end. Raises the errors of the transform.
+        `whole_lines`, or at the image's end. Raises the errors of the head's transforms.
         """
         height, width, channels = shape
         # Nothing of the head looks at pixels.
@@ -96,10 +97,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The head of `split`, applied to a batch of images before they are read. Threads may share a Cut.
+    """Which windows of a batch's images to read, and how to resample the windows. Threads may share a Cut.
 
-    `batch` has the changes that the head recorded; its images have a shape but no pixels. For `whole_lines` see
-    `Split.cut`.
+    `batch` has the changes that the head of `split` recorded; its images have a shape but no pixels. For `whole_lines`
+    see `Split.cut`.
     """
 
     split: Split
@@ -108,12 +109,12 @@ class Cut:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of all results. Raises ValueError if the results would have several sizes."""
+        """Height and width of the resampled images. Raises ValueError if they would have several sizes."""
         return self.how.size
 
     @cached_property
     def how(self) -> Resampling:
-        """How windows are resampled. Raises ValueError if the results would have several sizes."""
+        """The size, filter, normalization and dtype to resample to. Raises ValueError if the sizes would differ."""
         return self.batch.resampling
 
     @property
@@ -122,12 +123,12 @@ class Cut:
 
     @property
     def dtype(self) -> Any:
-        """The dtype in which `resample` writes the results, `Resampling.kernel_dtype`."""
+        """The NumPy dtype of the resampled images that `resample` writes: see `Resampling.kernel_dtype`."""
         return self.how.kernel_dtype
 
     @cached_property
     def windows(self) -> Windows:
-        """The window of each stored image that the filter reads, extended to whole lines if `whole_lines` is set."""
+        """The pixels of each stored image that the filter reads, extended to whole lines if `whole_lines` is not 0."""
         (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
         if self.whole_lines:
             height, width = self.batch.images.shape[2:]
@@ -138,7 +139,7 @@ class Cut:
 
     @cached_property
     def _spans(self) -> NDArray[np.float64]:
-        """The spans of `make_spans`, with limits narrowed to the pixels that the filter reads."""
+        """The spans of the boxes, as from `make_spans`, with limits narrowed to the pixels that the filter reads."""
         batch = self.batch
         region = batch.region
         spans = make_spans(region, batch.within or region, *batch.images.shape[2:])
@@ -151,39 +152,41 @@ class Cut:
         return spans
 
     def resample(self, pixels: NDArray[np.uint8], some: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Resamples the images with the numbers `some` into these images of `out`, (B, *size, C) of `dtype`.
+        """Resamples the images whose numbers in the batch are `some`, and writes the results to `out[some]`.
 
-        `pixels`, uint8 (n,), holds the windows of these images, one after the other.
+        `pixels`, uint8 (n,), holds the windows of the images `some`, one after the other. `out` is (B, *size, C) of
+        `dtype`.
         """
         windows, spans, flips = self.windows[some], self._spans[:, some], self.batch.is_mirrored[some]
         resample_windows(pixels, windows, spans, flips, out, self.how, some)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """Byte offsets of the windows in packed memory, int64 (B + 1,): window i is from ends[i] to ends[i + 1]."""
+        """Byte offsets in memory with all windows in a row, int64 (B + 1,): window i is from ends[i] to ends[i + 1]."""
         return np.concatenate([[0], (self.windows.num_pixels * self.num_channels).cumsum()])
 
     @cached_property
     def parameters(self) -> NDArray[np.float64]:
-        """The parameters of the CUDA kernels for each image, (B, 9); see `parameters_of`."""
+        """The parameters of the CUDA kernels for each image, float64 (B, 9): see `parameters_of`."""
         from shardio.augment.resample_cuda import parameters_of  # Triton takes its time to import
 
         return parameters_of(self._spans, self.batch.is_mirrored, self.size)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Where the CUDA kernel finds each image in the packed windows, int64 (B, 2).
+        """Where the CUDA kernel finds each image in memory with all windows, one after the other, int64 (B, 2).
 
-        The first number is the byte where pixel (0, 0) of the image would lie, the second the number of bytes per line.
+        The first number is the byte offset where pixel (0, 0) of the image would be, even if the window leaves it out.
+        The second number is the number of bytes in a line of the window.
         """
         lines = self.windows.widths * self.num_channels
         firsts = self.ends[:-1] - self.windows.tops * lines - self.windows.lefts * self.num_channels
         return np.stack([firsts, lines], axis=1)
 
     def works_on(self, device: torch.device) -> bool:
-        """Returns whether a CUDA device resamples these windows as torch's operations do whole pictures.
+        """Returns whether the CUDA kernel and torch's operations give the same images for this size, filter and dtype.
 
-        Windows are compared on drawn pictures, since in a training the rest of a picture is not on the device.
+        The kernel gets windows, torch gets whole images. Both get random pixels, not the pixels of stored images.
         """
         from shardio.augment.resample_cuda import are_kernels_trusted  # Triton takes its time to import
         from shardio.augment.trusted import Compared
@@ -209,9 +212,9 @@ class Cut:
         return height, width, channels
 
     def resampled_on_cuda(self, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Resamples all images on CUDA, like `resampled`. All three tensors are on the device.
+        """Returns all images, resampled on CUDA, like `resampled`. All three tensors must be on the device.
 
-        `parameters` and `places` are copies of the attributes of these names.
+        `pixels` needs `margin_of` bytes before and after it. `parameters` and `places` are copies of the attributes.
         """
         from shardio.augment.resample_cuda import resample_packed
 
@@ -235,7 +238,7 @@ class Cut:
     def finish(
         self, images: torch.Tensor, labels: torch.Tensor | None, masks: Mapping[str, torch.Tensor] | None = None
     ) -> tuple[Images, torch.Tensor | None, Arrays | None]:
-        """Applies the rest of the transform; returns images, labels, and masks by name.
+        """Applies the rest of the transform. Returns images, labels or None, and masks by name or None.
 
         `images` are the resampled images, (B, C, *size) in channels_last memory, and may be changed in place. For
         `labels` and `masks` see `Transform.__call__`.
@@ -247,7 +250,7 @@ class Cut:
 
 
 def margin_of(width: int, channels: int) -> int:
-    """Returns the number of bytes that must be readable before and after the windows of images of this width.
+    """Returns the number of bytes that must be readable before and after the windows of images of `width` pixels.
 
     The CUDA kernel also reads pixels outside of a window, and gives them no weight.
     """
@@ -255,17 +258,17 @@ def margin_of(width: int, channels: int) -> int:
 
 
 def _is_crop(transform: Transform) -> bool:
-    """Returns whether the transform crops, and gives no image a border, which takes pixels."""
+    """Returns whether the transform crops, and adds no border to any image: a border needs the pixels."""
     if type(transform) is CenterCrop:
         return transform.padding_mode is None
     return type(transform) is RandomCrop and transform.padding is None and not transform.pad_if_needed
 
 
 def _keeps_places(transform: Transform) -> bool:
-    """Returns whether the transform neither crops nor resizes.
+    """Returns whether the transform neither crops nor resizes, so it may be in the rest of a Split.
 
-    A crop or a resize could be joined with the crops and resizes before it. A class from outside of shardio may crop,
-    even if it inherits from a class of shardio that does not.
+    A crop or a resize could be joined with the head's crops and resizes in one pass. A class from outside of shardio
+    may crop, even if it inherits from a class of shardio that does not.
     """
     if not is_of_shardio(type(transform)):
         return False

@@ -22,7 +22,6 @@ from shardio.augment.arguments import (
     as_pair,
     check_pair,
     check_range,
-    check_whole,
     fill_of,
     numbers_of,
 )
@@ -41,17 +40,18 @@ _GAMMA, _MIX_1, _MIX_2 = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 
 def _check_count(name: str, count: int | tuple[int, int]) -> None:
     check_pair(name, count)
     least, most = as_pair(count)
-    check_whole(name, most, least)
+    if least > most:
+        raise ValueError(f"{name} must be an integer, or (min, max) with min <= max; found {count!r}")
 
 
 @dataclass(frozen=True, repr=False)
 class RandomErasing(Transform):
-    """Erases a rectangle of the image, with probability `p`.
+    """Replaces random rectangles of each image by a color or by noise, with probability `p`.
 
-    - `scale`: the bounds of the area, as a share of the image's area. `ratio`: the bounds of height / width.
+    - `scale`: (min, max) of the area, as a share of the image's area. `ratio`: (min, max) of height / width.
     - `value`: the color, a number or a number per channel. For normalized images, "random" draws every pixel, and
       "color" draws one color per rectangle, from a standard normal distribution. (In timm: const, pixel and rand.)
-    - `count`: the number of rectangles, or (min, max); several rectangles share the area.
+    - `count`: the number of rectangles, or (min, max). Each of n rectangles has 1 / n of the area.
     """
 
     p: Probability = 0.5
@@ -92,7 +92,10 @@ class RandomErasing(Transform):
         return replace(done, images=images)
 
     def _boxes(self, draws: Draws, purpose: str, size: Sequence[int], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns random boxes: top, left, height and width, (4, B). The height is 0 where no try fits the image."""
+        """Returns a random box per image: top, left, height, width, int64 (4, B). The height is 0 if no try fits.
+
+        Each box has 1 / `counts`, (B,), of the area that `scale` gives.
+        """
         numbers = draws.uniform(purpose, 2 * _TRIES + 2)
         height, width = size
         areas = between(self.scale, numbers[:_TRIES]) * height * width / counts
@@ -105,7 +108,7 @@ class RandomErasing(Transform):
         return np.stack([rows, columns, tall, wide]).astype(np.int64)
 
     def _colors(self, draws: Draws, purpose: str, images: Tensor) -> Tensor | NDArray[np.int64]:
-        """Returns the color of each image, (B, C, 1, 1); for "random", the key of each image's noise, (B,)."""
+        """Returns the color of each image, (B, C, 1, 1); for "random", the key of each image's `noise`, int64 (B,)."""
         count, channels = images.shape[:2]
         if self.value == "random":
             return draws.keys(f"{purpose} noise")
@@ -119,7 +122,7 @@ class RandomErasing(Transform):
 
 
 def _erased(images: Tensor, boxes: NDArray[np.int64], colors: Tensor | NDArray[np.int64]) -> Tensor:
-    """Returns the images with the boxes erased. On the CPU, it changes the images in place."""
+    """Returns the images with `boxes` filled with `colors`. On the CPU, `images` are changed in place."""
     if images.device.type == "cpu":
         for number in np.flatnonzero(boxes[2]):
             top, left, height, width = boxes[:, number].tolist()
@@ -134,9 +137,9 @@ def _erased(images: Tensor, boxes: NDArray[np.int64], colors: Tensor | NDArray[n
 
 
 def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colors: Tensor | NDArray[np.int64]) -> Tensor:
-    """Returns new images with the boxes erased.
+    """Returns new images with `boxes` filled with `colors`.
 
-    The number of operations does not depend on the number of images, as launches cost more than pixels.
+    The number of operations does not depend on the number of images: on a GPU, launches cost more than pixels.
     """
     if not isinstance(colors, Tensor):
         keys = to_device(torch.from_numpy(colors), images.device)
@@ -164,9 +167,9 @@ def are_inside(images: Tensor, firsts: NDArray[Any], ends: NDArray[Any]) -> Tens
 def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:
     """Returns normal noise for a box of each image, float32 (n, C, height, width).
 
-    `keys`, (n,), is a key per image. `box` is (top, left, height, width) in images of `shape`, (B, C, H, W). Each
-    number is one of 65,536 quantiles of the normal distribution. It depends only on the key, the pixel's position and
-    the channel, not on the box, and is the same on all devices.
+    `keys`, int64 (n,), has a seed per image. `box` is (top, left, height, width) in images of `shape`, (B, C, H, W).
+    Each number is one of 65,536 quantiles of the normal distribution. It depends only on the key, the pixel's position
+    and the channel, not on the box or the device.
     """
     top, left, height, width = box
     rows = torch.arange(top, top + height, device=keys.device)[:, None]

@@ -1,6 +1,6 @@
 """Rotations, affine maps and perspectives with the names, arguments and distributions of torchvision.
 
-They read the cropped and resized image, as torchvision's do. Joining the resize and the warp into one map would read
+Warps read the cropped and resized image, as in torchvision. Joining the resize and the warp into one map would read
 the stored image only once, but the result would differ visibly: the nearest neighbors are different pixels.
 """
 
@@ -38,8 +38,9 @@ def affine(
     """Returns the values a to f of AFFINE: pixel (x, y) of the result is read at (a x + b y + c, d x + e y + f).
 
     The map shears, scales and rotates an image about `center`, (x, y), and then translates it. Angles are in degrees,
-    clockwise. As in torchvision's `affine`, the image moves by the product R(angle) scale Y(shear_y) X(shear_x), where
-    X is [[1, -tan], [0, 1]] and Y is [[1, 0], [-tan, 1]]. The center of the first pixel is (1/2, 1/2).
+    clockwise; other numbers are in pixels. An array (B,) as an argument gives values (B,). As in torchvision's
+    `affine`, the image moves by the product R(angle) scale Y(shear_y) X(shear_x), where X is [[1, -tan], [0, 1]] and Y
+    is [[1, 0], [-tan, 1]]. The center of the first pixel is (1/2, 1/2).
     """
     turn, shear_x, shear_y = (np.radians(np.asarray(value, np.float64)) for value in (angle, *shear))
     # The inverse of the image's movement, as the result's pixels are looked for in the image.
@@ -81,7 +82,7 @@ class _Warp(Transform):
     def _warped(
         self, batch: Batch, op: Op, numbers: Sequence[ArrayLike], where: NDArray[np.bool_] | None = None
     ) -> Batch:
-        """Returns the batch with an AFFINE or PERSPECTIVE operation added, which has six or eight `numbers`."""
+        """Returns the batch with `op` recorded: AFFINE, whose six values are `numbers`, or PERSPECTIVE with eight."""
         padded = [*numbers, *[0.0] * (8 - len(numbers))]
         fill = fill_of(self.fill, batch.images.shape[1])
         return batch.stepped(op, *padded, SAMPLINGS[self.interpolation], *fill, where=where)
@@ -91,11 +92,11 @@ class _Warp(Transform):
 class RandomAffine(_Warp):
     """Rotates, shifts, scales and shears by random amounts.
 
-    - `center`: the fixed point, (x, y); by default the middle of the image.
-    - `degrees`: the bounds of the angle, clockwise; a number d means from -d to d.
-    - `translate`: the maximum shift, as shares of width and height; shifts are whole pixels.
-    - `scale`: the bounds of the factor.
-    - `shear`: the bounds of the shear angle along x, in degrees; four numbers are the bounds along x and along y.
+    - `center`: the fixed point, (x, y) in pixels; by default the middle of the image.
+    - `degrees`: (min, max) of the angle, clockwise; a number d means (-d, d).
+    - `translate`: the maximum shifts, as shares of the width and the height; shifts are whole pixels.
+    - `scale`: (min, max) of the factor.
+    - `shear`: (min, max) of the shear angle along x, in degrees; two more numbers are (min, max) along y.
     - `fill`: the color outside of the image; None is black.
     """
 
@@ -138,8 +139,8 @@ class RandomAffine(_Warp):
 class RandomRotation(_Warp):
     """Rotates by a random angle; the size of the image does not change.
 
-    `center` is the fixed point, (x, y); by default the middle of the image. `degrees` are the bounds of the angle,
-    counterclockwise; a number d means from -d to d.
+    `center` is the fixed point, (x, y) in pixels; by default the middle of the image. `degrees` is (min, max) of the
+    angle, counterclockwise; a number d means (-d, d).
     """
 
     degrees: Angles
@@ -158,7 +159,7 @@ class RandomRotation(_Warp):
 class RandomPerspective(_Warp):
     """Moves each corner inwards by a random number of pixels, with probability `p`.
 
-    The maximum is `distortion_scale` times half the image's width and half its height.
+    The maximum is `distortion_scale` times half the image's width (along x) and half its height (along y).
     """
 
     distortion_scale: Probability = 0.5
@@ -180,10 +181,10 @@ class RandomPerspective(_Warp):
 
 
 def perspective(seen: Floats, corners: Floats) -> list[Floats]:
-    """Returns the eight numbers of a perspective map for each image, (B,) each.
+    """Returns the eight values of PERSPECTIVE, (B,) each, of the maps from `seen` to `corners`.
 
-    The map of image i leads from the points (x, y) `seen[:, :, i]` of the result to `corners`, (4, 2), of the image.
-    `seen` is (4, 2, B).
+    `seen`, (4, 2, B), are four points (x, y) of each result, in pixels. `corners`, (4, 2), are the points of the image
+    that are read there.
     """
     count = seen.shape[2]
     equations = np.zeros((count, 8, 8))
@@ -198,7 +199,7 @@ def perspective(seen: Floats, corners: Floats) -> list[Floats]:
 
 
 def _solved(equations: Floats, wanted: Floats) -> Floats:
-    """Returns the solution of each image's equations; by least squares where there is none, as when corners meet."""
+    """Returns the solutions of the images' equations. Without a solution (if corners meet), it is by least squares."""
     try:
         return np.linalg.solve(equations, wanted)  # type: ignore[return-value]
     except np.linalg.LinAlgError:

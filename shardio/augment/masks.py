@@ -1,7 +1,7 @@
 """Masks of a batch, which go through the same crops, flips and warps as their images.
 
 Masks are read by nearest neighbor. First, a crop and a resize select rows and columns of the mask. Then the bytes of
-the mask go through the same steps as the image, as if they were its channels.
+the mask go through the flips and warps among the image's steps, as if the bytes were channels.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """The masks of images of `size`, (H, W): (B, H, W, ...) by name. `fills` are their values outside of the image.
+    """The masks of a batch of images of `size`, (H, W): tensors (B, H, W) or (B, H, W, C) in `by_name`.
 
-    Tensors are not changed in place.
+    `fills` has the value of each mask outside of the image, by name. Tensors are not changed in place.
     """
 
     size: tuple[int, int]
@@ -63,13 +63,13 @@ class Masks:
                 raise ValueError(f"masks[{name!r}] must be on {images.device}, like the images; found {mask.device}")
             if mask.ndim not in (3, 4) or mask.shape[:3] != (count, height, width):
                 expected = f"({count}, {height}, {width}) or ({count}, {height}, {width}, C)"
-                raise ValueError(f"masks[{name!r}] must be {expected}, like the images; found {tuple(mask.shape)}")
+                raise ValueError(f"masks[{name!r}] must be of shape {expected}; found {tuple(mask.shape)}")
         return cls((height, width), dict(masks), _fills(masks, 0 if mask_fill is None else mask_fill))
 
     def moved(self, boxes: Boxes | None, flips: NDArray[np.bool_], size: tuple[int, int], steps: Steps) -> Masks:
-        """Returns the masks after a crop to `boxes`, a resize to `size`, a flip where `flips` is true, and steps.
+        """Returns the masks after a crop to `boxes`, a resize to `size`, a flip where `flips` is true, and `steps`.
 
-        If `boxes` is None, there are only steps, and `flips` is ignored.
+        If `boxes` is None, only `steps` are applied.
         """
         masks = self
         if boxes is not None:
@@ -89,7 +89,7 @@ class Masks:
         firsts: NDArray[np.int64],
         mode: str,
     ) -> Masks:
-        """Returns the masks of the images that `Batch.placed` makes."""
+        """Returns the masks of the images that `Batch.placed` returns for the same arguments, in windows of `size`."""
         down, across = (outside_places(firsts[:, i], sizes[:, i], size[i], mode) for i in range(2))
         across = np.where(flips[:, None] & (across >= 0), sizes[:, 1:] - 1 - across, across)
         rows = nearest_places(boxes.tops, boxes.heights, sizes[:, 0], self.size[0], down)
@@ -97,7 +97,7 @@ class Masks:
         return self._changed(size, lambda mask, fill: taken(mask, rows, columns, fill))
 
     def _changed(self, size: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> Masks:
-        """Returns the masks after `change`, for images of `size`. `change` gets each mask and its fill as integers."""
+        """Returns the masks after `change`, for images of `size`. `change` gets the bits of each mask and its fill."""
         by_name = {}
         for name, mask in self.by_name.items():
             bits = _BYTES[mask.element_size()]
@@ -107,7 +107,7 @@ class Masks:
 
     @staticmethod
     def chosen(alternatives: Sequence[Masks], numbers: Tensor) -> Masks:
-        """Returns masks that take the masks of image i from `alternatives[numbers[i]]`."""
+        """Returns masks that take the masks of image i from `alternatives[numbers[i]]`. `numbers` is int64 (B,)."""
         first = alternatives[0]
         by_name = dict(first.by_name)
         for number, other in enumerate(alternatives[1:], start=1):
@@ -118,7 +118,7 @@ class Masks:
 
 
 def taken(mask: Tensor, rows: MaskPlaces, columns: MaskPlaces, fill: Tensor) -> Tensor:
-    """Returns a mask of the given rows and columns of `mask`, with `fill`, (1,), where a row or column is -1."""
+    """Returns `rows` and `columns` of each image's mask, with `fill`, (1,), where a row or a column is -1."""
     count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
     rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))
     if mask.device.type != "cpu":
@@ -182,15 +182,15 @@ def _fills(masks: Mapping[str, Tensor], mask_fill: MaskFill) -> dict[str, float]
     found = check_mask_fill(mask_fill)
     if isinstance(found, dict):
         if unknown := [name for name in found if masks and name not in masks]:
-            raise ValueError(f"mask_fill must have names of masks only, {sorted(masks)}; found {unknown}")
+            raise ValueError(f"mask_fill may only have the names of masks, {sorted(masks)}; found the names {unknown}")
         fills = {name: found.get(name, 0) for name in masks}
     else:
         fills = dict.fromkeys(masks, found)
     for name, fill in fills.items():
         if not _holds(masks[name].dtype, fill):
             raise ValueError(
-                f"mask_fill must be a number that masks[{name!r}], {masks[name].dtype}, can hold; found {fill!r}: pass "
-                "a dict {name: number} for masks of several dtypes"
+                f"mask_fill of masks[{name!r}] must be a number that {masks[name].dtype} can hold; found {fill!r}: "
+                "pass a dict {name: number} for masks of several dtypes"
             )
     return fills
 

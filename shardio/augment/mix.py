@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
-    """Turns random numbers from [0, 1) into random numbers from Beta(alpha, alpha)."""
+    """Returns random numbers from Beta(alpha, alpha) for `uniform`, random numbers from [0, 1) of any shape."""
     logits, shares = _beta_table(alpha)
     values: Floats = 1 / (1 + np.exp(-np.interp(uniform, shares, logits)))
     return values
@@ -37,9 +37,10 @@ def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
 
 @lru_cache(16)
 def _beta_table(alpha: float) -> tuple[Floats, Floats]:
-    """Tabulates the distribution function of log(x / (1 - x)), of density proportional to (x (1 - x)) ** alpha.
+    """Returns 65,536 values of log(x / (1 - x)), and the share of Beta(alpha, alpha) below each value.
 
-    The density is smooth and falls exponentially on both sides, so sums over equal steps are almost exact.
+    The density is proportional to (x (1 - x)) ** alpha. It is smooth and falls exponentially on both sides, so sums
+    over equal steps are almost exact.
     """
     # Beyond that, shares are 0 or 1 to all digits.
     most = min(40 / alpha + 5, 700.0)
@@ -89,37 +90,37 @@ class _Mix(Transform):
         return frozenset([self.num_classes])
 
     def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats | None, Floats]:
-        """Returns the windows that are replaced, if that is how images are mixed, and the share that each image keeps.
+        """Returns the windows to replace (None for Mixup), and the share that is kept of each image, (B,).
 
-        `size` is height and width. `shares`, (B,), are the drawn shares. `places`, (4, B), are random numbers from
-        [0, 1).
+        `size` is the height and width of images. `shares`, (B,), are the drawn shares to keep. `places`, (4, B), are
+        random numbers from [0, 1).
         """
         return None, shares
 
     @abstractmethod
     def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
-        """Returns the images mixed with `others`, their partners: `kept`, (B,), is the share of each image."""
+        """Returns the images mixed with `others`, their partners. `kept`, (B,), is the share kept of each image."""
 
     def _partners(self, tensor: Tensor) -> Tensor:
         # roll() would give up channels_last memory on CUDA.
         return torch.cat([tensor[-1:], tensor[:-1]]) if self.partner == "roll" else tensor.flip(0)
 
     def _targets_of(self, labels: Tensor | None) -> Tensor:
-        """Returns the labels to mix: float labels unchanged, class numbers as a share per class."""
+        """Returns labels that can be mixed: int64 labels as float32 (B, num_classes), float labels unchanged."""
         if labels is None:
-            raise ValueError("Mixup and CutMix need labels; found none: pass labels to the call")
+            raise ValueError("Mixup and CutMix need labels; found none: pass labels, or load a set that has labels")
         if labels.dtype == torch.int64:
             return self._smooth(labels)
         if self.label_smoothing or self.num_classes is not None:
             raise ValueError(
                 f"Mixup and CutMix: num_classes and label_smoothing need int64 labels (B,); found {labels.dtype} "
-                f"{tuple(labels.shape)}: leave both arguments out for float labels, and mix once"
+                f"{tuple(labels.shape)}: leave out both arguments; or, if the labels were mixed before, mix once"
             )
         return labels
 
     def _smooth(self, labels: Tensor) -> Tensor:
         if self.num_classes is None:
-            raise ValueError("Mixup and CutMix: labels that are class numbers need num_classes; found None")
+            raise ValueError("Mixup and CutMix need num_classes for int64 labels; found num_classes=None")
         shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
         targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
         own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
@@ -128,7 +129,7 @@ class _Mix(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Mixup(_Mix):
-    """Adds two weighted images, and their labels, with probability `p`.
+    """Blends each image, and its label, with another image of the batch, with probability `p`.
 
     - Images must have a floating point type: put Mixup after Normalize.
     - The weight is drawn from Beta(alpha, alpha): once per batch, by the batch's first sample; with `per_sample`, for
@@ -136,7 +137,7 @@ class Mixup(_Mix):
     - `partner`: "roll" mixes with the previous image of the batch, "flip" with the image at the same distance from the
       other end.
     - Labels that are class numbers, int64 (B,), become float32 (B, num_classes). `label_smoothing` is the share spread
-      over all classes. For float32 labels, (B,) or (B, K), leave out both.
+      over all classes. For float32 labels, (B,) or (B, K), leave out `num_classes` and `label_smoothing`.
     """
 
     def _mix(self, images: Tensor, others: Tensor, windows: Floats | None, kept: Tensor) -> Tensor:
@@ -154,14 +155,14 @@ class CutMix(_Mix):
     """Replaces a window of each image by the pixels of another image, with probability `p`.
 
     The window's share of the image is also the share of the label that is replaced. A window is clipped at the image's
-    edges, so this share may be smaller than drawn. With `minmax`, timm's `cutmix_minmax`, each side of the window is
-    drawn from these shares of the image's side, and `alpha` does not count. The other arguments are as for Mixup.
+    edges, so this share may be smaller than drawn. With `minmax`, (min, max), each side of the window is drawn between
+    these shares of the image's side, and `alpha` is ignored (timm: `cutmix_minmax`). For other arguments see Mixup.
     """
 
     minmax: Shares | None = field(default=None, metadata=LATER)
 
     def _windows(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
-        """Returns windows, (B, 4): top, bottom, left and right, the ends exclusive; and the share outside of them."""
+        """Returns windows, (B, 4): top, bottom, left, right (ends exclusive); and the share outside of each, (B,)."""
         half = 0.5 * np.sqrt(1 - shares)
         edges, covered = [], np.ones(len(shares))
         for side, place, number in zip(size, places[:2], places[2:], strict=True):

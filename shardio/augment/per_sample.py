@@ -1,4 +1,4 @@
-"""PerSample: calls transforms of other libraries, and functions of one image, with each image of a batch."""
+"""PerSample, which calls a transform of another library, or a function of one image, with each image of a batch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PerSample(Transform):
         super().__post_init__()
         if not callable(self.transform) or isinstance(self.transform, Transform):
             raise TypeError(
-                f"transform must be a function of one image, not a transform of shardio.augment; found "
+                f"transform must be a function of one image, and no transform of shardio.augment; found "
                 f"{self.transform!r}"
             )
 
@@ -67,7 +67,7 @@ class PerSample(Transform):
                 own = {} if masks is None else {name: mask[number] for name, mask in masks.by_name.items()}
                 image, own = call(self.transform, images[number], own)
                 if not isinstance(image, Tensor) or image.ndim != 3:
-                    kind = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+                    kind = f"shape {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
                     raise TypeError(
                         f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
                     )
@@ -88,8 +88,8 @@ class PerSample(Transform):
         if _has(self.transform, "torchvision.transforms.v2"):
             return _by_torchvision
         raise ValueError(
-            f"PerSample: {name_of(self.transform)} gets only the images, so {', '.join(masks.by_name)} would not move "
-            "with them; use transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
+            f"PerSample: {name_of(self.transform)} gets images only, so the masks {', '.join(masks.by_name)} would not "
+            "move with the images; use transforms of torchvision.transforms.v2, Albumentations or shardio.augment"
         )
 
     def _stacked(self, what: str, parts: list[Tensor], indices: NDArray[np.int64]) -> Tensor:
@@ -149,7 +149,7 @@ _DEPTH, _MOST_PARTS = 4, 1000
 
 
 def _generators_of(function: object) -> list[Generator]:
-    """Returns the random generators found in the attributes, the closure and the globals of a function."""
+    """Returns the random generators found in a function's attributes, closure and globals, and in objects they hold."""
     found: list[Generator] = []
     seen: dict[int, object] = {}
     level = [function]
@@ -193,7 +193,7 @@ def _seed(generator: Generator, number: int) -> None:
 
 @contextmanager
 def _restored(generators: list[Generator]) -> Iterator[None]:
-    """A context manager that restores the state of the generators at its end. Other threads wait to enter it."""
+    """Returns a context manager that restores the generators' state at its end. Only one thread may be inside."""
     with _seeding, ExitStack() as stack:
         for generator in generators:
             stack.callback(*_restoring(generator))
@@ -201,7 +201,7 @@ def _restored(generators: list[Generator]) -> Iterator[None]:
 
 
 def _restoring(generator: Generator) -> tuple[Any, ...]:
-    """Returns a function that restores the present state of a generator, and its arguments."""
+    """Returns a function, and its arguments, to restore the present state of a generator by a call."""
     if isinstance(generator, torch.Generator):
         return generator.set_state, generator.get_state()
     if isinstance(generator, np.random.Generator):

@@ -1,8 +1,8 @@
 """Runs the steps of a batch by operations of torch, on any device. This code defines the result of each Op.
 
 The kernel in C (on the CPU) and `shardio.augment.pixels_cuda` (on CUDA) give the same results within one gray level.
-All images with the same Op are changed at once. The host knows which images have it, and never waits for the device.
-Arithmetic is float32, as in torchvision for uint8 images.
+All images of a step with the same Op are changed together. The host knows the Op of each image, and never waits for the
+device. Arithmetic is float32, as in torchvision for uint8 images.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _gray(x: Tensor) -> Tensor:
 
 
 def _blended(x: Tensor, other: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Returns x * factor + other * (1 - factor)."""
+    """Returns x * factor + other * (1 - factor) as uint8. The factors are the first column of `values`."""
     factor, rest = _numbers(values[:, 0], x.device), _numbers(1.0 - values[:, 0], x.device)
     return _to_bytes(x.float() * factor + other * rest)
 
@@ -192,11 +192,11 @@ def _blur(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def fixed_affine(values: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """Returns affine maps in fixed point, int64 (n, 2, 3), from pixels of the result to the pixels they read.
+    """Returns affine maps from pixels of the result to positions in the image, int64 (n, 2, 3), in 2^-32 pixels.
 
-    `values`, (n, 6 or more), begin with the six numbers of `Affine`. [:, 0] is for the column to read, [:, 1] for the
-    row. The three numbers are the change per column of the result, the change per row of the result, and the position
-    that the first pixel reads.
+    `values`, (n, 6 or more), begin with the six values of AFFINE. [:, 0] is for the column to read, [:, 1] for the row.
+    The three numbers are the change per column of the result, the change per row of the result, and the position that
+    the first pixel reads.
     """
     matrix = values[:, :6].reshape(-1, 2, 3)
     limit = _FAR * np.array([1 / max(height, width), 1 / max(height, width), 1])
@@ -207,9 +207,9 @@ def fixed_affine(values: NDArray[np.float64], height: int, width: int) -> NDArra
 
 
 def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Returns the images after an affine map.
+    """Returns the images after an affine map, whose six values a to f are the first columns of `values`.
 
-    Pixel (x, y) is read at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f).
+    Pixel (x, y) of the result is read at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f).
     """
     fixed = to_device(torch.from_numpy(fixed_affine(values, *x.shape[2:])), x.device)
     height, width = x.shape[2:]
@@ -223,7 +223,7 @@ def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 def _perspective(x: Tensor, values: NDArray[np.float64]) -> Tensor:
     """Returns the images warped as by Pillow's perspective transform.
 
-    Pixels are read where an affine map, divided by g (x + 1/2) + h (y + 1/2) + 1, leads.
+    Pixel (x, y) of the result is read at the position that `_affine` reads, divided by g (x + 1/2) + h (y + 1/2) + 1.
     """
     exact = torch.float32 if x.device.type == "mps" else torch.float64
     numbers = to_device(torch.from_numpy(values[:, :8].copy()).to(exact), x.device)[:, :, None, None].unbind(1)
@@ -239,7 +239,7 @@ def _perspective(x: Tensor, values: NDArray[np.float64]) -> Tensor:
 
 
 def _sampled(x: Tensor, columns: Tensor, rows: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Returns the images read at fixed-point positions `columns` and `rows`, int64 (n, H, W) each."""
+    """Returns the images read at the positions `columns` and `rows`, int64 (n, H, W) each, in 2^-32 pixels."""
     result = torch.empty_like(x)
     kinds = values[:, SAMPLING_AT]
     for kind in np.unique(kinds):
@@ -252,7 +252,10 @@ def _sampled(x: Tensor, columns: Tensor, rows: Tensor, values: NDArray[np.float6
 
 
 def _pixels_at(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
-    """Returns the pixels at these columns and rows, float32 (n, C, H, W). Outside, the edge is repeated."""
+    """Returns the pixels at `columns` and `rows`, int64 (n, H, W), as float32 (n, C, H, W).
+
+    Positions outside of the image get the nearest pixel at its edge.
+    """
     height, width = x.shape[2:]
     flat = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
     index = flat.flatten(1)[:, None].expand(-1, x.shape[1], -1)
@@ -265,7 +268,7 @@ def _are_inside(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fraction(places: Tensor) -> Tensor:
-    """Returns the fractional part of fixed-point positions, float32 (n, 1, H, W), exactly."""
+    """Returns 24 bits of the fractional part of positions in 2^-32 pixels, float32 (n, 1, H, W), below 1."""
     return ((places & (_ONE - 1)) >> (_BITS - 24)).float()[:, None] * 2.0**-24
 
 
@@ -336,7 +339,7 @@ TABLES = frozenset(_TABLES)
 
 
 def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
-    """Returns tables with the new level of each of 256 gray levels, uint8 (n, C, 256), for n images with `values`."""
+    """Returns the new gray level of each of the 256 gray levels, uint8 (n, C, 256), for n images with `values`."""
     made = np.clip(_TABLES[op](np.arange(256, dtype=np.float32), values), 0, 255).astype(np.uint8)
     return np.broadcast_to(made[:, None], (len(values), channels, 256)).copy()
 

@@ -2,8 +2,8 @@
 
 Each program computes some pixels of one image by the operation of this image. So all threads of a program take the
 same branch, and a launch serves images with different operations. Images with fewer steps pass the last launches
-unchanged. An operation that replaces gray levels is a table. The host makes the tables that do not depend on the
-image, and joins consecutive tables; for the other tables a kernel counts gray levels, in a launch before the step.
+unchanged. Operations that replace gray levels are lookup tables. The host makes the tables that do not depend on the
+image, and joins consecutive tables. For the other tables, a kernel counts gray levels in a launch before the step.
 The last launch also normalizes and casts. `shardio.augment.pixels` defines the results: positions are the same, gray
 levels differ by at most one.
 """
@@ -42,7 +42,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 def run_steps_if_trusted(
     images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None
 ) -> Tensor | None:
-    """Returns the result of `run_steps_fused`; None if the kernels cannot make it, or are not trusted."""
+    """Returns the result of `run_steps_fused`; None if `fits` or `is_trusted` says that the kernels cannot be used."""
     count, channels, height, width = images.shape
     if not fits(images, (height, width), count * _programs_of_an_image(height, width, channels)):
         return None
@@ -56,9 +56,9 @@ def run_steps_if_trusted(
 
 
 def _compared(images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None) -> list[Compared]:
-    """Returns a few of the images after each step, and at the end.
+    """Returns what `is_trusted` compares: a few of the images after each step, and at the end.
 
-    Each step begins with the result of torch's step before it, since a difference of one gray level may grow.
+    The kernels run each step on torch's result of the step before, since a difference of one gray level may grow.
     """
     some = _some_with_most_operations(steps, len(images))
     some_steps = [Step(step.codes[some], step.values[some]) for step in steps]
@@ -73,7 +73,7 @@ def _compared(images: Tensor, steps: Steps, statistics: Statistics | None, dtype
 
 
 def _some_with_most_operations(steps: Steps, count: int) -> list[int]:
-    """Returns the numbers of a few of `count` images: those that have the operations of all, as far as they can."""
+    """Returns the numbers of at most MOST_COMPARED of `count` images, with as many different operations as possible."""
     codes = np.array([step.codes for step in steps], np.uint8)
     ops, firsts = np.unique(codes, return_index=True)
     with_own_kernel = np.isin(ops, [*MEASURED, Op.BLUR])
@@ -82,7 +82,7 @@ def _some_with_most_operations(steps: Steps, count: int) -> list[int]:
 
 
 def _last(statistics: Statistics | None, dtype: torch.dtype | None) -> torch.dtype:
-    """Returns the dtype that the last launch writes."""
+    """Returns the dtype that the last launch writes: `dtype` if it is one of _FLOATS, else float32 or uint8."""
     made = dtype if dtype in _FLOATS else None
     return made or (torch.uint8 if statistics is None else torch.float32)
 
@@ -92,8 +92,8 @@ def run_steps_fused(
 ) -> Tensor:
     """Returns the images after steps, normalization and cast, (B, C, H, W) in channels_last memory.
 
-    The result has `dtype`; by default float32 if normalized, else uint8. `images` stay unchanged. The host does not
-    wait for the device.
+    The result has `dtype`; by default float32 with `statistics`, and uint8 without. `images` stay unchanged. The host
+    does not wait for the device.
     """
     count, channels, height, width = images.shape
     codes, values, levels = _tables_of(steps, count, channels)
@@ -153,7 +153,7 @@ def _programs_of_an_image(height: int, width: int, channels: int) -> int:
 
 
 def _sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Returns the arrays on the device, sent in one copy. Each begins at a multiple of _ALIGNMENT bytes."""
+    """Returns the arrays as tensors on the device, sent in one copy. Each begins at a multiple of _ALIGNMENT bytes."""
     ends = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]).tolist()
     packed = np.zeros(ends[-1], np.uint8)
     for first, array in zip(ends[:-1], arrays, strict=True):
@@ -169,11 +169,11 @@ def _sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
 def _tables_of(
     steps: Steps, count: int, channels: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.uint8]]:
-    """Returns the steps as codes (S, B), values (S, B, 1 + ...), and tables.
+    """Returns `steps` as codes (S, B), values (S, B, 1 + FILL_AT + channels), and lookup tables (n, channels, 256).
 
-    The first of the values is the number of the step's table, or -1. Consecutive tables of an image are joined. The
-    steps of each image move to the front, so S is the largest number of operations of an image. Tables that depend on
-    the image are left empty, for a kernel to fill.
+    The first value is the number of the operation's table, or -1. Consecutive tables of an image are joined. The
+    operations of each image move to the front, so S is the largest number of operations of an image. Tables that depend
+    on the image are left empty, for the kernel `measure` to fill.
     """
     codes = np.stack([step.codes for step in steps]) if steps else np.zeros((0, count), np.uint8)
     values = np.zeros((*codes.shape, 1 + FILL_AT + channels))
@@ -200,7 +200,7 @@ def _tables_of(
 
 
 def _to_the_front(codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:
-    """Returns codes and values with the operations that do nothing moved to the end, for each image."""
+    """Moves the operations that do nothing to the end of each image's codes and values, in place."""
     order = np.argsort(codes == Op.NOTHING, axis=0, kind="stable")
     codes[:] = np.take_along_axis(codes, order, axis=0)
     values[:] = np.take_along_axis(values, order[:, :, None], axis=0)
@@ -209,7 +209,7 @@ def _to_the_front(codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None
 def _rows_of(
     codes: NDArray[np.uint8], values: NDArray[np.float64], height: int, width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Returns the kernel's parameters for each step and image, and the weights of n blurs, (n, 2, taps)."""
+    """Returns the kernels' row of numbers for each step and image, and the weights of n blurs, (n, 2, taps)."""
     width_of_a_row = 1 + values.shape[2]
     # An even number of float64, so that the rows of each step are aligned.
     rows = np.zeros((*codes.shape, width_of_a_row + width_of_a_row % 2))

@@ -69,9 +69,10 @@ def _bins(
     factor: float = 0.9,
     bits: int = 4,
 ) -> dict[str, Floats]:
-    """Returns magnitudes by operation, (count,) each, from nothing to the maximum. Other operations have none.
+    """Returns the magnitudes of each operation that has magnitudes, (count,), from no change to the maximum.
 
-    The maximum of `translate` is in pixels; None is 150 / 331 of the size. `bits` are left at the maximum.
+    `size` is the image's height and width. The other arguments are maxima: a slope, pixels (None is 150 / 331 of the
+    size), degrees, the difference of a factor to 1, and the number of bits that Posterize keeps.
     """
     down, right = (translate or 150 / 331 * side for side in size)
     up = np.linspace(0.0, 1.0, count)
@@ -89,12 +90,12 @@ def _bins(
 
 
 def _number(share: Floats, count: int) -> Numbers:
-    """Returns integers from 0 to `count` - 1 for random numbers from [0, 1)."""
+    """Returns `share`, random numbers from [0, 1), as random integers from 0 to `count` - 1."""
     return (share * count).astype(np.int64)
 
 
 class _Choice(NamedTuple):
-    """One operation for each image: its number among the policy's names, and its magnitude, (B,) each."""
+    """One operation per image: its number in the policy's `names`, its magnitude, and whether it applies, (B,) each."""
 
     chosen: Numbers
     magnitudes: Floats
@@ -115,9 +116,9 @@ class _Policy(Transform):
         """Yields the operations to apply, in order. Each item holds an operation for every image."""
 
     def _at_bins(self, space: dict[str, Floats], chosen: Numbers, bins: Numbers | int, sign: Floats) -> _Choice:
-        """Returns the operations `chosen`, numbers into `names`, at the magnitudes of `bins` of `space`.
+        """Returns the operations `chosen`, numbers in `names`, with the magnitudes at index `bins` of `space`.
 
-        Operations that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
+        `space` is from `_bins`. Magnitudes that have a sign are negative where `sign`, from [0, 1), is at most 1/2.
         """
         table = np.stack([space.get(name, np.zeros_like(space["Rotate"])) for name in self.names])
         has_sign = np.array([name in _SIGNED for name in self.names])[chosen]
@@ -148,7 +149,7 @@ class _Policy(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandAugment(_Policy):
-    """Applies `num_ops` random operations of strength `magnitude`, from 0 to `num_magnitude_bins` - 1.
+    """Applies `num_ops` random operations to each image, with `magnitude` from 0 to `num_magnitude_bins` - 1.
 
     Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
     """
@@ -174,7 +175,7 @@ class RandAugment(_Policy):
 
 @dataclass(frozen=True, repr=False)
 class TrivialAugmentWide(_Policy):
-    """Applies one random operation of random strength, from 0 to `num_magnitude_bins` - 1.
+    """Applies one random operation to each image, with a random magnitude from 0 to `num_magnitude_bins` - 1.
 
     Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
     """
@@ -230,7 +231,7 @@ _LEARNED = {
 
 @dataclass(frozen=True, repr=False)
 class AutoAugment(_Policy):
-    """Applies a random pair of 25 pairs of operations, learned for the dataset that `policy` names.
+    """Applies a random one of 25 pairs of operations to each image. The pairs were learned for the dataset `policy`.
 
     Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
     """
@@ -318,7 +319,7 @@ class TimmRandAugment(_Policy):
             yield _Choice(chosen, magnitudes, whether < parts["p"], readings)
 
     def _magnitudes(self, shares: Floats, sign: Floats, size: tuple[int, int]) -> dict[str, Floats]:
-        """Returns the magnitudes by operation, (B,) each. `shares` are shares of the maximum, `sign` is -1 or 1."""
+        """Returns the magnitudes by operation, (B,) each. `shares`, (B,), are levels / 10. `sign`, (B,), is -1 or 1."""
         increasing = bool(self._parts["inc"])
         bits, threshold = np.floor(4 * shares), np.minimum(256, np.floor(256 * shares))
         factor = np.maximum(0.1, 1 + 0.9 * shares * sign) if increasing else 1.8 * shares + 0.1

@@ -1,6 +1,6 @@
 """Recipes by name: the transforms with which published models were trained, and their sources.
 
-`mae`, `ijepa` and `dinov3` come without masks of patches, which the model's own code draws.
+`mae`, `ijepa` and `dinov3` do not mask patches: the model's own code draws the masks.
 """
 
 from __future__ import annotations
@@ -202,14 +202,15 @@ RECIPES: dict[str, Recipe] = {
 
 
 RECIPE_REPEATS = {"torchvision-v2": 4, "timm-rsb-a1": 3, "timm-rsb-a2": 3, "deit3": 3}
-"""How often a global batch has each sample in the sources of these recipes: `repeats` of ShardLoader."""
+"""The `repeats` of ShardLoader in the sources of recipes: how often a global batch has each of its samples."""
 
 
 def recipe(name: str, size: int | None = None, num_classes: int = 1000) -> Transform:
-    """Returns the training transform of this name.
+    """Returns the training transform of the recipe `name`.
 
-    The transform returns images of `size` (default: the size that its source uses). `num_classes` is for recipes that
-    mix labels. Printing the transform shows its Python code, to copy and change. Raises ValueError for an unknown name.
+    `size` is the side of the returned images in pixels, of global crops if there are local crops (default: as in the
+    source). `num_classes` is for recipes that mix labels. Printing the transform shows its Python code, to copy and
+    change. Raises ValueError for an unknown name.
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"name must be one of {', '.join(RECIPES)}; found {name!r}")

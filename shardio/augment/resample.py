@@ -1,9 +1,9 @@
 """Resamples a box of each image to one size: by a kernel in C on the CPU, or by operations of torch on any device.
 
 The result equals torch's antialiased `interpolate` of the cropped uint8 images: lines are filtered with weights of 16
-bits and rounded to gray levels, then columns in the same way. Pillow's `crop` and `resize` agree within one gray level.
-The kernel in C, torch's operations and the kernels on CUDA give the same bytes. Boxes may have fractional sides, for
-example in images that were squashed.
+bits and rounded to gray levels, then columns are filtered in the same way. Pillow's `crop` and `resize` differ by at
+most one gray level. The kernel in C, torch's operations and the kernels on CUDA give the same bytes. Boxes may have
+fractional sides, for example in images that were squashed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from shardio.kernels.rowcopy import Places, Windows
 
 Interpolation = Literal["bilinear", "bicubic", "random"]
 Statistics = tuple[Sequence[float], Sequence[float]]
-"""Mean and standard deviation of each channel, of pixels from 0 to 1."""
+"""The mean and the standard deviation of each channel, for pixels from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """How to resample boxes: to `size`, height and width, then normalized by `statistics` and cast to `dtype`."""
+    """How to resample boxes: the filter, `size` (height, width), and the normalization and cast of the results."""
 
     size: tuple[int, int]
     interpolation: Interpolation = "bilinear"
@@ -46,17 +46,17 @@ class Resampling:
 
     @property
     def kernel_dtype(self) -> Any:
-        """The NumPy dtype that the kernel in C writes. uint16 has the bits of bfloat16. See `as_made`."""
+        """The NumPy dtype that the kernel in C writes. uint16 stands for the bits of bfloat16: see `as_made`."""
         return _KERNEL_DTYPES.get(self.made, np.uint8 if self.statistics is None else np.float32)
 
     @property
     def radius(self) -> float:
-        """The radius of the filter, in pixels of the box or of the result, whichever are larger."""
+        """The filter's radius, in pixels of the box; with `antialias`, in pixels of the result if the box shrinks."""
         return 1.0 if self.interpolation == "bilinear" else 2.0
 
     @property
     def of_each_filter(self) -> tuple[Resampling, Resampling]:
-        """This, but all images bilinear, and all images bicubic."""
+        """Two copies of this: all images bilinear, and all images bicubic."""
         first, second = (replace(self, interpolation=name, cubic=None) for name in get_args(Interpolation)[:2])
         return first, second
 
@@ -84,10 +84,10 @@ def resample(
 ) -> torch.Tensor:
     """Returns the boxes of `images` resampled, (B, C, *how.size) of dtype `how.made`, in channels_last memory.
 
-    `images` are uint8 (B, C, H, W), on any device. If there are N times as many boxes, they are for the images repeated
-    N times. Where `flips` is true, the result is mirrored. The filter reads no pixel outside of `within`, boxes around
-    `boxes` (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside `within`. With
-    `native`, the kernel in C does the work on the CPU, in as many threads as torch has.
+    `images` are uint8 (n, C, H, W), on any device. If there are more boxes, the batch is repeated. The result is
+    mirrored where `flips`, bool (B,), is true. The filter reads no pixel outside of `within`, boxes around `boxes`
+    (default: `boxes`). Raises IndexError if a box is not inside its image, or not inside `within`. With `native`, the
+    kernel in C does the work on the CPU, in as many threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
     if native and images.device.type == "cpu":
@@ -96,14 +96,14 @@ def resample(
 
 
 def repeated(images: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the images so often, one batch after the other, that there are `count`."""
+    """Returns `count` images: the batch, repeated as a whole as often as needed."""
     return images if len(images) == count else torch.cat([images] * (count // len(images)))
 
 
 def resample_by_torch(
     images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
-    """Does what `resample` does, by operations of torch; `spans` come from `make_spans`."""
+    """Returns the result of `resample`, computed by operations of torch. `spans` come from `make_spans`."""
     if how.cubic is not None:
         return chosen(how.cubic, *(resample_by_torch(images, spans, flips, one) for one in how.of_each_filter))
     nbytes = _nbytes_of_a_picture(images, how.size)
@@ -129,10 +129,10 @@ def resample_onto(
     within: Boxes | None = None,
     native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
-    """Resamples like `resample`, but each box to a size of its own, and returns parts of the results: gray levels.
+    """Resamples each box to a size of its own. Returns a window of each result, uint8 (B, C, *how.size).
 
-    `sizes`, (B, 2), are heights and widths. The part of `how.size` begins at the row and column `firsts`, (B, 2), which
-    may be negative. What lies outside of the resized image is black.
+    `sizes`, int64 (B, 2), are the heights and widths of the results. Windows begin at row and column `firsts`, int64
+    (B, 2), which may be negative. Pixels outside of the result are black. For other arguments see `resample`.
     """
     # The part of an image that is mirrored in the end.
     mirrored = sizes[:, 1] - firsts[:, 1] - how.size[1]
@@ -164,7 +164,7 @@ def resample_onto(
 
 
 def chosen(which: NDArray[np.bool_], images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Returns the images of `others` where `which`, (B,), is true."""
+    """Returns `images`, replaced by `others` where `which`, bool (B,), is true."""
     return torch.where(to_device(torch.from_numpy(which), images.device)[:, None, None, None], others, images)
 
 
@@ -197,12 +197,12 @@ def _resample_at_once(
 
 
 def _to_levels(sums: torch.Tensor) -> torch.Tensor:
-    """Returns sums rounded to gray levels, halves up, in place."""
+    """Rounds `sums` in place to whole numbers from 0 to 255, halves up. Returns `sums`."""
     return sums.add_(0.5).floor_().clamp_(0, 255)
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
-    """Returns the factors and offsets that normalize gray levels, for each channel: float32 (2, C)."""
+    """Returns a factor and an offset per channel that normalize gray levels: float32 (2, C)."""
     mean, std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in statistics)
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
@@ -222,9 +222,9 @@ def normalized(
     *,
     native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
-    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), in their memory format, as float32 or `dtype`.
+    """Returns (x / 255 - mean) / std of uint8 images x, (B, C, H, W), in their memory format, as float32 or `dtype`.
 
-    Without `statistics`, the images are only cast.
+    If `statistics`, the mean and the std, are None, the images are only cast.
     """
     if statistics is None:
         return images if dtype is None else images.to(dtype)
@@ -249,10 +249,11 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
-    """Returns the spans of boxes, float64 (2, B, 4): [0] of rows, from top and height, [1] of columns.
+    """Returns the spans of boxes, float64 (2, B, 4): [0] for rows, [1] for columns.
 
-    A span is start, length, low and high. The filter reads no pixel outside of low and high, the limits from `within`.
-    Raises IndexError if a box is not inside its limits, or the limits are not inside an image of this size.
+    A span is the start and the length of a box, and the limits low and high of `within`, in pixels. The filter reads no
+    pixel outside of the limits. Raises IndexError if a box is not inside its limits, or the limits are not inside an
+    image of `height` and `width`.
     """
     spans = []
     for limit, start, length, low, room in (
@@ -266,8 +267,8 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
             i = int(np.argmin(inside))
             box = ", ".join(f"{values[i]:g}" for values in (boxes.tops, boxes.lefts, boxes.heights, boxes.widths))
             raise IndexError(
-                f"the box of image {i} is not inside its image of {height} x {width}; found top, left, height, width "
-                f"= {box}"
+                f"the box of image {i} is not inside its image of {height} x {width} pixels, or not inside its limits; "
+                f"found top, left, height, width = {box}"
             )
         # Rounding may have moved a limit slightly off a whole pixel.
         spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))
@@ -275,10 +276,10 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
 
 
 def axes_of(spans: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Returns the axes of boxes, (B, 2, 4), from their spans: start, scale, low and high of rows, and of columns.
+    """Returns `spans` as axes, float64 (B, 2, 4): start, scale, low and high along rows, and along columns.
 
-    Lengths are divided here for all devices: to divide by a number, torch on CUDA multiplies by its inverse, which may
-    round differently.
+    The scale is the length divided by the side of `size`. It is computed here for all devices: to divide by a number,
+    torch on CUDA multiplies by its inverse, which may round differently.
     """
     axes = spans.transpose(1, 0, 2).copy()
     axes[:, :, 1] /= size
@@ -305,7 +306,7 @@ def _resample_natively(
 
 
 def as_made(images: torch.Tensor, how: Resampling) -> torch.Tensor:
-    """Returns images that the kernel in C wrote, of `how.kernel_dtype`, as `how.made`: a view of uint16, or cast."""
+    """Returns images that the kernel in C wrote as dtype `how.made`: uint16 viewed as bfloat16, other dtypes cast."""
     return images.view(how.made) if images.dtype == torch.uint16 else images.to(how.made)
 
 
@@ -319,12 +320,12 @@ def resample_windows(
     lines: Places = None,
     part: slice | None = None,
 ) -> None:
-    """Resamples images like `resample`, but given only a window of each, by the kernel in C in the calling thread.
+    """Resamples a window of each image like `resample`, by the kernel in C in the calling thread, into `out`.
 
     `pixels` holds the windows, one after the other. `spans` come from `make_spans`, with limits inside the windows.
-    `out` is (B, *size, C) of `how.kernel_dtype`; with `lines`, it may have more images, and `lines` are the results.
-    They are the images `part`, or else `lines`, of the batch that `how` is for. Raises IndexError if a box is not
-    inside its window.
+    `out` is (n, *size, C) of `how.kernel_dtype`. If `lines` is not None, result i becomes `out[lines[i]]`. `part` (by
+    default `lines`) are the numbers of the images in the batch of `how.cubic`. Raises IndexError if a box is not inside
+    its window.
     """
     sides = np.stack([windows.tops, windows.lefts, windows.heights, windows.widths], axis=1)
     same = ((0.0,) * out.shape[3], (1 / 255,) * out.shape[3])
@@ -348,11 +349,11 @@ def _most_taps(spans: NDArray[np.float64], size: int, how: Resampling) -> int:
 
 
 def _weights(axes: torch.Tensor, taps: int, limit: int, size: int, how: Resampling) -> torch.Tensor:
-    """Returns the weights of all inputs for each output of each image along one axis: (B, size, limit).
+    """Returns the weight of each input pixel for each output pixel along one axis, (B, size, limit).
 
-    They are rounded to 16 bits: to whole numbers of 2^-n, with the largest n for which those of an image fit. With
-    `antialias`, the filter widens with the scale and leaves out pixels outside of its limits. Without, the pixels at
-    the edge are repeated outside.
+    The weights of an image are rounded to multiples of 2^-n, with the largest n for which they fit in 16 bits. With
+    `how.antialias`, the filter widens if the scale is above 1, and leaves out pixels outside of its limits. Otherwise
+    the pixels at the limits are repeated outside.
     """
     starts, scale, low, high = (values[:, None] for values in axes.unbind(1))
     stretch = scale.clamp(min=1.0) if how.antialias else torch.ones_like(scale)

@@ -1,12 +1,11 @@
 """Crop, antialiased resize, flip, normalize and cast of a batch on CUDA: two kernels, written in Triton.
 
-`weigh` computes the weights of each image, as the C kernel does: in float64, rounded to as many bits. Then a program of
+`weigh` computes the weights of each image like the C kernel: in float64, rounded to 16 bits. Then a program of
 `resample` computes some lines of a tile of the output. It filters the matching part of each stored line that the tile
 needs, in registers, and adds the result to the output lines. Each warp reads 32 adjacent bytes, mostly from the
 first-level cache. Only the result is written, in channels_last memory. So the width and the alignment of lines do not
 matter, and one compiled kernel serves all sizes. Sums are integers, so the results equal `shardio.augment.resample` to
-the bit. `shardio.augment.trusted` compares the kernels with torch's operations, which replace them where they do not
-work.
+the bit. `shardio.augment.trusted` compares the kernels with torch's operations, and uses torch's if they differ.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ if triton is not None:
     def _weight(  # type: ignore[no-untyped-def]
         at, begin, center, inverse, low, high, A: tl.constexpr, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr
     ):
-        """Returns the weight of pixel `at`, of a filter that reaches from `begin` on. 0 if it does not reach there."""
+        """Returns the weight of pixel `at` in the filter that starts at `begin`; 0 if the filter does not read it."""
         if ANTIALIAS:
             weight = tl.where((at >= low) & (at < high), _filter((at - center + 0.5) * inverse, A, CUBIC), 0.0)
         else:  # the pixel at the edge is repeated outside
@@ -79,7 +78,10 @@ if triton is not None:
         CUBIC: tl.constexpr,
         ANTIALIAS: tl.constexpr,
     ):
-        """Writes the entries of one axis of an image to the table, by the operations of _resample.c in their order."""
+        """Writes the filters of one axis of an image to `table`: per output, its first pixel, end and weights.
+
+        The operations and their order are as in _resample.c, so that rounding is the same.
+        """
         A: tl.constexpr = -0.5 if ANTIALIAS else -0.75
         RADIUS: tl.constexpr = 2 if CUBIC else 1
         picture = (tl.program_id(0) // 2).to(tl.int64)
@@ -129,7 +131,7 @@ if triton is not None:
 
     @triton.jit
     def _levels(sums):  # type: ignore[no-untyped-def]
-        """Returns the gray levels of sums that began with a half."""
+        """Returns `sums`, in 2^-_BITS, rounded to gray levels: each sum started at 1/2."""
         return tl.minimum(tl.maximum(sums >> _BITS, 0), 255)
 
     @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
@@ -151,7 +153,7 @@ if triton is not None:
         NORMALIZE: tl.constexpr,
         PACKED: tl.constexpr,
     ):
-        """Makes _ROWS * _PASSES lines of a tile."""
+        """Writes a tile of the resampled image to `out`: _LANES gray levels of _ROWS * _PASSES lines."""
         tiles = tl.cdiv(out_width * CHANNELS, _LANES)
         blocks = tl.cdiv(out_height, _ROWS * _PASSES)
         number = tl.program_id(0)
@@ -206,7 +208,7 @@ if triton is not None:
 def resample_if_trusted(
     images: torch.Tensor, boxes: Boxes, within: Boxes, flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor | None:
-    """Returns the result of `resample_fused`; None if the kernels cannot make it, or are not trusted."""
+    """Returns the result of `resample_fused`; None if the kernels cannot be used: see `are_kernels_trusted`."""
     spans = make_spans(boxes, within, *images.shape[2:])
 
     def compare() -> list[Compared]:
@@ -226,9 +228,9 @@ def are_kernels_trusted(
     *,
     packed: bool = False,
 ) -> bool:
-    """Returns whether the kernels can resample such images, and do it as torch's operations do: see `is_trusted`.
+    """Returns whether the kernels can resample such images, and gave torch's results: see `fits` and `is_trusted`.
 
-    With `packed`, for the kernels of `resample_packed`. `images` need not be on the device.
+    `packed` says whether `resample_packed` gets windows. `images` need not be on the device: only their shape counts.
     """
     count, channels, _, width = images.shape
     taps = min(_most_taps(width, how.size[1], how), _MOST_KEPT + 1)
@@ -240,7 +242,7 @@ def are_kernels_trusted(
 def resample_fused(
     images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
-    """Returns the images resampled as by `resample`, and cast, (B, C, *size) in channels_last memory.
+    """Returns the result of `resample`, computed by the kernels: (B, C, *size) of `how.made`, channels_last.
 
     `spans` come from `make_spans`. The host does not wait for the device.
     """
@@ -251,7 +253,7 @@ def resample_fused(
 
 
 def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Returns the kernels' parameters for each image, (B, 9), from the spans of `make_spans`."""
+    """Returns the kernels' parameters, float64 (B, 9): eight numbers of `axes_of`, and 1 for a mirrored image or 0."""
     return np.concatenate([axes_of(spans, size).reshape(len(flips), 8), flips[:, None]], axis=1)
 
 
@@ -262,7 +264,7 @@ def _programs_of_an_image(size: tuple[int, int], channels: int) -> int:
 def _most_taps(side: int, size: int, how: Resampling) -> int:
     """Returns an upper bound of the number of pixels along an axis that an output pixel depends on.
 
-    It depends on sizes, not on boxes, so a training on images of one size compiles one kernel.
+    The bound depends on sizes, not on boxes, so a training on images of one size compiles one kernel.
     """
     shrink = max(side / size, 1.0) if how.antialias else 1.0
     return min(math.ceil(2 * how.radius * shrink), side)
@@ -275,11 +277,10 @@ def resample_packed(
     shape: tuple[int, int, int],
     how: Resampling,
 ) -> torch.Tensor:
-    """Returns windows of images resampled as by `resample_fused`, or whole images if `places` is None.
+    """Returns the result of `resample_fused` from windows of images, or from whole images if `places` is None.
 
     `pixels`, uint8, holds the windows, with `cut.margin_of` bytes before and after them. `shape` is the height, width
-    and channels of the images. `parameters` come from `parameters_of`. `places`, int64 (B, 2), has for each image the
-    byte where its pixel (0, 0) would lie, even if outside of `pixels`, and the bytes of a line of its window.
+    and channels of the images. `parameters` come from `parameters_of`. For `places`, int64 (B, 2), see `Cut.places`.
     """
     count, (height, width, channels) = len(parameters), shape
     most = [_most_taps(side, size, how) for side, size in zip(shape, how.size, strict=False)]

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Op(IntEnum):
-    """An operation on a uint8 image. The comments name its values. The kernel in C uses the same numbers.
+    """An operation on a uint8 image. The comments list its values. The kernel in C uses the same numbers.
 
     Names and results match torchvision's functions, such as `invert`, or `adjust_brightness` for a factor. Gray levels
     match torchvision's `rgb_to_grayscale`.
@@ -37,8 +37,8 @@ class Op(IntEnum):
     EQUALIZE = 11
     GRAYSCALE = 12
     BLUR = 13  # width and height of a Gaussian kernel, both odd, and its standard deviations along them
-    AFFINE = 14  # the six numbers of `Affine`, interpolation, fill for each channel
-    PERSPECTIVE = 15  # eight numbers, interpolation, fill for each channel
+    AFFINE = 14  # the six numbers of `geometry.affine`, interpolation, fill for each channel
+    PERSPECTIVE = 15  # the eight numbers of `geometry.perspective`, interpolation, fill for each channel
     MIRROR = 16  # left and right exchanged
     FLIP = 17  # top and bottom exchanged
 
@@ -52,8 +52,8 @@ WARPS = frozenset({Op.AFFINE, Op.PERSPECTIVE})
 class Sampling(IntEnum):
     """The filter that reads an image between its pixels.
 
-    Torchvision's filters blend the fill color into the edge. Pillow's use the fill color for pixels whose center is
-    read outside of the image, and repeat the edge for other pixels.
+    NEAREST and BILINEAR are torchvision's: BILINEAR blends the fill color into the edge. Pillow's filters use the fill
+    color for pixels whose center is read outside of the image, and repeat the edge for other pixels.
     """
 
     NEAREST = 0
@@ -71,7 +71,8 @@ FILL_AT = 9
 class Step:
     """An operation for each image of a batch.
 
-    `codes`, uint8 (B,), are numbers of Op. `values`, float64 (B, FILL_AT + channels), are the operations' values.
+    `codes`, uint8 (B,), are numbers of Op. `values`, float64 (B, FILL_AT + channels), are the values of the operations,
+    in the order that Op lists, then 0.
     """
 
     codes: NDArray[np.uint8]
@@ -98,7 +99,7 @@ Steps = tuple[Step, ...]
 
 
 def merged(alternatives: Sequence[Steps], chosen: NDArray[np.int64]) -> Steps:
-    """Returns steps that change image i like the steps `alternatives[chosen[i]]`. `chosen` is int64 (B,)."""
+    """Returns steps that change image i as `alternatives[chosen[i]]` would. `chosen` is int64 (B,)."""
     steps = []
     for some in zip_longest(*alternatives):
         parts = [step.where(chosen == number) for number, step in enumerate(some) if step is not None]

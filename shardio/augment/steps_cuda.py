@@ -1,7 +1,7 @@
 """The Triton kernels that run a step of a batch on CUDA. `shardio.augment.pixels_cuda` launches them.
 
-Each program computes some pixels of one image by the operation of this image. `measure` makes tables from counts of
-gray levels, `blur_lines` blurs along the lines, and `step` does everything else.
+Each program computes some pixels of one image by the operation of this image. `measure` makes lookup tables from counts
+of gray levels, `blur_lines` blurs along the lines, and `step` does everything else.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if triton is not None:
 
     @triton.jit
     def _cut(x):  # type: ignore[no-untyped-def]
-        """Returns gray levels rounded down. NaN becomes 0."""
+        """Returns `x` limited to 0 to 255 and rounded down, as floats. NaN becomes 0."""
         return tl.floor(tl.minimum(tl.maximum(x, 0.0), 255.0))
 
     @triton.jit
     def _rounded(x):  # type: ignore[no-untyped-def]
-        """Returns rounded gray levels, halves to even: floats near 1.5 * 2^23 are whole numbers."""
+        """Returns `x` limited to 0 to 255 and rounded, halves to even: floats near 1.5 * 2^23 are whole numbers."""
         return (tl.minimum(tl.maximum(x, 0.0), 255.0) + 12582912.0) - 12582912.0
 
     @triton.jit
     def _gray(red, green, blue):  # type: ignore[no-untyped-def]
-        """Returns gray levels of a color. Products are added before rounding, as by torch's `add` with alpha."""
+        """Returns the gray levels of colors, float32, rounded down. Sums use fma, as torch's `add` with alpha does."""
         red, green, blue = red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
         return tl.floor(tl.fma(blue, 0.114, tl.fma(green, 0.587, red * 0.2989)))
 
@@ -55,7 +55,7 @@ if triton is not None:
     def measure(  # type: ignore[no-untyped-def]
         pixels, rows, tables, size, ROW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
     ):
-        """Makes the lookup table of one channel of an image, for operations that depend on its histogram."""
+        """Writes the lookup table of one channel of an image to `tables`, if the operation is one of MEASURED."""
         picture = (tl.program_id(0) // CHANNELS).to(tl.int64)
         channel = tl.program_id(0) % CHANNELS
         row = rows + picture * ROW
@@ -104,7 +104,11 @@ if triton is not None:
     def _blurred(  # type: ignore[no-untyped-def]
         source, weights, size, line, place, limit, stride, channel, inside, CHANNELS: tl.constexpr
     ):
-        """Returns pixels blurred along one axis: `place` on it is below `limit`, and pixels are `stride` apart."""
+        """Returns pixels blurred along one axis, float32 (pixels, channels).
+
+        `place` is the position of each pixel along the axis, from 0 to `limit` - 1. Position 0 is pixel `line` of
+        `source`; neighbors are `stride` pixels apart. `weights` are `size` weights.
+        """
         result = tl.zeros(inside.shape, tl.float32)
         for tap in range(size):
             # Outside, the image is mirrored, at most one image size beyond the edge.
@@ -129,7 +133,7 @@ if triton is not None:
         PADDED: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """Blurs images along their lines, into float32. Afterwards `step` blurs the result along the columns."""
+        """Writes images blurred along their lines to `room`, float32. `step` blurs the result along the columns."""
         blocks = tl.cdiv(height * width, BLOCK)
         picture = (tl.program_id(0) // blocks).to(tl.int64)
         row = rows + picture * ROW
@@ -148,7 +152,7 @@ if triton is not None:
 
     @triton.jit
     def _turned(red, green, blue, shift, channel):  # type: ignore[no-untyped-def]
-        """Returns pixels with their hue shifted, all channels."""
+        """Returns colors with the hue shifted by `shift`, a share of the color circle: float32 (pixels, channels)."""
         red, green, blue = red.to(tl.float32) / 255.0, green.to(tl.float32) / 255.0, blue.to(tl.float32) / 255.0
         most = tl.maximum(tl.maximum(red, green), blue)
         chroma = most - tl.minimum(tl.minimum(red, green), blue)
@@ -182,7 +186,7 @@ if triton is not None:
 
     @triton.jit
     def _fixed(place, depth):  # type: ignore[no-untyped-def]
-        """Returns place / depth in fixed point, halves to even. A division by 0 gives a place far outside."""
+        """Returns place / depth in 2^-32 pixels, int64, halves to even. A division by 0 gives a place far outside."""
         place = place / depth
         place = tl.where(place == place, place, 16777216.0)
         place = tl.minimum(tl.maximum(place, -16777216.0), 16777216.0) * 4294967296.0
@@ -192,7 +196,7 @@ if triton is not None:
 
     @triton.jit
     def _places(values, x, y, code):  # type: ignore[no-untyped-def]
-        """Returns the column and the row that each pixel is read from, int64."""
+        """Returns the column and the row that pixels (x, y) of the result are read at, int64, in 2^-32 pixels."""
         a, b, c = tl.load(values), tl.load(values + 1), tl.load(values + 2)
         d, e, f = tl.load(values + 3), tl.load(values + 4), tl.load(values + 5)
         if code == _AFFINE:
@@ -212,7 +216,10 @@ if triton is not None:
     def _pixels_at(  # type: ignore[no-untyped-def]
         image, column, row, channel, inside, height, width, CHANNELS: tl.constexpr
     ):
-        """Returns the pixels at these columns and rows, int64. Outside, the edge is repeated."""
+        """Returns the pixels at `column` and `row`, int64 (pixels,), as float32 (pixels, channels).
+
+        Positions outside of the image get the nearest pixel at its edge.
+        """
         column = tl.minimum(tl.maximum(column, 0), width - 1).to(tl.int32)
         row = tl.minimum(tl.maximum(row, 0), height - 1).to(tl.int32)
         at = (row * width + column) * CHANNELS
@@ -224,7 +231,7 @@ if triton is not None:
 
     @triton.jit
     def _cubic(number, d):  # type: ignore[no-untyped-def]
-        """Returns the weight of pixel -1, 0, 1 or 2: Keys, with a = -1."""
+        """Returns the bicubic weight (Keys, a = -1) of pixel `number`, -1 to 2, at the position `d` after pixel 0."""
         near = tl.where(number == 0, 1.0 + d * d * (d - 2.0), d * (1.0 + d * (1.0 - d)))
         return tl.where(number == -1, d * (-1.0 + d * (2.0 - d)), tl.where(number == 2, d * d * (d - 1.0), near))
 
@@ -232,7 +239,7 @@ if triton is not None:
     def _sampled(  # type: ignore[no-untyped-def]
         image, values, column, row, channel, inside, height, width, CHANNELS: tl.constexpr
     ):
-        """Returns gray levels of an image, read at fixed-point positions `column` and `row`."""
+        """Returns gray levels, float32 (pixels, channels), read at `column` and `row`, int64, in 2^-32 pixels."""
         kind = tl.load(values + _SAMPLING).to(tl.int32)
         fill = tl.load(values + _FILL + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
         is_filled = (fill == fill)[None, :]
@@ -292,7 +299,7 @@ if triton is not None:
         STEPS: tl.constexpr,  # whether there is a step, or images are normalized and cast only
         NORMALIZE: tl.constexpr,
     ):
-        """Makes BLOCK pixels of one image by its operation."""
+        """Writes BLOCK pixels of one image to `out`, after the image's operation, normalized if NORMALIZE is true."""
         blocks = tl.cdiv(height * width, BLOCK)
         picture = (tl.program_id(0) // blocks).to(tl.int64)
         place = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)

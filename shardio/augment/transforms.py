@@ -1,4 +1,4 @@
-"""Crops, resizes, flips, borders, normalizing and casting. Most of them record a change in the Batch for later."""
+"""Transforms that crop, resize, flip, pad, normalize and cast. Most of them only record a change in the Batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Size = Annotated[int | tuple[int, int], check_pair]
 
 
 def _sides_of(name: str, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """Returns the border's pixels on the left, above, on the right and below. Raises ValueError for other values."""
+    """Returns the border in pixels: left, above, right, below. Raises ValueError for an invalid `padding`."""
     sides = tuple(padding) if isinstance(padding, Sequence) else (padding,)
     if len(sides) not in (1, 2, 4):
         raise ValueError(f"{name} must be one, two or four numbers of pixels; found {padding!r}")
@@ -51,10 +51,10 @@ Padding = Annotated[int | Sequence[int], _sides_of]
 
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Transform):
-    """Crops a box of random area, aspect ratio and position, and resizes it.
+    """Crops a box of random area, aspect ratio and position, and resizes the box to `size`.
 
-    `scale` are the bounds of the area, as a share of the image's area; `ratio` are the bounds of width / height.
-    `interpolation` is "bilinear", "bicubic", or "random", as in timm, to draw one of them for each image.
+    `scale` is (min, max) of the area, as a share of the image's area; `ratio` is (min, max) of width / height.
+    `interpolation` is "bilinear", "bicubic", or "random", as in timm, to draw either filter for each image.
     """
 
     size: Size
@@ -74,7 +74,7 @@ class RandomResizedCrop(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Resize(Transform):
-    """Resizes the image to (height, width), or its shorter side to `size` pixels."""
+    """Resizes the image to `size`: (height, width), or a number of pixels for the shorter side."""
 
     size: Size
     interpolation: Interpolation = "bilinear"
@@ -119,7 +119,7 @@ class Pad(Transform):
         else:
             if mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
                 raise ValueError(
-                    f'padding with padding_mode="reflect" must be less than the image, (height, width) = {batch.size}; '
+                    f'padding with padding_mode="reflect" must be less than the image\'s (height, width) {batch.size}; '
                     f"found {self.padding!r}"
                 )
             padded = images
@@ -137,7 +137,7 @@ class RandomCrop(Transform):
 
     `size` is (height, width), or a number for both. With `padding`, the image gets a border first: see Pad. With
     `step`, the window begins at a multiple of this number of pixels, for crops on a grid of patches. With
-    `pad_if_needed`, smaller images lie at a random place of the window, with a border.
+    `pad_if_needed`, an image smaller than the window gets a border, and a random position in the window.
     """
 
     size: Size
@@ -158,8 +158,9 @@ class RandomCrop(Transform):
 class CenterCrop(Transform):
     """Crops a window of `size` pixels in the center.
 
-    `size` is (height, width), or a number for both. A smaller image gets a border if there is a `padding_mode`; see
-    Pad. Otherwise it raises ValueError. (In a squashed set, the original size counts.)
+    `size` is (height, width), or a number for both. An image smaller than the window gets a border if there is a
+    `padding_mode`: see Pad. Without `padding_mode`, it raises ValueError. (If images were squashed, their original
+    sizes count.)
     """
 
     size: Size
@@ -180,9 +181,9 @@ def _cropped(
 ) -> Batch:
     """Returns the batch cropped to windows of `size`.
 
-    `places`, (2, B), are positions from 0 to 1 along both axes, rounded down to multiples of `step` pixels; None is the
-    center, rounded as in torchvision. Images that are too small get the `border`: mode and fill. Without it, they raise
-    ValueError.
+    `places`, (2, B), are positions from 0 to 1 along both axes, rounded down to multiples of `step` pixels. None is the
+    center, rounded as in torchvision. Images smaller than `size` get the `border`, a mode and a fill; if `border` is
+    None, they raise ValueError.
     """
     room = (batch.sizes - np.array(size)).T
     starts = np.rint(room / 2.0) if places is None else np.floor(places * (room // step + 1)) * step
@@ -208,7 +209,7 @@ def _cropped(
 
 @dataclass(frozen=True, repr=False)
 class HorizontalFlip(Transform):
-    """Flips left and right, with probability `p`."""
+    """Flips each image left and right, with probability `p`."""
 
     p: Probability = 0.5
     keeps_places = True
@@ -219,9 +220,9 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True, repr=False)
 class AlternatingFlip(Transform):
-    """Flips left and right in every other epoch.
+    """Flips each image left and right in every other epoch.
 
-    Half of the samples are flipped in even epochs, the others in odd epochs.
+    A random half of the samples are flipped in even epochs, the other half in odd epochs.
 
     Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     """
@@ -235,7 +236,7 @@ class AlternatingFlip(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Normalize(Transform):
-    """Computes (x / 255 - mean) / std as float32; torchvision's ToTensor is included.
+    """Computes (x / 255 - mean) / std of gray levels x, as float32. No ToTensor is needed.
 
     `mean` and `std` are a number for all channels, or a number per channel. `Normalize("imagenet")` uses the mean and
     standard deviation of ImageNet.
@@ -255,7 +256,7 @@ class Normalize(Transform):
         if isinstance(self.mean, str):
             if self.mean != "imagenet" or self.std is not None:
                 raise ValueError(
-                    f"mean must be numbers, or imagenet without std; found mean={self.mean!r}, std={self.std}"
+                    f'mean must be numbers, or "imagenet" without std; found mean={self.mean!r}, std={self.std}'
                 )
             return _IMAGENET
         mean, std = numbers_of("mean", self.mean), numbers_of("std", self.std)
@@ -270,7 +271,7 @@ class Normalize(Transform):
         mean, std = (values * channels if len(values) == 1 else values for values in self.statistics)
         for values in (mean, std):
             if len(values) != channels:
-                raise ValueError(f"Normalize needs images of {len(values)} channels; found {channels}")
+                raise ValueError(f"Normalize needs images of {len(values)} channels; found {channels} channels")
         if batch.is_cast:
             raise ValueError("Normalize needs uint8 images, 0 to 255: put it before ToDtype, and use it only once")
         return replace(batch, how=replace(batch.how, statistics=(mean, std)))
@@ -278,9 +279,9 @@ class Normalize(Transform):
 
 @dataclass(frozen=True, repr=False)
 class ToDtype(Transform):
-    """Casts to a floating point type.
+    """Casts images to `dtype`, a floating point type.
 
-    With `scale`, uint8 images become numbers from 0 to 1; without, they stay from 0 to 255.
+    With `scale`, uint8 images become numbers from 0 to 1. Without `scale`, they become numbers from 0 to 255.
     """
 
     dtype: torch.dtype
@@ -290,7 +291,7 @@ class ToDtype(Transform):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
-            raise ValueError(f"dtype must be a floating point type of torch; found {self.dtype!r}")
+            raise ValueError(f"dtype must be a torch.dtype of floating point numbers; found {self.dtype!r}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         how = replace(batch.how, dtype=self.dtype)

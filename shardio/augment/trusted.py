@@ -1,8 +1,8 @@
-"""Compares each Triton kernel with torch's operations before it is used.
+"""Compares each Triton kernel with torch's operations before the kernel is used.
 
-Triton compiles a kernel on the machine where it runs, so no test elsewhere can vouch for it. The first batch that needs
-a kernel is made both ways, as far as a few of its images, and compared on the device. A kernel that fails or gives
-other pixels is replaced by torch's operations, with a warning. Later batches are not compared.
+Triton compiles a kernel on the machine where it runs, so no test elsewhere can vouch for it. For the first batch that
+needs a kernel, the kernel and torch's operations compute a few images, which are compared on the device. If the kernel
+fails or gives other pixels, torch's operations are used instead, with a warning. Later batches are not compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except Exception:  # there are wheels for Linux only; torch for CUDA brings them
     triton = None
 
 MOST_COMPARED = 8
-"""Images of a batch that are compared."""
+"""The maximum number of images of a batch that are compared."""
 # Roundings near a half may differ: by one gray level, in this share of the values, and in a few of a tiny image.
 _MOST_APART = 0.02
 _MOST_VALUES_APART = 3
@@ -38,16 +38,16 @@ KINDS = ("resample", "pixels")
 """The kinds of work that kernels do, as `ShardLoader.stats` names them."""
 
 Signature = tuple[str, torch.device, tuple[object, ...]]
-"""What a compiled kernel is for: a kind of work, a device, and a variant (channels, flags, dtypes)."""
+"""Identifies a compiled kernel: one of KINDS, a device, and a variant (channels, flags, dtypes)."""
 
 Compared = tuple[Tensor, Callable[[], Tensor]]
-"""Images (n, C, H, W) made by torch's operations, and a function that makes them with the kernel."""
+"""Images (n, C, H, W) computed by torch's operations, and a function that computes them with the kernel."""
 
 _chosen: dict[Signature, str] = {}
 
 
 def fits(images: Tensor, size: tuple[int, int], programs: int) -> bool:
-    """Returns whether kernels can make images of `size`, height and width, from these, in so many programs."""
+    """Returns whether kernels can turn `images` into images of `size`, height and width, by a launch of `programs`."""
     if images.dtype != torch.uint8 or not images.numel():
         return False
     _, channels, height, width = images.shape
@@ -56,9 +56,10 @@ def fits(images: Tensor, size: tuple[int, int], programs: int) -> bool:
 
 
 def is_trusted(signature: Signature, compare: Callable[[], Sequence[Compared]], statistics: Statistics | None) -> bool:
-    """Returns whether to use this kernel. The first call for a signature compares its results, and waits for them.
+    """Returns whether to use the kernel of `signature`. The first call for a signature waits for the comparison.
 
-    Images of a floating-point type are normalized by `statistics`.
+    `compare` returns the images to compare. Images of a floating-point type are normalized by `statistics`. Warns if
+    the kernel fails or gives other images.
     """
     if triton is not None and signature not in _chosen:
         kind, device, _ = signature
@@ -79,7 +80,7 @@ def is_trusted(signature: Signature, compare: Callable[[], Sequence[Compared]], 
 
 
 def chosen_on(device: torch.device) -> dict[str, str | None]:
-    """Returns what does each kind of work on a CUDA device: "Triton", "torch", both, or None if nothing has yet."""
+    """Returns what computed each of KINDS on a CUDA device: "Triton", "torch", "Triton, torch", or None before use."""
     if triton is None:
         return dict.fromkeys(KINDS, "torch")
     ways = {kind: {way for key, way in _chosen.items() if key[:2] == (kind, device)} for kind in KINDS}
@@ -87,7 +88,7 @@ def chosen_on(device: torch.device) -> dict[str, str | None]:
 
 
 def _difference(device: torch.device, compared: Sequence[Compared], statistics: Statistics | None) -> str | None:
-    """Returns how far the kernel's images are from what is right; None if they are right."""
+    """Returns a text on how the kernel's images differ from torch's images; None if they agree."""
     for expected, by_kernel in compared:
         try:
             found = by_kernel()

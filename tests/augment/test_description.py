@@ -152,7 +152,7 @@ def test_a_transform_that_is_no_dataclass_can_be_used_and_printed_but_not_stored
     transform = Compose([plain, CenterCrop(2)])
     assert "Plain object at" in repr(transform)
     assert transform == Compose([plain, CenterCrop(2)])
-    with pytest.raises(TypeError, match=r"cannot describe a transform that is not a dataclass; found .*Plain object"):
+    with pytest.raises(TypeError, match=r"dataclass; found .*Plain object"):
         _ = transform.digest
     with pytest.raises(ValueError, match="names a transform class"):
         from_dict({"transform": f"{__name__}:Plain"})

@@ -264,7 +264,7 @@ def test_masks_that_do_not_fit_are_refused(kind: type[Exception], word: str, opt
     ],
 )
 def test_a_picture_made_of_several_has_no_mask(call: str) -> None:
-    with pytest.raises(ValueError, match="found m, n"):
+    with pytest.raises(ValueError, match="m, n"):
         eval(call, NAMES)(MASK[:, None].expand(2, 3, 8, 8), torch.arange(2), masks={"m": MASK, "n": MASK})
 
 
