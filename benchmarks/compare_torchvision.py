@@ -69,10 +69,10 @@ class Given(Draws):
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
         numbers = np.array(self.numbers(purpose, count), np.float64)  # type: ignore[attr-defined]
         assert len(numbers) == count
-        return np.repeat(numbers[:, None], len(self.indices), axis=1)
+        return np.repeat(numbers[:, None], len(self.counters), axis=1)
 
     def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
-        return np.zeros((count, len(self.indices)))
+        return np.zeros((count, len(self.counters)))
 
 
 def given(transform: Transform, numbers: Callable[[str, int], Sequence[float]]) -> Callable[[Batch], Batch]:
