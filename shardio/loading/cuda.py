@@ -42,7 +42,7 @@ class PinnedSlot(Slot):
 
 
 class CudaCopier:
-    """Makes slots and copies batches to one CUDA device, on its one copy stream: a `prefetch.Copier`."""
+    """Makes pinned slots, and transfers from them to one CUDA device, on its one copy stream: a `prefetch.Copier`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -66,8 +66,8 @@ class CudaCopier:
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """Returns the stream on which all loaders of the process copy to this device.
 
-    torch has 32 streams to give away, in turn: with a stream for each loader, a later loader would share its stream
-    with other work, which would then wait for whole steps.
+    torch hands out 32 streams in turn. With a stream for each loader, a later loader could get a stream that has other
+    work, which would then wait for whole steps.
     """
     return torch.cuda.Stream(device)
 
@@ -159,14 +159,14 @@ class CudaTransfer:
 
 
 def _copy(memory: torch.Tensor, pinned: torch.Tensor) -> None:
-    """Copies pinned memory to device memory in pieces, on the current stream."""
+    """Copies pinned memory to device memory in pieces of _PIECE_NBYTES, on the current stream. Does not wait."""
     rows = max(_PIECE_NBYTES * len(pinned) // max(pinned.nbytes, 1), 1)
     for start in range(0, len(pinned), rows):
         memory[start : start + rows].copy_(pinned[start : start + rows], non_blocking=True)
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns uninitialized pinned memory that begins on a page, as slots do."""
+    """Returns uninitialized pinned memory that begins at a multiple of ALIGNMENT bytes, like all slots."""
     # On the CPU, whatever torch.set_default_device says.
     tensor = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
     if tensor.data_ptr() % ALIGNMENT == 0:

@@ -1,4 +1,4 @@
-"""A set as a map-style dataset, for code that has a torch DataLoader, and the dataset and sampler of a ShardLoader."""
+"""ShardDataset, a map-style dataset for code with a torch DataLoader; a ShardLoader's dataset and sampler."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
             )
         channels = parts.image_shape[2] if parts.image_shape else 1
         if as_pil and not 1 <= channels <= 4:  # which Pillow has a mode for
-            raise ValueError(f"as_pil: expected samples of 1 to 4 channels, found {channels}: leave it out")
+            raise ValueError(f"as_pil: expected samples of 1 to 4 channels, found {channels}: leave out as_pil=True")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -144,8 +144,8 @@ class LoaderDataset(ShardDataset):
 
 
 class RankSampler(Sampler[int]):
-    """Yields the samples that a ShardLoader reads next: this rank's part of the next epoch, or of its rest after a
-    resume. `set_epoch` is the loader's method. len() is the number of samples of a whole epoch."""
+    """Yields the indices of the samples that a ShardLoader reads next: this rank's part of the next epoch, or after a
+    resume of the rest of an epoch. `set_epoch` is the loader's method. len() is for a whole epoch."""
 
     def __init__(self, position: Position) -> None:
         self._position = position

@@ -2,7 +2,7 @@
 
 The stages of a batch:
 
-order -> drawn, and announced -> gathered into a slot -> copied to the device -> transformed -> received
+sample indices -> announced to the reader -> gathered into a slot -> copied to the device -> transformed -> received
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch drawn from the order: the request for a reader, the counters of its samples' random numbers, and the cut
-    if only parts of its pictures are read."""
+    """A batch to come: the request for a reader, the counters for its samples' random numbers, and the Cut if only
+    regions of its images are read."""
 
     request: Request
     counters: NDArray[np.int64]
@@ -39,10 +39,10 @@ class _Due(NamedTuple):
 
 
 class Flow:
-    """Returns the batches of one epoch in order, and keeps `prefetch` further batches under way.
+    """The batches of one epoch in order: `take` returns the next batch, and keeps `prefetch` further batches under way.
 
-    All work is started by the consumer's calls, so ending early needs no wait: if a flow is dropped in the middle of
-    an epoch, gather threads finish its batches, and the slots return to the ring. To be used by one thread.
+    All work is started by the consumer's calls, so ending early needs no wait: if a flow is dropped in the middle of an
+    epoch, gather threads finish its batches, and the slots return to the ring. To be used by one thread.
     """
 
     _device: DevicePrefetch | None
@@ -50,7 +50,7 @@ class Flow:
     def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int) -> None:
         self.sampler = sampler
         self.epoch = epoch
-        """The epoch by which the order and the transform draw."""
+        """The epoch that the order and the transform's random numbers depend on."""
         self._pipeline = pipeline
         self._batches = enumerate(sampler.batches(epoch))
         self._announces = pipeline.begin_epoch()
@@ -78,7 +78,7 @@ class Flow:
             self._device.close()
 
     def take(self) -> tuple[Tensors, _Due]:
-        """Waits for the next batch, and returns it. Raises the error of gathering it."""
+        """Waits for the next batch, and returns (tensors, due). Raises the error of gathering the batch."""
         prefetch = self._pipeline.options.prefetch
         head_start = head_start_seconds(self._pipeline.meter.step_seconds())
         self._gather_ahead(head_start)
@@ -130,7 +130,8 @@ class Flow:
             self._draw(self._pipeline.read_ahead)
 
     def _draw(self, count: int) -> None:
-        """Draws batches from the order until `count` wait to be submitted, or the epoch has no more."""
+        """Takes batches from the order until `count` batches wait to be submitted, or the epoch has no more, and
+        announces them if the reader wants that. An error is kept, and raised when its batch is due."""
         while len(self._coming) < count and self._error is None:
             step, indices = next(self._batches, (0, None))
             if indices is None:
@@ -163,7 +164,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._remaining = 0
 
     def _begin(self) -> Flow:
-        """Begins the epoch, at the first `next`. `iter()` alone changes nothing: Lightning calls it too often."""
+        """Begins the epoch, and returns its Flow. The first `next` does this, as Lightning calls `iter()` too often."""
         position = self._position
         self._place, sampler = position.next, position.rest()
         self._remaining = sampler.num_batches
@@ -229,7 +230,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             raise
 
     def _next_of(self, flow: Flow) -> tuple[Any, ...]:
-        """Returns the next batch. Counts it at the very end, so a batch that fails, or a Ctrl-C, is read again."""
+        """Returns the next batch. Counts it last, so a state excludes a batch that failed or was interrupted."""
         pipeline, position, place, sampler = self._pipeline, self._position, self._place, flow.sampler
         tensors, due = flow.take()
         start = time.perf_counter()
@@ -253,9 +254,9 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
 
 def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the counters from which random numbers of a batch's samples are computed.
+    """Returns the counter of each sample in a batch, int64. The samples' random numbers are computed from the counters.
 
-    They are the sample indices; or, where a sample may come more than once in an epoch, the positions in its order.
+    A counter is the sample's index; or, where a sample may come more than once in an epoch, its position in the order.
     """
     if not sampler.order.redraws and sampler.repeats == 1:
         return indices

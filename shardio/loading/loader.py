@@ -52,13 +52,14 @@ class ShardLoader:
         or BlockShuffle(size, window) keeps reads together, for sets larger than memory on slow storage.
     seed: change it for another order and other augmentation. Both depend on seed, epoch and sample alone.
     weights: a weight per sample, to draw rare classes more often. Samples are drawn with replacement.
-    epoch_batches: batches per epoch, for training by steps: each epoch goes on where the last one ended, permutation
-        after permutation, without a tail. By default, an epoch is one permutation, or as many draws as `weights`.
-    repeats: how often a global batch has each of its samples, each augmented anew (repeated augmentation). Then an
-        epoch draws 1 / repeats of the samples.
+    epoch_batches: batches per epoch, for training by steps: each epoch continues where the previous epoch ended,
+        permutation after permutation, without a tail. By default, an epoch is one permutation, or as many draws as
+        `weights`.
+    repeats: how often each sample comes in its global batch, augmented anew each time (repeated augmentation). An
+        epoch then draws 1 / repeats of the samples.
     indices: the samples to read instead of all, for subsets and folds. `weights` then has a weight for each of them.
-    tail: the last, short batch. "drop" is right for training, "short" for evaluation, "pad" where all batches must
-        have the same size and none may be left out (see `num_padded`).
+    tail: what to do with a short last batch. "drop" is right for training, "short" for evaluation, "pad" where all
+        batches must have the same size and no sample may be left out (see `num_padded`).
     rank, world_size: where neither torch.distributed nor the launcher sets them, or several jobs share a launcher.
     device: "cpu" to leave batches on the CPU. None is the GPU of the local rank, or the CPU if there is no GPU.
     num_threads: fewer gather threads where other processes need the cores, more where storage has a high latency.
@@ -143,7 +144,7 @@ class ShardLoader:
         )
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         if together and cache is None:
-            raise ValueError("together=True copies into a cache on each node: give cache=, a folder on its own disk")
+            raise ValueError("together=True copies into a cache on each node: set cache=, a folder on its own disk")
         meet = meet_in_torch if together else lambda: None
         source: SplitSource | MixedSource
         order: Order
@@ -153,9 +154,9 @@ class ShardLoader:
             mixture = path if isinstance(path, Mixture) else Mixture(path)
             given = {"weights": weights, "indices": indices, "digest": digest}
             if wrong := [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{wrong[0]} is for one set: a mixture has shares, and a Part its indices and digest")
+                raise ValueError(f"{wrong[0]} is for one set: use shares, and the indices and digest of each Part")
             if epoch_batches is None:
-                raise ValueError("a mixture has no end: say how many batches an epoch has, by epoch_batches")
+                raise ValueError("a mixture is endless: set epoch_batches=, the number of batches per epoch")
             source, order = open_mixture(mixture, split, cache, meet, shuffle, options.seed)
         try:
             if not isinstance(source, MixedSource):
@@ -197,7 +198,7 @@ class ShardLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where batches arrive."""
+        """The device on which batches are delivered."""
         return self._pipeline.options.device
 
     def __repr__(self) -> str:
@@ -222,7 +223,7 @@ class ShardLoader:
 
     @property
     def sampler(self) -> RankSampler:
-        """A sampler of the indices that are read next, with `set_epoch`. Frameworks expect it of a DataLoader."""
+        """A sampler of the indices of the samples read next, with `set_epoch`. Frameworks expect it of a DataLoader."""
         return RankSampler(self._position)
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Mixtures: sets that a loader reads together, each in its share."""
+"""Mixtures: several sets that a loader reads together, each with its share of the samples."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Part:
     """One set of a mixture, and its share of the samples.
 
     path: the set: a folder, or a URL if the loader has a `cache`.
-    share: a number of at least 0, in relation to the shares of the other sets. 0 rests: the set keeps its place.
-    split: the split to read; by default that of the loader.
+    share: a number of at least 0, relative to the shares of the other sets. With 0, the set pauses and keeps its place.
+    split: the split to read; by default the loader's split.
     digest: the digest that the set must have, as for ShardLoader.
     indices: the samples to read instead of all.
     """
@@ -47,11 +47,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sets to read together, in given shares: `Mixture({"photos/": 3, "drawn/": 1})` has three photos to a drawing.
+    """Sets to read together. `Mixture({"photos/": 3, "drawn/": 1})` reads three photos for each drawing.
 
     parts: a dict from path to share, or a list of `Part`. ShardLoader takes either in place of a Mixture.
-    classes: "same" demands the same classes of all sets. "join" numbers the classes of all sets by name, as
-        `shardio merge` does. "stored" leaves labels as they are, whatever they mean in each set.
+    classes: "same" requires the same classes in all sets. "join" numbers the classes of all sets by name, as
+        `shardio merge` does. "stored" keeps labels as they are stored, whatever they mean in each set.
     """
 
     parts: Mapping[str, Number] | Sequence[Part]
@@ -64,7 +64,7 @@ class Mixture:
             parts = [Part(path, share) for path, share in parts.items()]
         if not isinstance(parts, Iterable) or not (found := list(parts)) or not all(isinstance(p, Part) for p in found):
             raise ValueError(
-                "a set must be a path, and a mixture must be a dict from path to share, or a list of Part; found "
+                "expected a path to one set, or for a mixture a dict from path to share, or a list of Part; found "
                 f"{self.parts!r:.200}"
             )
         object.__setattr__(self, "parts", tuple(found))
@@ -82,10 +82,8 @@ def open_mixture(
     shuffle: Shuffle,
     seed: int,
 ) -> tuple[MixedSource, MixedOrder]:
-    """Returns (source, order) of a mixture.
-
-    `split` is that of parts which name none. `meet` is as for `open_source`.
-    """
+    """Returns the source and the order of a mixture. `split` is for parts that name no split; for `meet` see
+    `open_source`. Raises ValueError for invalid shares, or if two parts have the same samples."""
     parts = [part for part in mixture.parts if isinstance(part, Part)]  # which they all are
     shares = lowest_terms([part.share for part in parts])
     with contextlib.ExitStack() as stack:
@@ -105,8 +103,8 @@ def open_mixture(
         for number, one in enumerate(components):
             if one.identity in [other.identity for other in components[:number]]:
                 raise ValueError(
-                    f"{parts[number].path}: expected each set once in a mixture, found the same samples twice: give it "
-                    "one part, with the sum of the shares"
+                    f"{parts[number].path}: expected each set once in a mixture, found the same samples twice: "
+                    "make one part of them, with the sum of their shares"
                 )
         mixed = MixedSource(sources, partial(_join, classes=mixture.classes))
         stack.pop_all()
@@ -117,7 +115,7 @@ def open_mixture(
 
 
 def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
-    """Raises ValueError if the samples of the sets cannot be in one batch."""
+    """Returns the opened sets as a MixedSet. Raises ValueError if samples of the sets cannot be in one batch."""
     first = sets[0]
     for one in sets[1:]:
         for what, mine, theirs in (
@@ -127,20 +125,21 @@ def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
             if mine != theirs:
                 raise ValueError(
                     f"{one.path}, {one.split}: expected {what} {mine}, like {first.path}, {first.split}, found {theirs}"
+                    "; all sets of a mixture need the same"
                 )
         if classes == "same" and one.classes != first.classes:
             raise ValueError(
-                f"{one.path}: expected the classes of {first.path}, found others. Join them by name, "
-                '`Mixture(..., classes="join")`, or leave labels as they are, `classes="stored"`'
+                f"{one.path}: expected the classes of {first.path}, found others: use Mixture(..., "
+                'classes="join") to join classes by name, or classes="stored" to keep labels as they are stored'
             )
     if classes == "join" and first.label_row != LABEL_ROW:
-        raise ValueError(f'{first.path}: classes="join" is for labels that are class numbers; found {first.label_row}')
+        raise ValueError(f'{first.path}: classes="join" needs class numbers as labels; found {first.label_row}')
     if classes != "join":
         same = all(one.classes == first.classes for one in sets)
         return MixedSet(sets, first.classes if same else (), first.class_names if same else (), [None] * len(sets))
     for one in sets:
         if not one.classes:
-            raise ValueError(f"{one.path}: expected a set with named classes to join by name, found one without")
+            raise ValueError(f'{one.path}: classes="join" needs class names; found none: use classes="stored"')
     number = {name: i for i, name in enumerate(dict.fromkeys(name for one in sets for name in one.classes))}
     # The first set that has a class names it.
     called = {name: people for one in reversed(sets) for name, people in zip(one.classes, one.class_names, strict=True)}

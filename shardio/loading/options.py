@@ -57,13 +57,13 @@ class Options:
     repeats: int
     tail: Tail
     world: World
-    """`rank` and `world_size`, or where they come from by default."""
+    """The rank and world size, and where they come from."""
     device: torch.device
     num_threads: int | None
     prefetch: int
     io: Io
     transform: Function | None
-    """The transform that a loader begins with: it may be set later."""
+    """The loader's first transform: another may be set later."""
     return_indices: bool
     check: Check
     arrays: Sequence[str]
@@ -78,8 +78,8 @@ class Options:
                 object.__setattr__(self, name, as_integer(name, value))
         if (length := self.epoch_batches) is not None and (length < 1 or self.tail != "drop"):
             raise ValueError(
-                f"epoch_batches must be at least 1, and needs no tail, as batches go on; found {length}, "
-                f"tail={self.tail!r}"
+                f"epoch_batches must be at least 1, and needs no tail, as no batch is the last: leave out tail=; found "
+                f"epoch_batches={length}, tail={self.tail!r}"
             )
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             found = f"num_threads={self.num_threads}, prefetch={self.prefetch}"
@@ -89,7 +89,7 @@ class Options:
         check_function(self.transform)
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
-            raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
+            raise ValueError(f"report_every must be a number of seconds above 0, or None; found {every!r}")
         object.__setattr__(self, "arrays", as_names(self.arrays))
 
 
@@ -119,10 +119,10 @@ class Parts:
     image_shape: SampleShape | None = None
     """(height, width, channels) of images; None if there are none."""
     label_row: RowType | None = LABEL_ROW
-    """The type of a label; None if there are none."""
+    """The dtype and shape of a label; None if there are no labels."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
     source: bool = False
-    """Whether batches have the number of the set that each sample comes from: batches of a mixture."""
+    """Whether batches have the number of each sample's set, as batches of a mixture do."""
 
     @property
     def masks(self) -> tuple[str, ...]:
@@ -130,12 +130,12 @@ class Parts:
 
     @property
     def array_names(self) -> tuple[str, ...]:
-        """The arrays that are delivered by name."""
+        """The names of the arrays in a batch's dict, without labels."""
         return tuple(name for name in self.arrays if name != LABELS_NAME)
 
     @property
     def described(self) -> dict[str, tuple[str, RowType]]:
-        """The kind and row type of each array by name."""
+        """The kind, and the dtype and shape of one sample's value, by name: for each array and for the images."""
         arrays: dict[str, tuple[str, RowType]] = {name: (array.kind, array.row) for name, array in self.arrays.items()}
         if self.image_shape is not None:
             arrays["images"] = ("pixels", RowType("|u1", self.image_shape))
@@ -143,17 +143,17 @@ class Parts:
 
     @property
     def stored_shape(self) -> SampleShape:
-        """The shape of an image in a slot, which has no bytes if there are no images."""
+        """The shape of an image in a slot; (0, 0, 0) if there are no images."""
         return self.image_shape or (0, 0, 0)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a sample in a slot."""
+        """The bytes of one sample in a slot."""
         return sample_nbytes(self.stored_shape) + sum(row.nbytes for row in self.rows.values())
 
     @property
     def rows(self) -> dict[str, RowType]:
-        """The row type of each named part of a batch."""
+        """The dtype and shape of one sample's value, by name: for each array, and for the sample's set number."""
         source = {SOURCE: LABEL_ROW} if self.source else {}
         return {**{name: array.row for name, array in self.arrays.items()}, **source}
 
@@ -170,8 +170,7 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
 def find_parts(
     layout: SplitLayout | MixedSet, arrays: Sequence[str] = (), images: Literal[True] | None = True
 ) -> Parts:
-    """Returns the parts of batches that have `arrays`, given by their names in the split, and the pixels unless
-    `images` is None.
+    """Returns the parts of batches with the arrays named `arrays`, and with the pixels unless `images` is None.
 
     If the split has no pixels and `arrays` is empty, all arrays are included. Raises ValueError for a name that the
     split does not have, or that the sets of a mixture have in different types.
@@ -180,10 +179,14 @@ def find_parts(
         first, *others = [(one, find_parts(one, arrays, images)) for one in layout.sets]
         for one, parts in others:
             if (theirs := parts.described) != (mine := first[1].described):
-                raise ValueError(f"{one.path}: expected arrays {mine}, as {first[0].path} has, found {theirs}")
+                raise ValueError(
+                    f"{one.path}: expected arrays {mine}, as {first[0].path} has, found {theirs}: choose arrays= "
+                    "that all sets have with the same types"
+                )
         if SOURCE in first[1].arrays:
             raise ValueError(
-                f"{first[0].path}: batches of a mixture call the set of a sample {SOURCE!r}, as an array is"
+                f"{first[0].path}: the array {SOURCE!r} cannot be in batches of a mixture, which have the set of each "
+                "sample under this name: leave the array out"
             )
         return replace(first[1], source=True)
     where = f"{layout.path}, {layout.split}"

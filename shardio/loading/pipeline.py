@@ -59,7 +59,7 @@ class Pipeline:
         options: Options,
         indices: NDArray[np.int64] | None,
     ) -> None:
-        """`indices` are the samples to read, if not all samples of the split."""
+        """`indices` are the indices of the samples to read; None for all samples of the split."""
         self.options = options
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
@@ -110,7 +110,7 @@ class Pipeline:
             self._reports.begin()
 
     def _make_reader(self, num_samples: int, reserved: int) -> Reader:
-        """Returns the reader of `num_samples` different samples, whose batches will take `reserved` bytes."""
+        """Returns a reader for `num_samples` different samples. `reserved`: bytes that this node needs for batches."""
         source, shards, options = self._source, self._shards, self.options
         tables = (*([] if self.parts.image_shape is None else [""]), *self.parts.arrays)
         sources = source.sources if isinstance(source, MixedSource) else (source,)
@@ -152,22 +152,20 @@ class Pipeline:
 
     @property
     def reads_regions(self) -> bool:
-        """Whether only what a transform sees of pictures is read."""
+        """Whether only the regions of images that the transform uses are read."""
         return self.transform.two_parts is not None
 
     def begin_epoch(self) -> bool:
-        """Lets the reader choose how to read this epoch. Returns whether batches should be announced to the reader."""
+        """Prepares the reader for an epoch. Returns whether batches should be announced to the reader."""
         return self._reader.begin_epoch()
 
     def new_prefetch(self) -> DevicePrefetch | None:
-        """Returns the queue that copies batches of one epoch to the device; None if batches stay on the CPU."""
+        """Returns a new queue that copies the batches of one epoch to the device; None if batches stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
     def request(self, indices: NDArray[np.int64], cut: Cut | None) -> Request:
-        """Returns the request to read a batch, only the windows of `cut` if there is one.
-
-        Raises the errors of `cut`, for example if its results would have several sizes.
-        """
+        """Returns the request to read a batch; with `cut`, only the windows of `cut`. Raises the errors of `cut`, for
+        example if its results would have several sizes."""
         parts = self.parts
         has_images, has_label = parts.image_shape is not None, parts.label_row == LABEL_ROW
         request = Request(indices, has_images, has_label, tuple(parts.arrays))
@@ -203,7 +201,7 @@ class Pipeline:
         pending.abandon(self._ring.release)
 
     def wait_for(self, pending: Pending) -> Slot:
-        """Waits for a batch. Returns its slot, or raises the error of gathering it."""
+        """Waits until a batch is gathered. Returns its slot, or raises the error of gathering it."""
         meter = self.meter
         meter.begin_wait()
         try:
@@ -217,7 +215,7 @@ class Pipeline:
         return slot
 
     def lend(self, slot: Slot, size: int) -> Tensors:
-        """Returns a batch on the CPU.
+        """Returns the first `size` samples of a slot as a batch on the CPU.
 
         Images and arrays are views of the slot, which returns to the ring when the last view is freed. Labels and small
         arrays are copies, so a caller who collects them over an epoch does not keep slots.
@@ -239,7 +237,7 @@ class Pipeline:
         return LoaderReport.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
 
     def _kernels_on_device(self) -> dict[str, str | None]:
-        """Returns the kernels that do some kinds of work on the device; nothing if that is the CPU."""
+        """Returns the names of the kernels on a CUDA device by kind of work; {} if the device is the CPU."""
         if self.options.device.type == "cpu":
             return {}
         from shardio.augment.trusted import chosen_on  # Triton takes its time to import

@@ -79,7 +79,8 @@ class Copier(Protocol):
     """Makes slots and device memory for one device."""
 
     def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
-        """Returns a slot in memory that the device can copy from. `more` has the row types of other arrays by name."""
+        """Returns a slot for `batch_size` samples, in memory that the device can copy from. `sample_shape` is an
+        image's shape. `more` has the further arrays by name, with the type of one sample's value."""
 
     def reserve(self, slot: Slot) -> Transfer:
         """Allocates device memory for a batch of the slot's size. Does not wait.
@@ -104,7 +105,7 @@ class DevicePrefetch:
         return len(self._transfers)
 
     def start(self, slot: Slot, size: int) -> None:
-        """Begins to copy a gathered batch, and takes over its slot."""
+        """Begins to copy the first `size` samples of a gathered batch, and takes over its slot."""
         with traced("shardio.copy"):
             transfer = self._reserved or self._copier.reserve(slot)
             self._reserved = None

@@ -162,7 +162,7 @@ class LoaderReport(Snapshot):
 
     @property
     def seconds(self) -> float:
-        """The loop's time, without the waits for first batches."""
+        """The loop's time in seconds, without the waits for first batches."""
         return max(self.counts.loop_seconds - self.counts.first_wait_seconds, 0.0)
 
     @property
@@ -219,7 +219,7 @@ class LoaderReport(Snapshot):
 
     @property
     def advice(self) -> str:
-        """What to change in order to wait less."""
+        """A sentence that says what to change to wait less for data."""
         source, busy = self.source, self.counts.gather_seconds
         match self.stage:
             case "storage":
@@ -299,7 +299,8 @@ class ReportThread(DaemonThread):
 
 
 def _report(ends: queue.SimpleQueue[Any], owner: object, meter: Meter, source: LoaderFacts, seconds: float) -> None:
-    """Runs the thread. `owner` is a weak reference that this frame keeps alive, so it can wake the thread."""
+    """Prints a line every `seconds`, until `ends` has an item. Keeps `owner` alive, a weak reference that puts itself
+    there."""
     before = meter.snapshot()
     while True:
         with contextlib.suppress(queue.Empty):

@@ -58,7 +58,8 @@ class Slot:
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = _NOTHING) -> Slot:
-    """Returns a slot in ordinary memory. `more` has the row types of other arrays by name."""
+    """Returns a slot for `batch_size` samples, in ordinary memory. `sample_shape` is an image's shape. `more` has the
+    further arrays by name, with the type of one sample's value."""
     return Slot(
         aligned_empty((batch_size, *sample_shape)),
         np.empty(batch_size, np.int64),
@@ -111,7 +112,7 @@ class Ring:
     def lend(self, slot: Slot, size: int) -> NDArray[Any]:
         """Returns a view of the slot's first `size` images. The slot returns to the ring when the last view is freed.
 
-        Images that are one-dimensional, windows of different sizes one after another, are returned as a whole.
+        If `slot.images` is one-dimensional (windows of several sizes, one after another), all of it is lent.
         """
         loan = _Loan(slot.images if slot.images.ndim == 1 else slot.images[:size])
         ticket = _Ticket(loan, self._free.append)
@@ -146,7 +147,7 @@ class _Loan:
     """
 
     def __init__(self, array: NDArray[Any], lent: NDArray[Any] | None = None) -> None:
-        """With `lent`, an array of the slot that was lent before, this loan keeps that loan."""
+        """`lent` is an array of the same slot that was lent before: this loan keeps it alive."""
         self.__array_interface__: dict[str, Any] = array.__array_interface__
         self.ticket: _Ticket | None = None
         self._keeps = array, lent

@@ -16,10 +16,10 @@ from shardio.reading.mixed import AnySet, MixedSet
 
 
 class Place(NamedTuple):
-    """A position: `consumed` samples into the order of `epoch`, counted over all ranks.
+    """A position in the epochs: all ranks together have read `consumed` samples of the order of `epoch`.
 
-    In an endless order, `consumed` counts from the beginning of the first epoch, and `batch` batches of this epoch were
-    received.
+    In an endless order, `consumed` counts from the beginning of the first epoch, and `batch` batches of
+    `epoch` were received.
     """
 
     epoch: int
@@ -47,7 +47,8 @@ class Position:
         self._reading: object = None
         self._shards = shards
         self._since = self.next
-        """The place in an endless order that was loaded last. Later places are counted from here."""
+        """In an endless order, the place of the last loaded state, from which the places of later epochs are
+        computed."""
 
     def rest(self) -> Sampler:
         """Returns the sampler of the next iterator: a whole epoch, or after a resume the rest of an epoch."""
@@ -55,7 +56,7 @@ class Position:
         return replace(self.sampler, start=place.consumed, length=None if length is None else length - place.batch)
 
     def _consumed_before(self, epoch: int) -> int:
-        """Returns how many samples of an endless order come before an epoch; 0 in any other order."""
+        """Returns how many samples of an endless order come before `epoch`; 0 in any other order."""
         since, length = self._since, self.sampler.length
         if length is None:
             return 0
@@ -65,7 +66,7 @@ class Position:
         return since.consumed + batches * self.sampler.global_batch_size
 
     def after(self, place: Place) -> Place:
-        """Returns where the epoch after that of `place` begins."""
+        """Returns the place where the epoch after `place.epoch` begins."""
         if self.sampler.length is None:
             return Place(place.epoch + 1, 0)
         left = self.sampler.length - place.batch
@@ -101,14 +102,17 @@ class Position:
         order, draws = self.sampler.order, place.consumed // self.sampler.repeats
         if isinstance(order, MixedOrder) and draws < (first := order.start):
             raise ValueError(
-                f"this mixture has its shares since sample {first} of the stream; found epoch {epoch}, before"
+                f"the shares of this mixture apply from sample {first} of the stream on, but epoch {epoch} begins "
+                "before: set a later epoch"
             )
         self.go_to(place)
 
     def _check_end(self, place: Place) -> None:
-        """Raises ValueError if the positions of an epoch that begins at `place` are too large for an order."""
+        """Raises ValueError if an epoch that begins at `place` has positions that are too large for an order."""
         if self.after(place).consumed > MAX_N:
-            raise ValueError(f"the samples of all epochs must be fewer than 2**62; found {place.consumed} before this")
+            raise ValueError(
+                f"epochs have at most 2**62 samples in all; {place.consumed} come before epoch {place.epoch}"
+            )
 
     def state(self) -> dict[str, Any]:
         place = self._received._asdict()
@@ -148,7 +152,7 @@ class Position:
         self._check_end(place)
         if found["consumed"] % self.sampler.repeats:
             raise ValueError(
-                f"expected a state after a multiple of repeats={self.sampler.repeats} samples, found one after "
+                f"`consumed` of the state must be a multiple of repeats={self.sampler.repeats}; found consumed="
                 f"{found['consumed']}"
             )
         if isinstance(self.sampler.order, MixedOrder):

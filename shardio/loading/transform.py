@@ -1,8 +1,8 @@
 """The `transform` of a loader: fixed for an epoch, and called with each of its batches.
 
-A transform of shardio.augment is also given the samples of the batch, and the sizes that pictures of a squashed split
-had before. If it begins with crops and resizes that can be split off, only the regions that they use are read: then
-each batch has a Cut.
+A transform of shardio.augment also gets the samples of the batch, and the sizes of the source images of a squashed
+split. If it begins with crops and resizes that can be split off, only the regions that these use are read: then each
+batch has a Cut.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TransformStep:
         self._options = options
         self._parts = parts
         if function is not None and parts.image_shape is None:
-            raise ValueError(f"{shards.path}: transform changes images, but found no images: leave out transform=")
+            raise ValueError(f"{shards.path}: batches have no images to transform: leave out transform=")
         self._shards = shards
         self._ours = ours = _ours(function)
         if ours is not None:
@@ -63,7 +63,7 @@ class TransformStep:
         elif function is not None:
             _check_function(function, parts.masks)
         self.two_parts = self._two_parts_of(ours) if may_read_regions and ours is not None else None
-        """The transform in two parts, if only the region that its first part uses is read; otherwise None."""
+        """The transform in two parts, if only the regions that its first part uses are read; otherwise None."""
 
     def _two_parts_of(self, transform: Transform) -> Split | None:
         split, device = Split.of(transform), self._options.device
@@ -77,7 +77,7 @@ class TransformStep:
         return split if works else None
 
     def cut(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Cut | None:
-        """Returns the region to read of each picture of a batch; None if pictures are read whole, or not at all."""
+        """Returns the regions to read of a batch's images, as a Cut; None if images are read whole, or not at all."""
         if self.two_parts is None or not len(indices):
             return None
         draws, shape = Draws(self._options.seed, epoch, counters), self._shards.sample_shape
@@ -134,13 +134,14 @@ class TransformStep:
             return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}
 
     def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
-        """Returns the argument `masks` of a transform; empty if there are no masks."""
+        """Returns a batch's masks as the keyword argument `masks` of a transform; {} if there are no masks."""
         masks = self._parts.masks
         return {"masks": {name: more[name] for name in masks}} if masks else {}
 
 
 def _check_function(function: Function, masks: tuple[str, ...]) -> None:
-    """Raises ValueError if a function cannot be the transform: batches have `masks` that it would not move."""
+    """Raises ValueError if batches have `masks`, which a plain function would not change, and the errors of
+    `check_foreign`."""
     if masks:
         raise ValueError(
             f"transform: {name_of(function)} gets only the images, so {', '.join(masks)} would not move with them; "
@@ -156,7 +157,7 @@ def _check_classes(
     """Raises ValueError if the transform mixes labels that the split does not have, or has another `num_classes`."""
     for number in transform.mixed_classes:
         if label_row is None:
-            raise ValueError("transform: Mixup and CutMix mix labels; found a split without labels")
+            raise ValueError("transform: Mixup and CutMix mix labels; found a split without labels: leave them out")
         if label_row != LABEL_ROW:
             if number is not None:
                 raise ValueError(
@@ -174,10 +175,8 @@ def _check_classes(
 
 
 def _ours(transform: object) -> Transform | None:
-    """Returns the transform if it is of shardio.augment, also from inside of torch.compile; otherwise None.
-
-    torch.compile compiles nothing of such a transform, and hides that it needs seed, epoch and samples.
-    """
+    """Returns the transform of shardio.augment that `transform` is or that torch.compile wraps; otherwise None.
+    torch.compile compiles nothing of such a transform, and hides that it needs seed, epoch and samples."""
     original = transform
     # Only torch's own wrappers are looked through: a user's may do more than what it wraps.
     while getattr(original, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(

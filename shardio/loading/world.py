@@ -91,10 +91,8 @@ def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
 
 
 def meet_in_torch() -> Meeting | None:
-    """Returns the meeting of the ranks of torch.distributed; None if there is only one.
-
-    All ranks call this in the same order. Raises LaunchError if torch.distributed is not initialized.
-    """
+    """Returns a Meeting of the ranks of torch.distributed; None if there is only one rank. All ranks call this in the
+    same order. Raises LaunchError if torch.distributed is not initialized."""
     if (world := world_of_torch()) is None:
         raise LaunchError(
             "together=True needs torch.distributed: call init_process_group before the loader is made, or stage before "
@@ -124,11 +122,11 @@ def check_world(world: World) -> None:
 
 
 def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
-    """Returns the number of this process on its node, from LOCAL_RANK or the variable of another launcher.
+    """Returns the local rank, from LOCAL_RANK or the variable of another launcher; None if it is unknown.
 
     Launchers of torch processes set LOCAL_RANK. The variable of another launcher counts only if that launcher's rank
-    and world size equal those of `world`. Otherwise it may have started one process that started others itself, and
-    all of them inherit the same local rank.
+    and world size equal those of `world`. Otherwise it may have started one process that started others itself, and all
+    of them inherit the same local rank.
     """
     for source, local_ranks, _ in _believed(world, environ):
         for name in local_ranks:
@@ -138,7 +136,8 @@ def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
 
 
 def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Yields the launchers whose per-node variables may be meant for this process, with the names of the variables."""
+    """Yields (launcher, variables for the local rank, variables for the number of local ranks) for each launcher whose
+    variables may be meant for this process."""
     told = (str(world.rank), str(world.world_size))
     for source, (rank, world_size, local_ranks, local_sizes) in _LAUNCHERS.items():
         if source == "torchrun" or (environ.get(rank), environ.get(world_size)) == told:

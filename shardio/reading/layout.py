@@ -96,7 +96,7 @@ class SplitLayout:
 
     @property
     def sample_shape(self) -> SampleShape:
-        """(height, width, channels). Raises ShardioError if the set has no pixels."""
+        """The shape of an image: (height, width, channels). Raises ShardioError if the set has no pixels."""
         if self.manifest.sample_shape is None:
             arrays = ", ".join(self.content.arrays)
             raise ShardioError(

@@ -22,7 +22,7 @@ from shardio.system.pour import Attempts, reading_failed
 
 class MappedTable(RowMapping):
     """The rows of `table`, whose files are in `folder`. Call `map_file` for each file before reading rows. `order` is
-    the mapped order of the table; None if the table has none. Any number of threads may read."""
+    the mapped order of the table; None if the table has no order. Any number of threads may read."""
 
     def __init__(self, table: StoredTable, folder: str, order: MappedTable | None = None) -> None:
         self.table = table

@@ -248,8 +248,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         IndexError, before anything is copied, if an index is negative or too large, or a window is not inside its
         sample. Copying releases the GIL; threads may gather at the same time into different memory.
 
-        A failed read is retried for a second; then it raises an OSError that names the sample, or FormatError if the
-        file was truncated. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
+        A failed read is retried for a second; then `gather` raises an OSError that names the sample, or FormatError if
+        the file was truncated. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
         """
         indices = self.check_indices(indices)
         if windows is None:

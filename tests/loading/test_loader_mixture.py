@@ -166,7 +166,7 @@ def test_places_and_states_that_a_mixture_cannot_have_are_refused(folder: Path, 
     state = loader.state_dict()
     other = mixed(shares={str(folder / "photos"): 1})
     other.load_state_dict(state)
-    with pytest.raises(ValueError, match="since sample 96 of the stream; found epoch 0"):
+    with pytest.raises(ValueError, match="sample 96 of the stream on, but epoch 0"):
         other.set_epoch(0)
     changed = write(tmp_path / "photos", 58)
     with pytest.raises(ValueError, match="belongs to other sets"):
@@ -219,12 +219,12 @@ def test_parts_have_splits_indices_and_digests(folder: Path, mixed: Open) -> Non
 @pytest.mark.parametrize(
     ("shares", "options", "word"),
     [
-        ({}, {}, "a mixture must be a dict"),
-        ([], {}, "a mixture must be a dict"),
+        ({}, {}, "list of Part"),
+        ([], {}, "list of Part"),
         (["photos"], {}, "a list of Part"),
         ({"photos": 0}, {}, "not all 0"),
         ({"photos": -1, "few": 2}, {}, "at least 0"),
-        ({"photos": 1, "few": 2}, {"epoch_batches": None}, "how many batches an epoch has, by epoch_batches"),
+        ({"photos": 1, "few": 2}, {"epoch_batches": None}, "epoch_batches"),
         ({"photos": 1, "few": 2}, {"weights": [1]}, "weights is for one set"),
         ({"photos": 1, "few": 2}, {"indices": [1]}, "indices is for one set"),
         ({"photos": 1, "few": 2}, {"digest": "0" * 12}, "digest is for one set"),
