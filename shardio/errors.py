@@ -3,8 +3,8 @@
 A caller's own mistakes (a wrong type, an index out of range) raise plain builtins. A ShardioError is about files: it
 names the file, the expected and the found value, and the way out.
 
-Messages end up in terminals and logs, and names, keys and answers of servers in them come from others: `printable`
-escapes everything that is not plain text. The functions for the text of messages lie here, for all rooms.
+Messages end up in terminals and logs, and contain names, keys and server answers that are not trusted: `printable`
+escapes everything that is not plain text. This module also has the other functions that make the text of messages.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,14 +19,14 @@ LONGEST_LINE = 1000
 _MOST_COMPARED = 20_000
 
 Reason = Literal["damaged", "empty", "incomplete", "too large", "unreadable", "unsupported"]
-"""Why an image is refused, as in rejects.jsonl; docs/format.md explains each reason."""
+"""The reasons why an image is refused, as in rejects.jsonl; docs/format.md explains each reason."""
 
 
 def printable(text: str) -> str:
-    """Returns text of another program or user as one line that is safe in a terminal or a log.
+    """Returns `text`, which is not trusted, as one line that is safe in a terminal or a log.
 
     Every invisible character (newlines and other control characters, marks that change the direction of writing, bytes
-    that are not text) becomes an escape as in a Python literal. Backslashes stay, so it may be applied again.
+    that are not text) becomes an escape as in a Python literal. Backslashes stay, so `printable` may be applied twice.
     """
     if text.isprintable():
         return text
@@ -34,14 +34,14 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """Returns `text` as printable characters, at most `most`. Dots replace the middle of a longer text."""
+    """Returns `text` as at most `most` printable characters. " ... " replaces the middle of a longer text."""
     text = printable(text if len(text) <= 8 * most else text[: 4 * most] + text[-4 * most :])
     kept = most - 5
     return text if len(text) <= most else f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
 
 
 def show(value: object) -> str:
-    """Returns the repr of a value for a message, truncated after 160 characters."""
+    """Returns the repr of `value`, truncated after 160 characters, for a message."""
     try:
         text = repr(value)
     except RecursionError:
@@ -81,7 +81,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def first_of(things: Sequence[T], most: int, text: Callable[[T], str] = str) -> str:
-    """Returns the first `most` things as text, and how many more there are: "a, b and 1,000 more"."""
+    """Returns the first `most` things as text, and the number of the rest: "a, b and 1,000 more"."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
     return ", ".join(map(text, things[:most])) + more
 
@@ -89,7 +89,7 @@ def first_of(things: Sequence[T], most: int, text: Callable[[T], str] = str) -> 
 class ShardioError(Exception):
     """Base of every error that shardio raises about the world outside the program.
 
-    Its arguments are the lines of its message. Each stays one line, of at most `LONGEST_LINE` characters.
+    Its arguments are the lines of its message. Each line is shortened to at most `LONGEST_LINE` characters.
     """
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class SourceError(ShardioError, ValueError):
 
 
 class DecodeError(ShardioError, ValueError):
-    """One image was refused. `reason` is one of the values of `Reason`; `detail` says more."""
+    """One image was refused. `reason` is one of the values of `Reason`; `detail` explains it in words."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
@@ -125,7 +125,7 @@ class ConvertError(ShardioError, RuntimeError):
 
 
 class SpaceError(ShardioError, OSError):
-    """There is too little space on the filesystem, or too little memory."""
+    """There is too little space on a filesystem, or too little memory."""
 
 
 class CacheError(ShardioError, ValueError):

@@ -1,5 +1,5 @@
-"""Sets made from other sets without rewriting a pixel: change and merge.
+"""Makes sets from other sets without rewriting a pixel: `change` and `merge`.
 
-`parents` reads the old sets, and each operation returns a `draft`: values in memory that say which files the new set
-has and what its indexes and orders hold. `carry` makes a folder from a draft, whole or not at all.
+Both read the old sets as drafts and make the draft of the new set. A draft is a description in memory: which files the
+set has, and what its indexes and orders hold. `carry` makes a folder from a draft, whole or not at all.
 """

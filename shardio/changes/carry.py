@@ -1,8 +1,8 @@
-"""Makes a draft of an old set, and a folder of a draft: a new set, whole or not at all.
+"""Makes a draft from an old set, and the folder of a new set from a draft, whole or not at all.
 
 Old indexes and orders are compared with their checksums. Unchanged files become hard links; where a link is
-impossible, they are cloned or copied. Indexes, orders and new arrays are written, the manifest comes last, and a
-rename makes the set appear.
+impossible, they are cloned or copied. Indexes, orders and new arrays are written, and last the manifest. Then a rename
+makes the set appear.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ from shardio.system.files import AtomicFile, remove_temporaries, try_clone, try_
 from shardio.system.opening import FileAt, FolderHandle, is_same_file, naming
 
 ARRAY_SHARD_NBYTES = 4 << 30
-"""The most bytes of a file of a new array."""
+"""Maximum size of a file of a new array, in bytes."""
 
 
 @dataclass(frozen=True)
 class Parent:
-    """An existing set in `folder`, an absolute path, from which a new set is made."""
+    """An old set from which a new set is made. `folder` is an absolute path."""
 
     folder: Path
     manifest: Manifest
 
     @cached_property
     def draft(self) -> Draft:
-        """Returns a draft that equals the set. Raises FormatError if an index or an order is damaged."""
+        """A draft of the same content as this set. Raises FormatError if an index or an order is damaged."""
         manifest = self.manifest
         with contextlib.closing(FolderStorage(self.folder)) as storage:
             splits = {name: self._split(storage, name) for name in manifest.splits}
@@ -109,21 +109,20 @@ class Parent:
 
 
 def open_parent(place: str | os.PathLike[str]) -> Parent:
-    """Returns the set in the folder `place`. Raises SetNotFoundError, FormatError."""
+    """Returns the set in the folder `place`. Raises SetNotFoundError if it has none, FormatError if it is damaged."""
     folder = Path(os.path.realpath(local_folder(place)))
     return Parent(folder, load_manifest(folder))
 
 
 @dataclass
 class Room:
-    """The bytes of the new set by how its files are made: linked, cloned, copied or written. Known before the first
-    copy."""
+    """How many bytes of the new set are linked, cloned, copied and written. Known before the first copy."""
 
     linked_nbytes: int = 0
     cloned_nbytes: int = 0
     copied_nbytes: int = 0
     written_nbytes: int = 0
-    """The size of new files, without arrays of unknown length."""
+    """Estimated size of the new indexes, orders and arrays, until the set is made; then the exact size."""
 
     @property
     def needed_nbytes(self) -> int:
@@ -132,7 +131,7 @@ class Room:
 
 @dataclass(frozen=True)
 class ChangeReport:
-    """Describes the new set of a change or merge."""
+    """Describes the new set that `change` or `merge` made."""
 
     path: str
     digest: str
@@ -141,31 +140,33 @@ class ChangeReport:
     classes: tuple[str, ...]
     num_files: int
     nbytes: int
-    """The size of all files but the manifest."""
+    """Size of all files except the manifest, in bytes."""
     linked_nbytes: int
     cloned_nbytes: int
     copied_nbytes: int
     written_nbytes: int
-    """The size of new files, without the manifest."""
+    """Size of the files that are neither links nor clones nor copies, without the manifest."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Results of the operation: counts, new classes."""
+    """Results of `change`: "num_relabeled" (samples per split) and "new_classes" (names)."""
 
 
 @dataclass(frozen=True)
 class Carrying:
-    """Options of making a set that do not affect its content."""
+    """Options of `carry_out` that do not affect the content of the new set."""
 
     copy: bool = False
-    """Whether the new set shares no file with its parents: files are cloned or copied, and none is a hard link."""
+    """Whether files are cloned or copied instead of shared with the old sets by hard links."""
     on_room: Callable[[Room], None] | None = None
-    """Called once, before anything is copied."""
+    """Called once, before the first file is copied."""
     on_progress: Callable[[int, int], None] | None = None
-    """Called with (bytes copied since the last call, bytes to copy in all)."""
+    """Called with (bytes copied since the last call, bytes to copy in total)."""
 
 
 def check_target(new: str | os.PathLike[str], parents: Sequence[Parent]) -> Path:
-    """Returns the absolute path of the new set's folder, after removing what killed processes left next to it. Raises
-    ConvertError if the folder exists, is in a parent set, or cannot be made there."""
+    """Returns the absolute path of `new`, the folder of the new set. Removes leftovers of killed processes next to it.
+
+    Raises ConvertError if the folder exists, would be inside a parent set, or cannot be made there.
+    """
     check_local(new, ConvertError, "make the set in a folder here, and copy it there (docs/cluster.md)")
     target = Path(os.path.abspath(new))
     sweep_beside(target)  # first: the killed process, or a faster one, may have made the set
@@ -182,11 +183,11 @@ def carry_out(
     carrying: Carrying,
     notes: Mapping[str, Any] | None = None,
 ) -> ChangeReport:
-    """Makes the set that `draft` describes in the folder `new`. `notes` go into the report.
+    """Makes the set that `draft` describes in the folder `new`, and returns a report, which includes `notes`.
 
     Raises ConvertError if `new` exists or the set cannot be made, FormatError if an old file is damaged, SpaceError if
-    the disk is too full, OSError. After an error `new` does not exist. A killed process leaves the whole set, or a
-    temporary folder next to it, which the next change there removes.
+    the disk is too full, or OSError. After an error this call leaves no set in `new`. A killed process leaves
+    the whole set, or a temporary folder next to it, which the next change there removes.
     """
     target = check_target(new, parents)
     check_arrays(draft)
@@ -241,8 +242,7 @@ class _Maker:
     # --- files that stay ----------------------------------------------------------------------------------------------
 
     def _keep_split(self, name: str, split: SplitDraft) -> SplitEntry:
-        """Adds the unchanged shards to the new set. Returns the split's entry, whose index and orders are still to be
-        written."""
+        """Adds a split's unchanged shards and arrays to the new set. Returns its entry, without index and orders."""
         orders = self._orders[name] = []
         pixels = split.pixels.kept()
         shards = [replace(held.entry, file=shard_name(name, i)) for i, held in enumerate(pixels.shards)]
@@ -268,12 +268,12 @@ class _Maker:
         return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, number_of(kept.order, orders))
 
     def _keep(self, held: OldFile[FileEntry], entry: FileEntry) -> None:
-        """Gives the new set the file `entry`, which has the bytes of `held`."""
+        """Adds the file `entry`, with the bytes of `held`, to the new set: as a link or clone, or later as a copy."""
         path = self._folder / entry.file
         with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
             if self._link(held, path):
                 if not is_same_file(file, path):
-                    raise FormatError(f"{held.path}: another process replaced this file meanwhile: try again")
+                    raise FormatError(f"{held.path}: another process has just replaced this file: try again")
                 return
             with AtomicFile(path) as clone, naming(path):
                 if try_clone(file, clone.descriptor):
@@ -284,7 +284,7 @@ class _Maker:
         self.room.copied_nbytes += entry.nbytes
 
     def _link(self, held: OldFile[FileEntry], path: FileAt) -> bool:
-        """Makes `path` a hard link to an old file. Returns False if links are impossible or not wanted."""
+        """Makes `path` a hard link to an old file. Returns False if a link is impossible or not wanted."""
         if self._carrying.copy or not try_link(held.path, path):
             return False
         self.room.linked_nbytes += held.entry.nbytes
@@ -295,8 +295,8 @@ class _Maker:
         self.room.written_nbytes = written_nbytes
         if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder.path).free):
             raise SpaceError(
-                f"{self._folder.path.parent}: expected room for {self.room.needed_nbytes:,} bytes, found {free:,} "
-                "free. Make room, or make the new set on the filesystem of the old one, where its files can be links"
+                f"{self._folder.path.parent}: expected {self.room.needed_nbytes:,} bytes of free space, found {free:,} "
+                "bytes. Free some space, or make the new set on the filesystem of the old set, where files can be links"
             )
         carrying = self._carrying
         if carrying.on_room is not None:
@@ -354,7 +354,7 @@ class _Maker:
             if written != num_samples:
                 found = f"{written:,}" if written < num_samples else "more"
                 raise ConvertError(
-                    f"array {name!r}: expected values for the {num_samples:,} samples of {split!r}, found {found}"
+                    f"array {name!r}: expected {num_samples:,} rows, as split {split!r} has samples, found {found} rows"
                 )
             return writer.finish()
 
@@ -371,7 +371,7 @@ class _Maker:
 
 
 class _ParentStorage(FolderStorage):
-    """Reads files of the parent sets by their names in the new set."""
+    """Reads the files of the parent sets under the names that the files get in the new set."""
 
     def __init__(self, files: Iterable[tuple[OldFile[FileEntry], FileEntry]]) -> None:
         self._paths = {entry.file: str(held.path) for held, entry in files}

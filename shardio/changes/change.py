@@ -1,4 +1,4 @@
-"""`change`: other samples, labels, classes or arrays, in a new set that shares its files with the old one."""
+"""`change` makes a new set with other samples, labels, classes or arrays, which shares files with the old set."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def change(
     on_room: Callable[[Room], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ChangeReport:
-    """Makes a new set in `new` from the set in `out`, rewriting no pixels. Steps run in this order.
+    """Makes a new set in `new` from the set in `out`, rewriting no pixels. Returns a report. Steps run in this order.
 
     - `keep` or `drop`: samples to keep or drop; `drop=Selection()` drops each split named by `split`
     - `labels`: a CSV or parquet file with the columns `key` and `label`, or a mapping of keys
     - `classes`: "used", "new" (names in `labels`), or all classes in order
     - `arrays`: by name, an NPY file, an array or blocks of rows; an old array of the same name is replaced. The array
-      "labels", float32, takes the place of all labels
+      "labels", float32, replaces all labels
     - `kinds`: the kind of each array that is not an "array"; see `ArrayKind`
     - `array_keys`: the keys of the arrays' rows, as in `Selection(listed=...)`, if they are in another order
     - `split`: the splits to change, by default all; the others stay. Arrays go into one split.
@@ -100,7 +100,7 @@ def change(
 
 
 def _num_relabeled(before: Draft, after: Draft, split: str) -> int:
-    """Returns how many samples of a split have another class than before."""
+    """Returns the number of samples of a split whose class or label differs between two drafts."""
     one, two = (draft.splits[split].labels for draft in (before, after))
     if one is None or two is None:
         return len(after.splits[split]) if one is not two else 0
@@ -114,14 +114,16 @@ def _num_relabeled(before: Draft, after: Draft, split: str) -> int:
 
 
 def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop: bool, named: bool) -> Draft:
-    """Returns the set with only the selected samples of these splits, or without the selected samples."""
+    """Returns a draft with only the selected samples of `splits`; with `drop`, without the selected samples."""
     draft, storage = parent.draft, FolderStorage(parent.folder)
     if selection.is_all and not (drop and named):
-        raise ValueError("the selection is empty: choose samples by classes, keys, conditions, a list or indices")
+        raise ValueError(
+            "the selection has no condition: choose samples by classes, keys, comparisons, a list or indices"
+        )
     if selection.indices is not None and len(splits) > 1:
         raise ConvertError(
-            f"indices count the samples of one split, found {', '.join(sorted(splits))}: choose one by `--split`, from "
-            "Python `split=`"
+            f"indices are numbers of samples in one split, found {len(splits)} splits ({', '.join(sorted(splits))}): "
+            "choose one by `--split`, from Python `split=`"
         )
     if selection.listed is not None:
         there = {key for name in splits for key in draft.splits[name].keys}
@@ -139,8 +141,8 @@ def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop
         made = {name: split for name, split in made.items() if len(split)}
     if empty := [name for name, split in made.items() if not len(split)]:
         raise ConvertError(
-            f"split {empty[0]!r}: no sample is left. Name the splits to change by `--split`, from Python `split=`: the "
-            "others stay as they are. `--drop` with nothing but `--split` drops the whole split"
+            f"split {empty[0]!r}: no sample is left. To keep the split as it is, name only other splits by `--split`, "
+            "from Python `split=`. To drop the whole split, give only `--drop` and `--split`"
         )
     if not made:
         raise ConvertError("no sample is left in any split")
@@ -153,8 +155,10 @@ def _select(parent: Parent, splits: Sequence[str], selection: Selection, *, drop
 def add_arrays(
     draft: Draft, name: str, arrays: Mapping[str, Values], kinds: Mapping[str, ArrayKind], keys: list[bytes] | None
 ) -> Draft:
-    """Returns the set with these arrays in a split. Row i of an array belongs to sample i, or to the sample with key
-    i."""
+    """Returns a draft with `arrays` added to the split `name`.
+
+    Row i of each array belongs to sample i; with `keys`, to the sample with the key keys[i].
+    """
     if not arrays:
         raise ValueError("expected at least one array, found none")
     if unknown := sorted(kinds.keys() - arrays.keys()):
@@ -179,18 +183,20 @@ def add_arrays(
 
 
 def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
-    """Returns the row of each sample in arrays whose rows have these keys. Raises SourceError if a sample has no row,
-    or a key comes twice."""
+    """Returns the array row of each sample, int64 (samples,). `keys` has the key of each array row.
+
+    Raises SourceError if a sample has no row, or if a key is repeated.
+    """
     rows = {key: row for row, key in enumerate(keys)}
     if len(rows) < len(keys):
         twice = [key for row, key in enumerate(keys) if rows[key] != row]
-        raise SourceError(f"keys: expected each key once, found {len(twice):,} repeated: {some_keys(twice)}")
+        raise SourceError(f"keys: expected each key once, found {len(twice):,} repeated keys: {some_keys(twice)}")
     samples = split.keys
     if missing := [key for key in samples if key not in rows]:
         raise SourceError(
-            f"keys: expected the key of every sample, found none for {len(missing):,} of {len(samples):,}: "
-            f"{some_keys(missing)}. The first key given is {some_keys(keys[:1]) or 'none'}. `--keep --list` keeps only "
-            "the samples that have a key"
+            f"keys: expected a key for every sample, found none for {len(missing):,} of {len(samples):,} samples: "
+            f"{some_keys(missing)}. The first given key is {some_keys(keys[:1]) or 'none'}. `--keep --list` keeps only "
+            "the samples with the listed keys"
         )
     return np.fromiter((rows[key] for key in samples), np.int64, len(samples))
 
@@ -198,7 +204,7 @@ def _match_keys(split: SplitDraft, keys: list[bytes]) -> NDArray[np.int64]:
 def _rows_of(
     where: str, source: Values, expected: int, order: NDArray[np.int64] | None
 ) -> tuple[RowType, Iterable[NDArray[Any]]]:
-    """Returns the type of an array's rows, and blocks of them in the order of the samples."""
+    """Returns (type of an array's rows, blocks of rows in the order of the samples). Errors begin with `where`."""
     values = ArrayFile(Path(where)) if isinstance(source, (str, os.PathLike)) else source
     if isinstance(values, (np.ndarray, ArrayFile)):
         row = _row_type(where, values)
@@ -206,11 +212,13 @@ def _rows_of(
             hint = "; if each row has a key, give the keys by `--array-keys`, from Python `array_keys=`"
             what, hint = ("samples", hint) if order is None else ("keys", "")
             raise SourceError(
-                f"{where}: expected a row for each of the {expected:,} {what}, found {len(values):,}{hint}"
+                f"{where}: expected a row for each of the {expected:,} {what}, found {len(values):,} rows{hint}"
             )
         return row, _blocks(values, row, order)
     if order is not None:
-        raise ValueError(f"{where}: blocks come in the order of the samples, so leave `array_keys` out")
+        raise ValueError(
+            f"{where}: blocks of rows must be in the order of the samples: leave `array_keys` out, or give one array"
+        )
     iterator = iter(values)
     first = next(iterator, None)
     if first is None:
@@ -243,7 +251,9 @@ def _checked(where: str, blocks: Iterable[object], row: RowType) -> Iterator[NDA
     for block in blocks:
         if not isinstance(block, np.ndarray) or block.ndim == 0 or _row_type(where, block) != row:
             found = f"{block.dtype} {block.shape[1:]}" if isinstance(block, np.ndarray) else type(block).__name__
-            raise SourceError(f"{where}: expected blocks of rows of {row.dtype} {row.shape}, found {found}")
+            raise SourceError(
+                f"{where}: expected only rows of {row.dtype} {row.shape}, as in the first block, found {found}"
+            )
         if wrong := find_wrong_bool(block):
             raise SourceError(f"{where}: {wrong}")
         yield block

@@ -1,7 +1,7 @@
 """Describes a set to be made from files of other sets. No I/O happens here.
 
-Stored rows never move. Row numbers say which stored rows are samples, and in which order. A shard without samples is
-left out.
+Stored rows never move within their shards. An order says which stored rows are samples, and in which order. Shards
+without samples are left out.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class OldFile(Generic[AnyEntry]):
 
 
 class UsedShards(NamedTuple):
-    """The shards that samples use, and the order of the samples in them; shards that no sample uses are dropped."""
+    """The shards that have samples, and the row of each sample in these shards. Other shards are dropped."""
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
     rows: NDArray[np.bool_] | None
-    """Which of the old stored rows are in these shards; None if all are."""
+    """A mask of the old stored rows that are in these shards; None if all rows are."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """Rows of pixels or of an array in shards, and which of them are the samples."""
+    """The shards with the rows of the pixels or of an array, and the row of each sample."""
 
     shards: tuple[OldFile[ShardEntry], ...]
     order: NDArray[np.int64] | None
@@ -68,13 +68,13 @@ class StoredRows:
         return sum(shard.entry.num_samples for shard in self.shards)
 
     def locate(self, sample: int) -> tuple[OldFile[ShardEntry], int]:
-        """Returns the shard that holds a sample, and the sample's row in it."""
+        """Returns (shard of a sample, row of the sample in that shard)."""
         row = sample if self.order is None else int(self.order[sample])
         for shard in self.shards:
             if row < shard.entry.num_samples:
                 return shard, row
             row -= shard.entry.num_samples
-        raise IndexError(f"expected a sample from 0 to {self.num_rows - 1}, found {sample}")
+        raise IndexError(f"sample {sample}: its row is not one of the {self.num_rows} stored rows")
 
     def take(self, samples: NDArray[np.int64]) -> StoredRows:
         if not self.shards:  # the pixels of a set without any
@@ -97,7 +97,7 @@ class StoredRows:
 
 
 def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
-    """Returns stored rows with the samples of all parts, one part after the other."""
+    """Returns the stored rows of all `parts`, one part after the other, with the samples in the same order."""
     order = None
     if any(part.order is not None for part in parts):
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
@@ -116,8 +116,7 @@ class ArrayDraft:
 
 @dataclass(frozen=True, eq=False)
 class GivenArray:
-    """A new array, not yet in any set. `blocks` yields its values in the order of the samples, each (any number of
-    samples, *shape of a value)."""
+    """A new array. `blocks` yields its rows in the order of the samples, in arrays (rows of the block, *row.shape)."""
 
     kind: ArrayKind
     row: RowType
@@ -129,7 +128,7 @@ class SplitDraft:
     rows: NDArray[np.void]
     """The index, one row per sample."""
     index: OldFile[IndexEntry] | None
-    """The old index file, if it has these rows; None if an index is to be written."""
+    """The old index file if it has exactly these rows; None if a new index has to be written."""
     pixels: StoredRows
     arrays: Mapping[str, ArrayDraft]
     given: Mapping[str, GivenArray] = field(default_factory=dict)
@@ -144,7 +143,7 @@ class SplitDraft:
         return keys
 
     def take(self, samples: NDArray[np.int64]) -> SplitDraft:
-        """Returns the split with these samples, in this order. A sample may be repeated."""
+        """Returns a split with the samples `samples`, in this order. A sample may be repeated."""
         if np.array_equal(samples, np.arange(len(self))):
             return self
         arrays = {name: replace(array, stored=array.stored.take(samples)) for name, array in self.arrays.items()}
@@ -152,11 +151,11 @@ class SplitDraft:
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """The labels in the index; None if the index has no labels."""
+        """The labels in the index, int64 (samples,); None if the index has no labels."""
         return self.rows["label"] if has_label(self.rows.dtype) else None
 
     def with_labels(self, labels: NDArray[np.int64] | None) -> SplitDraft:
-        """Returns the split with these labels in the index, and no array of labels; None removes the labels."""
+        """Returns a split with `labels` in the index and no array of labels; with None, without labels in the index."""
         if labels is None or self.labels is None:
             rows = np.zeros(len(self), index_dtype(self.rows.dtype["key"].itemsize, has_label=labels is not None))
             for name in ("key", "source_width", "source_height", "crc32"):
@@ -181,10 +180,10 @@ class Draft:
     class_names: tuple[str, ...]
     splits: Mapping[str, SplitDraft]
     rejects: tuple[OldFile[RejectsEntry], ...]
-    """The old sets' rejects.jsonl files, if they have any. The new set's file has the lines of all."""
+    """The rejects.jsonl files of the old sets. The rejects.jsonl of the new set has the lines of all these files."""
 
     def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:
-        """Returns the set with these classes. Label i becomes numbers[i]; -1 there says that no sample has label i."""
+        """Returns a draft with `classes`. Label i becomes numbers[i], which is -1 if no sample has the label i."""
         names = dict(zip(self.classes, self.class_names, strict=False))
         return replace(
             self,
@@ -207,29 +206,32 @@ class Draft:
 
 
 def check_arrays(draft: Draft) -> None:
-    """Raises ConvertError for too many arrays, and for names of arrays that clash."""
+    """Raises ConvertError if a split has too many arrays, or array names that clash or are too long for files."""
     splits = {name.lower(): name for name in draft.splits}
     for name, split in draft.splits.items():
         arrays = [*split.arrays, *split.given]
         if len(arrays) > MAX_ARRAYS:
-            raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(arrays)}")
+            raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(arrays)} arrays")
         seen: dict[str, str] = {}
         for array in arrays:
             # Names that differ only in case are one file on some filesystems.
             other = splits.get(f"{name}-{array}".lower())
             if other is not None:
                 raise ConvertError(
-                    f"array {array!r} of the split {name!r}: its files would be named as the files of the split "
+                    f"array {array!r} of the split {name!r}: its files would have the names of files of the split "
                     f"{other!r}: choose another name"
                 )
             if (same := seen.setdefault(array.lower(), array)) != array:
                 raise ConvertError(f"arrays {same!r} and {array!r}: names must differ in more than case")
             if not is_safe_name(array_shard_name(name, array, 999_999)):
-                raise ConvertError(f"array {array!r} of the split {name!r}: the names are too long for files")
+                raise ConvertError(
+                    f"array {array!r} of the split {name!r}: file names may have at most 200 characters, found "
+                    f"{len(array_shard_name(name, array, 999_999))}: choose shorter names"
+                )
 
 
 def number_of(order: NDArray[np.int64] | None, orders: list[NDArray[np.int64]]) -> int | None:
-    """Returns the number of an order among the distinct `orders` of a split, to which a new one is added."""
+    """Returns the place of `order` in `orders`, after adding it if it is new; None if `order` is None."""
     if order is None:
         return None
     for number, known in enumerate(orders):

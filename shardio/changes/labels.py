@@ -22,8 +22,8 @@ from shardio.system.opening import open_untrusted
 
 Labels = str | os.PathLike[str] | Mapping[str | bytes, str | int] | Mapping[str, str | int] | Mapping[bytes, str | int]
 Classes = Literal["used", "new"] | Sequence[str]
-"""Which classes the new set has: "used" leaves out classes without samples, "new" adds names in the labels that are no
-class yet after the others, and a sequence lists all classes in their order."""
+"""Which classes the new set has. "used": only classes with samples. "new": the old classes, then the new names in the
+labels. A sequence: exactly these classes, in this order."""
 
 # The label of a sample that has none yet: below all that files may give.
 _NONE = np.iinfo(np.int64).min
@@ -34,22 +34,22 @@ _LABEL_COLUMNS = ("label", "class")
 
 @dataclass(frozen=True)
 class Assignment:
-    """Labels of samples by their keys. `where` names the origin of the labels in messages."""
+    """New labels of samples, by key of the sample. Errors name `where`, the file of the labels."""
 
     labels: Mapping[bytes, str | int]
     where: str = "labels"
 
     def describe(self) -> dict[str, Any]:
-        """Returns the labels as a provenance records them."""
+        """Returns the sha256 and the number of the labels, for a provenance."""
         parts = (part for key in sorted(self.labels) for part in (key, os.fsencode(str(self.labels[key]))))
         return {"sha256": hash_of(parts), "count": len(self.labels)}
 
 
 def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes: Classes | None) -> Draft:
-    """Returns the set with new labels for the samples of `splits` with the given keys; others keep their labels.
+    """Returns a draft with the labels of `assignment` for samples of `splits`. Other samples keep their labels.
 
     Raises SourceError if a key belongs to no sample, a label is no class, or a split would be labeled only in part;
-    ConvertError if `classes` leave out a class that has samples; ValueError for classes that no set can have.
+    ConvertError if `classes` leaves out a class that has samples; ValueError if `classes` is invalid.
     """
     known = _with_more_classes(draft, assignment.labels, classes)
     numbers: dict[str | int, int] = {}
@@ -70,7 +70,8 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
         if split.labels is None and 0 < (lacking := np.flatnonzero(found == _NONE)).size < len(split):
             raise SourceError(
                 f"{assignment.where}: expected a label for each sample of the split {name!r}, which has no labels yet, "
-                f"found none for {lacking.size:,}: {some_keys([split.keys[sample] for sample in lacking.tolist()])}"
+                f"found none for {lacking.size:,} samples: "
+                f"{some_keys([split.keys[sample] for sample in lacking.tolist()])}"
             )
     if missing := [key for key in by_key if key not in used]:
         raise SourceError(
@@ -84,7 +85,7 @@ def assign(draft: Draft, splits: Sequence[str], assignment: Assignment, classes:
 
 
 def read_labels(labels: Labels) -> Assignment:
-    """Reads a CSV or parquet file with the columns `key` and `label`, or a mapping of keys to labels.
+    """Returns the labels in a CSV or parquet file with columns `key` and `label`, or in a mapping of keys to labels.
 
     Raises SourceError if the file is anything else.
     """
@@ -100,7 +101,7 @@ def read_labels(labels: Labels) -> Assignment:
                 both = f"{found[key]!r} and {label!r}"
                 raise SourceError(f"{path}, {where}: expected one label for {show_key(key)}, found {both}")
     if not found:
-        raise SourceError(f"{path}: expected rows with a key and a label, found none")
+        raise SourceError(f"{path}: expected at least one row with a key and a label, found none")
     return Assignment(found, str(path))
 
 
@@ -109,9 +110,9 @@ def _column(path: Path, names: Sequence[str], wanted: Sequence[str]) -> int:
         if (times := list(names).count(name)) == 1:
             return list(names).index(name)
         if times:
-            raise SourceError(f"{path}: expected one column {name!r}, found {times}")
+            raise SourceError(f"{path}: expected one column {name!r}, found {times} columns with this name")
     found = ", ".join(map(str, names))[:200] or "no header"
-    raise SourceError(f"{path}: expected a column {wanted[0]!r}, found {found}")
+    raise SourceError(f"{path}: expected a column {' or '.join(map(repr, wanted))}, found {found}")
 
 
 def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
@@ -125,7 +126,7 @@ def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]
                 if not row:
                     continue  # an empty line
                 if len(row) != len(header):
-                    raise ValueError(f"expected {len(header)} cells, found {len(row)}")
+                    raise ValueError(f"expected {len(header)} cells, as in the first line, found {len(row)} cells")
                 yield f"line {reader.line_num}", row[key].encode("utf-8", "surrogateescape"), row[label].strip()
         except (ValueError, csv.Error) as error:
             if isinstance(error, SourceError):
@@ -142,12 +143,15 @@ def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, N
         labels = _values(path, table.column(names[at[1]]), None)
     for number, (key, label) in enumerate(zip(keys, labels, strict=True)):
         if key is None or label is None:
-            raise SourceError(f"{path}, row {number}: expected a key and a label, found nothing")
+            raise SourceError(f"{path}, row {number}: expected a key and a label, found an empty cell")
         yield f"row {number}", as_key(key), label
 
 
 def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
-    """Returns the values of a column of one of these kinds, as bytes; with None, of text or integers, as they are."""
+    """Returns the values of a parquet column as bytes. Raises SourceError unless its type is in `kinds`.
+
+    If `kinds` is None, returns the values unchanged, and raises SourceError unless they are text or integers.
+    """
     if str(column.type).startswith("dictionary"):
         column = column.cast(column.type.value_type)
     kind = str(column.type)
@@ -160,7 +164,7 @@ def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
 
 
 def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes: Classes | None) -> Draft:
-    """Returns the set with new classes added after its existing classes."""
+    """Returns a draft with the new names in `classes` or `labels` added after the existing classes."""
     more: list[str] = []
     if isinstance(classes, str):
         if classes not in ("used", "new"):
@@ -174,10 +178,14 @@ def _with_more_classes(draft: Draft, labels: Mapping[bytes, str | int], classes:
         if (repeated := first_repeated(classes)) is not None:
             raise ValueError(f"classes must be distinct, found {repeated!r} twice")
         if not draft.classes:
-            raise ConvertError("classes cannot be listed for a set without classes: its labels are numbers")
+            raise ConvertError(
+                "classes cannot be listed for a set without class names, whose labels are numbers: leave `classes` out"
+            )
         more = [name for name in classes if name not in set(draft.classes)]
     if len(draft.classes) + len(more) > MAX_CLASSES:
-        raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(draft.classes) + len(more):,}")
+        raise ConvertError(
+            f"expected at most {MAX_CLASSES:,} classes, found {len(draft.classes) + len(more):,} classes"
+        )
     names = (*draft.class_names, *more) if draft.class_names else ()
     return replace(draft, classes=(*draft.classes, *more), class_names=names)
 
@@ -198,7 +206,7 @@ def _number(draft: Draft, key: bytes, label: str | int, where: str) -> int:
 
 
 def _with_classes(draft: Draft, classes: Sequence[str]) -> Draft:
-    """Returns the set with just these classes. Raises ConvertError if a sample has another."""
+    """Returns a draft with exactly `classes`. Raises ConvertError if a sample has another class."""
     place = {name: number for number, name in enumerate(classes)}
     numbers = np.array([place.get(name, -1) for name in draft.classes])
     for name, split in draft.splits.items():

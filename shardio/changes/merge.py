@@ -1,4 +1,4 @@
-"""`merge`: joins the samples of several sets in a new set that shares their shards."""
+"""`merge` joins the samples of several sets in a new set, which shares the shards of the old sets."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ SameKeys = Literal["refuse", "allow"]
 SameImages = Literal["refuse", "keep"]
 
 _MOST_COMPARED = 1000
-"""Pairs of equal samples that are looked for: so many are enough to refuse a merge."""
+"""Maximum number of pairs of equal samples to find: one pair is enough to refuse a merge."""
 
 
 def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, same_keys: bool) -> Draft:
-    """Returns the draft of the merged set. `names` are the names of the sets in messages. Raises ConvertError if the
-    sets do not fit together."""
+    """Returns the draft of the merged set. `names` are the names of the sets in errors.
+
+    Raises ConvertError if the sets do not fit together.
+    """
     first = drafts[0]
     for draft, name in zip(drafts, names, strict=True):
         if draft.sample_shape != first.sample_shape:
             raise ConvertError(
-                f"{name}: expected samples of {first.sample_shape or 'no pixels'}, as in {names[0]}, found "
-                f"{draft.sample_shape or 'no pixels'}: convert one of them again"
+                f"{name}: expected samples of {first.sample_shape or 'no pixels'}, as in {names[0]}, found samples of "
+                f"{draft.sample_shape or 'no pixels'}: convert one of the two sets again"
             )
     drafts = _with_one_list_of_classes(drafts, names)
     splits: dict[str, SplitDraft] = {}
@@ -48,15 +50,15 @@ def _plan(drafts: Sequence[Draft], names: Sequence[str], *, only_common: bool, s
 
 
 def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> list[Draft]:
-    """Returns the sets, each with the classes of all sets in order of first appearance."""
+    """Returns the drafts, each with the classes of all sets in order of first appearance."""
     if not any(draft.classes for draft in drafts):
         return list(drafts)
     for draft, name in zip(drafts, names, strict=True):
         if not draft.classes:
-            raise ConvertError(f"{name}: expected a set with classes, as another set has them, found a set without")
+            raise ConvertError(f"{name}: this set has no class names, but another set has: convert one of them again")
     number = {name: i for i, name in enumerate(dict.fromkeys(one for draft in drafts for one in draft.classes))}
     if len(number) > MAX_CLASSES:
-        raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(number):,} in all sets")
+        raise ConvertError(f"expected at most {MAX_CLASSES:,} classes, found {len(number):,} classes in all sets")
     called: dict[str, str] = {}
     for draft in drafts:
         for name, people in zip(draft.classes, draft.class_names, strict=False):
@@ -80,14 +82,14 @@ def _merge_split(
     if len({part.labels is None for part in parts}) > 1:
         without = ", ".join(name for part, name in having if part.labels is None)
         raise ConvertError(
-            f"split {split!r}: expected class numbers in the index of all sets or of none, found none in {without}: "
-            "`shardio change --labels` gives labels to a set"
+            f"split {split!r}: expected integer labels in all sets or in none, found none in {without}: "
+            "`shardio change --labels` adds labels to a set"
         )
     if len({part.squashed for part in parts}) > 1:
         squashed = ", ".join(name for part, name in having if part.squashed)
         raise ConvertError(
-            f"split {split!r}: expected all sets squashed or none, found only {squashed} squashed: convert one of them "
-            "again with the `--fit` of the others"
+            f"split {split!r}: only the images of {squashed} were squashed, which means resized without keeping their "
+            "aspect ratios: convert sets again, all with `--fit squash` or all without"
         )
     width = max(part.rows.dtype["key"].itemsize for part in parts)
     dtype = index_dtype(width, has_label=parts[0].labels is not None)
@@ -97,8 +99,8 @@ def _merge_split(
         keys, counts = np.unique(rows["key"], return_counts=True)
         if (twice := keys[counts > 1]).size:
             raise ConvertError(
-                f"split {split!r}: {twice.size:,} keys occur more than once: {some_keys(twice.tolist())}. Leave "
-                "samples out by `shardio change --drop --list`, or take all by `--same-keys allow`, from Python "
+                f"split {split!r}: {twice.size:,} keys occur more than once: {some_keys(twice.tolist())}. Drop "
+                "samples by `shardio change --drop --list`, or keep all by `--same-keys allow`, from Python "
                 '`same_keys="allow"`'
             )
     return replace(
@@ -114,9 +116,9 @@ def _merge_split(
 
 
 def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: bool) -> list[str]:
-    """Returns the names of the arrays that have the same type in all parts.
+    """Returns the names of the arrays that all sets have, with the same type, in this split.
 
-    Raises ConvertError if the parts differ, unless `only_common`.
+    Raises ConvertError if the arrays of the sets differ, unless `only_common`.
     """
     types = [
         {name: f"{name} ({one.kind} of {one.row.dtype} {one.row.shape})" for name, one in part.arrays.items()}
@@ -127,8 +129,8 @@ def _common(split: str, having: Sequence[tuple[SplitDraft, str]], only_common: b
         if not only_common and other != first:
             found, others = (", ".join(each.values()) or "none" for each in (first, other))
             raise ConvertError(
-                f"split {split!r}: expected equal arrays, found {found} in {having[0][1]}, and {others} in {place}: "
-                "`--only-common`, from Python `only_common=True`, leaves out arrays that differ"
+                f"split {split!r}: expected the same arrays in all sets, found {found} in {having[0][1]}, and {others} "
+                f"in {place}: `--only-common`, from Python `only_common=True`, leaves out arrays that differ"
             )
     return [name for name, kind in first.items() if all(other.get(name) == kind for other in types)]
 
@@ -144,12 +146,13 @@ def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
         pairs = sorted(islice(samples.same(), _MOST_COMPARED))
         if not pairs:
             return
-        first = " is ".join(f"{show_key(key)} of {names[source]}" for source, key in map(samples.name, pairs[0]))
+        first = " equals ".join(f"{show_key(key)} of {names[source]}" for source, key in map(samples.name, pairs[0]))
         rest = [samples.name(number)[1] for number, _ in pairs[1:]]
     more = " or more" if len(pairs) == _MOST_COMPARED else ""
     raise ConvertError(
-        f"{len(pairs):,} images{more} are in two of the sets: {first}{'; likewise ' if rest else ''}{some_keys(rest)}. "
-        "Drop them from one by `shardio change --drop --list`, or keep both by `--same-images keep`, from "
+        f"{len(pairs):,} images{more} are in two of the sets: {first}"
+        f"{'; more such images: ' if rest else ''}{some_keys(rest)}. "
+        "Drop them from one set by `shardio change --drop --list`, or keep both by `--same-images keep`, from "
         'Python `same_images="keep"`'
     )
 
@@ -168,7 +171,7 @@ class _Samples:
             storage.close()
 
     def name(self, number: int) -> tuple[int, bytes]:
-        """Returns the number of the sample's set, and its key."""
+        """Returns (number of the sample's set, key of the sample)."""
         source, split, sample = self._locate(number)
         return source, split.rows["key"][sample]
 
@@ -178,9 +181,9 @@ class _Samples:
         return source, split, number - int(self._starts[place])
 
     def same(self) -> Iterator[tuple[int, int]]:
-        """Yields pairs of samples with the same pixels: a sample, and a sample of an earlier set.
+        """Yields pairs of samples with the same pixels: (a sample, a sample of an earlier set).
 
-        Pixels are read only where checksum and source size agree.
+        Reads the pixels only of samples with the same checksum and source size.
         """
         names = ("source_width", "source_height", "crc32")
         columns = [np.concatenate([split.rows[name] for _, split in self._splits]) for name in names]
@@ -217,16 +220,18 @@ def merge(
     on_room: Callable[[Room], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ChangeReport:
-    """Makes a new set in the folder `new` from all samples of `sets`, which must have the same shape.
+    """Makes a new set in the folder `new` from all samples of `sets`, and returns a report.
 
-    Splits with the same name become one: the samples of the first set come first. Classes are matched by name, and
-    labels renumbered in order of first appearance. rejects.jsonl has the lines of all sets. With `only_common`, arrays
-    that a set lacks, or has with another type, are left out. `same_keys` is about samples of a split with one key,
-    `same_images` about samples of two sets, of any splits, with the same pixels. `Carrying` documents `copy`, `on_room`
-    and `on_progress`; `carry_out` documents the errors.
+    Samples must have the same shape. Splits with the same name become one split: samples of the first set come first.
+    Classes are matched by name, and labels are renumbered in order of first appearance. `only_common` leaves out
+    arrays that a set lacks, or has with another type. Raises ConvertError for samples of a split with the same key
+    unless `same_keys` is "allow", and for samples of two sets with the same pixels unless `same_images` is "keep".
+    `Carrying` documents `copy`, `on_room` and `on_progress`; `carry_out` documents the other errors.
     """
     if isinstance(sets, (str, os.PathLike)) or not sets:
-        raise ValueError("sets must be a list of at least one set; the folder of the new set comes after it")
+        raise ValueError(
+            "sets must be a list of at least one set, followed by the folder of the new set as the next argument"
+        )
     check_choice("same_keys", same_keys, SameKeys)
     check_choice("same_images", same_images, SameImages)
     parents = [open_parent(one) for one in sets]

@@ -1,4 +1,4 @@
-"""`shardio change` and `merge`: their options, the messages while a set is made, and the result."""
+"""The commands `shardio change` and `shardio merge`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ change_options = together(
     json_option,
     click.option("--copy", is_flag=True, help="Copy files instead of sharing them by hard links."),
 )
-"""The options of every command that makes a set from others."""
+"""Adds --json and --copy, the options that `change` and `merge` share."""
 
 
 def _run(change: Callable[..., ChangeReport], *arguments: Any, as_json: bool, **options: Any) -> None:
-    """Makes the set and prints the result. `change` is a function such as `shardio.change`."""
+    """Makes a set by calling `change`, either `shardio.change` or `shardio.merge`, and prints the report."""
     from shardio.system.progress import BytesBar
 
     with BytesBar() as bar:
@@ -43,11 +43,11 @@ def _run(change: Callable[..., ChangeReport], *arguments: Any, as_json: bool, **
 
 
 def _tell_room(room: Room) -> None:
-    """Prints how many bytes will be copied, and how many are needed. Prints nothing if no file is copied."""
+    """Prints how many bytes will be copied, and the disk space that the new set needs; nothing if no file is copied."""
     if room.copied_nbytes:
         say(
-            f"shardio: copying {bytes_text(room.copied_nbytes)}, as the files cannot be shared with the old set by "
-            f"links; {bytes_text(room.needed_nbytes)} are needed",
+            f"shardio: copying {bytes_text(room.copied_nbytes)} of files that no link shares with the old set; "
+            f"the new set needs {bytes_text(room.needed_nbytes)} of disk space",
             err=True,
         )
 
@@ -85,7 +85,9 @@ def _parse_arrays(
         left, _, path = value.partition("=")
         name, _, kind = left.partition(":")
         if not (name and path) or name in arrays:
-            raise click.BadParameter(f"expected NAME=FILE.npy or NAME:KIND=FILE.npy, each name once; found {value!r}")
+            raise click.BadParameter(
+                f"expected NAME=FILE.npy or NAME:KIND=FILE.npy, with another NAME each time; found {value!r}"
+            )
         if kind and kind not in get_args(ArrayKind):
             raise click.BadParameter(f"kind must be one of {', '.join(get_args(ArrayKind))}; found {kind!r}")
         arrays[name] = (kind or "array", Path(path))  # type: ignore[assignment]
@@ -103,13 +105,13 @@ def _parse_arrays(
     "--labels",
     type=folder,
     metavar="FILE",
-    help="New labels: CSV or parquet with the columns `key` and `label`, a class or its number.",
+    help="New labels: CSV or parquet with the columns `key` and `label` (the name or number of a class).",
 )
 @click.option(
     "--classes",
     metavar="used|new|FILE",
-    help="used: leave out classes without samples. new: add names in --labels that are no class yet. FILE: all classes "
-    "in order, one per line.",
+    help="used: leave out classes without samples. new: add names in --labels that are not classes yet. FILE: all "
+    "classes in order, one per line.",
 )
 @click.option(
     "--array",
@@ -119,7 +121,9 @@ def _parse_arrays(
     metavar="NAME[:KIND]=FILE",
     help="NPY file with a row for each sample of the result. KIND is array or mask. May be given again.",
 )
-@click.option("--array-keys", type=folder, metavar="FILE", help="Keys of the rows of --array, in a file as for --list.")
+@click.option(
+    "--array-keys", type=folder, metavar="FILE", help="File with the key of each row of --array, in a format of --list."
+)
 @change_options
 def change(
     out: Path,
@@ -133,7 +137,7 @@ def change(
 ) -> None:
     """Make a new set in NEW from the set in OUT: keep or drop samples, then assign labels, then add arrays.
 
-    Files that stay are shared between both sets by hard links. NEW appears whole or not at all; OUT stays as it is.
+    Unchanged files are shared between both sets by hard links. NEW appears whole or not at all; OUT stays as it is.
 
     \b
     shardio change out/ two/ --keep --class tench --class goldfish
@@ -145,7 +149,7 @@ def change(
     from shardio.sets.given import read_lines
 
     if step is None and not selection.is_all:
-        raise click.UsageError("the options choose samples: add --keep or --drop")
+        raise click.UsageError("options that choose samples need --keep or --drop: add one of them")
     _run(
         change_set,
         out,
@@ -171,17 +175,17 @@ def change(
     "--same-keys",
     type=click.Choice(["refuse", "allow"]),
     default="refuse",
-    help="Two samples of a split with one key.",
+    help="Whether to allow samples of a split with the same key.",
 )
 @click.option(
     "--same-images",
     type=click.Choice(["refuse", "keep"]),
     default="refuse",
-    help="Two samples, of two of the sets, with the same pixels.",
+    help="Whether to keep samples of different sets with the same pixels.",
 )
 @change_options
 def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
-    """Make a new set in NEW of all samples of the sets A, B, ...
+    """Make a new set in NEW with all samples of the sets A, B, ...
 
     Splits with the same name become one split, and classes are merged by name. No pixel is rewritten: files are shared
     with the old sets by hard links. NEW appears whole or not at all; the old sets stay as they are.

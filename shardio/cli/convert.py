@@ -1,4 +1,4 @@
-"""`shardio convert`, `plan`, `verify` and `repair`: the commands that make a set and keep it whole."""
+"""The commands `shardio convert`, `plan`, `verify` and `repair`, which make, check and repair sets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     shardio convert imagenet/ out/                    folders of classes or splits
     shardio convert photos/ out/ --table labels.csv   a table with the labels
     shardio convert list.csv out/ --root photos/      a table of paths and labels
-    shardio convert imagenet-1k/ out/                 parquet as of Hugging Face
+    shardio convert imagenet-1k/ out/                 parquet from Hugging Face
     shardio convert 'tars/{000..146}.tar' out/        WebDataset
     shardio convert latents.npz out/                  arrays without images
 
@@ -82,7 +82,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 
 
 def _noun(source: str) -> str:
-    """Returns what a source of this kind is made of."""
+    """Returns "sample" if `source`, a kind of storage, has only arrays; else "image"."""
     return "sample" if source in ("arrays", "npy", "npz") else "image"
 
 
@@ -140,14 +140,14 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
     "--seconds",
     type=click.FloatRange(0.01),
     default=2,
-    help="Seconds to measure the rate.",
+    help="How long to measure the rate, in seconds.",
 )
 @json_option
 def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Show what `convert` would make of SRC, and how long it would take. Nothing is written.
+    """Show what `convert` would make from SRC, and how long it would take. Nothing is written.
 
     The command measures the rate on images from all over SRC, and estimates how many images `convert` would refuse.
-    Exit code 1 if there are more than --max-bad allows, or, with OUT, if the set would not fit there.
+    Exit code 1 if these are more than --max-bad allows, or, with OUT, if the disk of OUT is too full for the set.
     """
     from shardio.conversion.estimate import estimate
 
@@ -230,7 +230,7 @@ def _duration(seconds: float) -> str:
     help="Read only this share of the samples in the shards, at random: for routine checks of large sets.",
 )
 @click.option("--seed", type=random_seed, help="Seed of the subset.  [default: random, printed]")
-@click.option("--digest", metavar="HEX", help="Digest that the set must have, or its first 12 digits or more.")
+@click.option("--digest", metavar="HEX", help="Expected digest of the set, or at least its first 12 digits.")
 @workers_option("Files to read at a time.", default=2)
 @json_option
 def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
@@ -248,7 +248,7 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
 
 
 def _way_out(report: VerifyReport, out: Path) -> Iterator[str]:
-    """Yields lines on how to repair a damaged set. `shardio repair` is suggested only for sets made by `convert`."""
+    """Yields lines on how to repair a damaged set. Suggests `shardio repair` only for sets made by `convert`."""
     from shardio.format.layout import MANIFEST_NAME
     from shardio.format.manifest_file import load_manifest
 
@@ -260,7 +260,7 @@ def _way_out(report: VerifyReport, out: Path) -> Iterator[str]:
         yield next_step("repair", out, "SRC")
         return
     if "change" in provenance:
-        yield "the set was made from other sets: verify and repair the others, then make it again"
+        yield "the set was made from other sets: verify and repair those sets, then make it again"
     else:
         yield "`convert` did not make the set: copy it again, or write it again"
     yield next_step("info", "-v", out)

@@ -1,4 +1,4 @@
-"""`shardio find` and `shardio extract`: print samples that match conditions, or write them as files."""
+"""The commands `shardio find` and `shardio extract`, which print matching samples or write them as files."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def find(out: str, split: Sequence[str], selection: Selection, as_json: bool) ->
 
 
 def _next_view(out: object, split: str, samples: Sequence[int]) -> str:
-    """Returns the last line of the output: the `shardio view` command that shows the first dozen of the samples."""
+    """Returns a line that suggests a `shardio view` command for the first 12 of `samples`."""
     words = [] if split == "train" else ["--split", split]
     return next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN])))
 
 
 def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[str, Any]]:
-    """Yields (split, records) in chunks. Records have number, label and key of the samples found."""
+    """Yields (split, records) for chunks of the found samples. A record is (number, label, key) of a sample."""
     from shardio.sets.index import labels_of
 
     for (split, index), samples in zip(indexed.splits.items(), found, strict=True):
@@ -71,7 +71,7 @@ def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator
 
 
 def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
-    """Prints a line for each sample. With several splits, the line begins with the split."""
+    """Prints a line for each found sample, then a summary. Lines begin with the split if there are several."""
     from shardio.reading.sample import class_text
     from shardio.sets.names import is_url
 
@@ -96,7 +96,7 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
 
 
 def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
-    """Prints the samples as one JSON object, piece by piece."""
+    """Prints the found samples as one JSON object, chunk by chunk to save memory."""
     classes, names = indexed.manifest.classes, indexed.manifest.class_names
     whole = {"path": indexed.place, "num_samples": sum(map(len, found)), "samples": []}
     click.echo(json.dumps(whole).removesuffix("]}"), nl=False)
@@ -125,7 +125,7 @@ def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None
 @set_argument
 @split_option
 @selection_options("indices")
-@click.option("-o", "--output", type=folder, required=True, metavar="DIR", help="Folder of the files.")
+@click.option("-o", "--output", type=folder, required=True, metavar="DIR", help="Folder to write the files into.")
 def extract(out: Path, split: str, selection: Selection, output: Path) -> None:
     """Write samples of the set in OUT into DIR, as files for other programs.
 

@@ -1,4 +1,4 @@
-"""`shardio info`."""
+"""The command `shardio info`, which shows what a set holds."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def info(out: str, verbose: bool, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts from the orders of a split and from its index, or the reason why one of them was not read."""
+    """Counts of a split, from its orders and its index. `reason` says why one of these files was not read."""
 
     in_use: list[int] | None
     """For each order of the split, how many different stored rows it refers to; None if an order was not read."""
     classes: list[tuple[int, int]] = field(default_factory=list)
-    """(label, samples), rarest first."""
+    """(label, number of samples), rarest first."""
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     reason: str = ""
 
@@ -140,7 +140,7 @@ def _array_facts(array: ArrayEntry) -> dict[str, Any]:
 
 
 def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Counts], verbose: bool) -> Iterator[str]:
-    """Yields the lines about a set, the most important first."""
+    """Yields the lines that the command prints, the most important first."""
     from shardio.sets.history import describe_making, flattened
     from shardio.sets.levels import first_split, stored_levels
     from shardio.sets.names import is_url
@@ -178,7 +178,7 @@ def _summary(name: str, manifest: Manifest, fault: str, counts: Mapping[str, _Co
 
 
 def _classes(manifest: Manifest, split: str, counts: _Counts) -> Iterator[str]:
-    """Yields lines with the rarest and the most frequent classes, and minimum, median and maximum of numbers."""
+    """Yields lines with the rarest and most frequent classes of a split, and min, median and max of its numbers."""
     if counts.reason:
         yield f"  classes {counts.reason}"
         return
@@ -209,7 +209,7 @@ def _class_counts(manifest: Manifest, split: str, classes: Sequence[tuple[int, i
 
 
 def _counted_classes(manifest: Manifest, classes: Sequence[tuple[int, int]]) -> str:
-    """Returns each class and its number of samples as text. A class without a name is shown by its label."""
+    """Returns the classes with their numbers of samples as text. A class without a name is shown as its label."""
     names, called = manifest.classes, manifest.class_names
     words = []
     for label, count in classes:
@@ -237,7 +237,7 @@ def _use(place: str, manifest: Manifest) -> str:
 
 
 def _wrapped(text: str, most: int | None) -> list[str]:
-    """Returns the text in at most `most` lines. Words are never split, as they may be paths or parts of commands."""
+    """Returns the text wrapped to lines of 80 columns, at most `most` lines. Splits no word: it may be a path."""
     return textwrap.wrap(
         printable(text),
         80,
@@ -250,7 +250,7 @@ def _wrapped(text: str, most: int | None) -> list[str]:
 
 
 def _arrays(split: SplitEntry, counts: _Counts | None) -> Iterator[str]:
-    """Yields the lines of a table of the split's arrays; nothing if there are none."""
+    """Yields the lines of a table of the split's arrays; nothing if the split has no arrays."""
     import numpy as np
 
     arrays = split.arrays.items()

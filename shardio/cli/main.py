@@ -1,8 +1,8 @@
 """The command line.
 
 Exit codes are 0 for success, 1 for an error (a bad file, a full disk, damage found), 2 for wrong usage, 130 for an
-interrupt. Errors are one or two lines on stderr, or a few more if a list has many errors. Results go to stdout, as JSON
-with `--json`; progress bars go to stderr if stderr is a terminal.
+interrupt. An error is one or two lines on stderr, or more if it lists many images. Results go to stdout, as JSON with
+`--json`; progress bars go to stderr if stderr is a terminal.
 
 Related commands share a module. Commands import slow libraries only when they run, so help and usage errors appear at
 once, and `shardio info` never loads torch.
@@ -58,7 +58,7 @@ COMMANDS = {
 
 
 class _Group(click.Group):
-    """A group that lists commands by purpose, and suggests a command for a mistyped one, as click does from 8.4 on."""
+    """The group of all commands. Help lists commands by purpose; a mistyped command brings a suggestion."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         calls = {
@@ -98,7 +98,7 @@ class _Group(click.Group):
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Show the version, and which kernels run here, and exit.",
+    help="Show the version and the kernels in use, and exit.",
 )
 def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
@@ -108,7 +108,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Runs the console script. Turns every expected error into a line on stderr and an exit code."""
+    """Runs the command line, then exits the process. Expected errors become a line on stderr and an exit code."""
     # The next file that is opened gets the number of a standard descriptor that is closed, and what goes there.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)
@@ -119,14 +119,14 @@ def main() -> NoReturn:
     # The function that is registered first runs last, when threads, files and semaphores are done with.
     atexit.register(_end_at_once, codes)
     if sys.stdout is None:
-        codes.append(_fail("expected an open stdout, found it closed: redirect it to a file or /dev/null"))
+        codes.append(_fail("stdout is closed: redirect it to a file or /dev/null"))
     else:
         codes.append(_run())
     sys.exit(codes[0])
 
 
 def _end_at_once(codes: Sequence[int]) -> None:
-    """Ends the process without Python's clean-up, because the clean-up of torch makes a Ctrl-C slow."""
+    """Ends the process with the exit code in `codes`, without Python's cleanup: torch's would slow down a Ctrl-C."""
     if codes:  # or there is a traceback to be printed
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):

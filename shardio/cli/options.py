@@ -1,6 +1,6 @@
-"""Types of options, and the options that several commands share.
+"""Parsers of option values, and the options that several commands share.
 
-A function `parse_...` returns the value of a text, or raises ValueError with the expected form as its message.
+Each `parse_...` function returns the value of an option's text. Its ValueError names only the expected form.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
-    """Returns a callback that parses the value of an option. The callback returns None if there is no value."""
+    """Returns a click callback that parses an option's text with `parse`. It returns None for a missing option."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
         if value is None:
@@ -43,7 +43,7 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
 
 
 def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Returns a decorator that adds several options to a command. Help lists the options in this order."""
+    """Returns a decorator that adds `options` to a command. Help lists the options in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -75,7 +75,7 @@ def parse_size(text: str) -> tuple[int, int]:
 def parse_max_bad(text: str) -> int | float:
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
     if not match or (match[2] and float(match[2]) > 100):
-        raise ValueError("a number of images such as 10, or a share such as 1%")
+        raise ValueError("a number of images such as 10, or a share from 0% to 100% such as 1%")
     return int(match[1]) if match[1] else float(match[2]) / 100
 
 
@@ -157,11 +157,15 @@ table_options = together(
         help="Column of numbers to store as an array. May be given again.",
     ),
 )
-"""The options about tables. `with_tables` takes them."""
+"""Adds the options that describe tables. `with_tables` makes arguments of `convert` from their values."""
 
 
 def with_tables(src: Path, tables: Sequence[str], **others: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns SRC, a `Table` if the options are about it, and the other options, with the tables that describe SRC."""
+    """Returns (source, options) to pass to `convert`. `others` are the values of all options except --table.
+
+    With --table, the options get a `table`, and the source is `src`. Without it, options such as --root describe `src`
+    itself: the source is then a `Table`.
+    """
     from shardio.conversion.sources.table import Table
 
     names = ("root", "path_column", "label_columns", "split_column", "columns")
@@ -173,11 +177,13 @@ def with_tables(src: Path, tables: Sequence[str], **others: Any) -> tuple[Any, d
 
 
 def _by_split(texts: Sequence[str]) -> dict[str, str]:
-    """Returns the values of --table by split, such as train=FILE; or one file by ""."""
+    """Returns the files of --table by split. A file without SPLIT= has the split ""."""
     named = [text.partition("=") if "=" in text and not os.path.exists(text) else ("", "", text) for text in texts]
     found = {split: file for split, _, file in named}
     if len(found) < len(named) or ("" in found and len(found) > 1):
-        raise click.BadParameter("expected one file, or one for each split: SPLIT=FILE", param_hint="--table")
+        raise click.BadParameter(
+            f"expected one FILE, or SPLIT=FILE once per split; found {', '.join(texts)}", param_hint="--table"
+        )
     return found
 
 
@@ -185,23 +191,23 @@ random_seed = click.IntRange(0, (1 << 64) - 1)
 
 
 def parse_indices(text: str) -> list[int] | Path:
-    """Returns the integers of a text such as 5,17 or 3-7; or the path, if the text names a file of integers."""
+    """Returns the integers in a text such as 5,17 or 3-7; or the path, if the text is the path of a file."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
             if text.endswith(".npy") or os.path.exists(text):
                 return Path(text)
-            raise ValueError("numbers such as 5,17 or 0-23, or an NPY file of numbers")
+            raise ValueError("sample numbers such as 5,17 or 0-23, or the path of an NPY file")
         if int(last or first) < int(first):
             raise ValueError("ranges from the smaller number to the larger, such as 0-23")
         numbers += range(int(first), min(int(last or first), int(first) + _MOST_NUMBERS) + 1)
         if len(numbers) > _MOST_NUMBERS:
-            raise ValueError(f"at most {_MOST_NUMBERS:,} numbers, or an NPY file of numbers")
+            raise ValueError(f"at most {_MOST_NUMBERS:,} sample numbers, or the path of an NPY file")
     return numbers
 
 
-split_option = click.option("--split", default="train", help="Split of the samples.")
+split_option = click.option("--split", default="train", help="Split to use.")
 splits_option = click.option(
     "--split", multiple=True, metavar="NAME", help="Split to use. May be given again.  [default: all]"
 )
@@ -224,31 +230,32 @@ _CHOOSE = {
         "--where",
         multiple=True,
         metavar="'NAME >= NUMBER'",
-        help="Comparison of an array or a field of the index, such as 'source_width < 500'. Samples must match all.",
+        help="Comparison of an array or a field of the index, such as 'source_width < 500'. May be given again; "
+        "samples must match every comparison.",
     ),
     "listed": click.option(
-        "--list", "listed", type=folder, metavar="FILE", help="Keys, one per line, or an NPY or NPZ file."
+        "--list", "listed", type=folder, metavar="FILE", help="File of keys: one per line, NPY or NPZ."
     ),
     "random": click.option(
         "--random",
         callback=parsed(parse_share),
         metavar="P%",
-        help="A share of the samples that match, drawn by --seed.",
+        help="Choose this share of the matching samples at random.",
     ),
     "seed": click.option("--seed", type=random_seed, default=0, help="Seed of --random."),
     "indices": click.option(
         "--indices",
         callback=parsed(parse_indices),
         metavar="5,17,0-9|FILE.npy",
-        help="Sample numbers of one split, in this order, or an NPY file of numbers or of a mask.",
+        help="Numbers of samples of one split, in this order; or an NPY file with numbers or a mask.",
     ),
 }
 
 
 def selection_options(*more: str) -> Callable[[Command], Command]:
-    """Returns a decorator that adds --class, --key, --where and `more` options that choose samples.
+    """Returns a decorator that adds --class, --key, --where and the options that `more` names.
 
-    The command gets all of them as one argument, the `selection`. They are named as the arguments of `Selection`.
+    The command gets their values as one argument, `selection`: a `Selection`. `more` names arguments of `Selection`.
     """
     names = ("classes", "keys", "where", *more)
 
@@ -277,7 +284,7 @@ sheet_options = together(
 def read_chain(text: str, num_classes: int) -> Transform:
     """Returns the recipe named `text`, for `num_classes` classes, or the transform in the JSON file `text`.
 
-    The file has the dict that `to_dict` of the transform returned. Raises ValueError if `text` is neither.
+    The file holds the result of the transform's `to_dict`. Raises ValueError if `text` is neither.
     """
     from shardio.augment import Transform, from_dict, recipe
     from shardio.system.opening import read_untrusted
@@ -292,7 +299,7 @@ def read_chain(text: str, num_classes: int) -> Transform:
     try:
         made = from_dict(json.loads(read_untrusted(Path(text))))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{text}: expected JSON that `to_dict` of a transform returned: {error}") from None
+        raise ValueError(f"{text}: not the JSON that `to_dict` of a transform returns: {error}") from None
     if not isinstance(made, Transform):
         raise ValueError(f"{text}: expected a transform, found {type(made).__name__}")
     return made
@@ -310,7 +317,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def convert_options(*names: str) -> Callable[[Command], Command]:
-    """Returns a decorator that adds the options of `shardio.convert` with these names; by default all with a help."""
+    """Returns a decorator that adds the named options of `convert`; without names, all that have a `help`."""
     found = {one.name: one for one in fields(ConvertOptions) if "help" in one.metadata}
     return together(*(_made_option(found[name]) for name in names or found))
 
@@ -332,7 +339,7 @@ def _made_option(one: Field[Any]) -> Callable[[Command], Command]:
 
 
 def _as_text(default: Any) -> str | None:
-    """Returns a default as its parser takes it."""
+    """Returns the default of an option as text that the option's parser accepts; None if there is no default."""
     if isinstance(default, float):
         return f"{default:.0%}"
     return default and (str(default) if default < 1 << 30 else f"{default >> 30}GiB")

@@ -29,7 +29,7 @@ _TELL_SECONDS = 5.0
 
 
 def say(line: str, err: bool = False) -> None:
-    """Prints one line. Escapes characters that the terminal cannot show."""
+    """Prints one line, to stderr with `err`. Escapes invisible characters."""
     click.echo(printable(line), err=err)
 
 
@@ -45,12 +45,12 @@ def show(result: Mapping[str, Any] | DataclassInstance | Iterable[str]) -> None:
 
 
 def next_step(*words: object) -> str:
-    """Returns the last line of a command's output: the command to type next."""
+    """Returns a line "next: shardio ..." that suggests the next command, quoted for a shell."""
     return "next: " + shlex.join(["shardio", *map(str, words)])
 
 
 def table(columns: Mapping[str, Sequence[str]], right: Sequence[str] = (), indent: str = "") -> Iterator[str]:
-    """Yields the lines of a table: `columns` has the cells by title. Columns in `right` are aligned like numbers."""
+    """Yields the lines of a table. `columns` has the cells of each column by title; columns in `right` align right."""
     padded = []
     for title, cells in columns.items():
         texts = [title, *cells]
@@ -66,7 +66,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 @contextlib.contextmanager
 def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
-    """If the block takes more than five seconds, prints which of `paths` are on servers, and the longest wait."""
+    """If the block takes more than 5 seconds, prints which URLs of `paths` it waits for, and for how long at most."""
     from shardio.sets.names import is_url, without_credentials
     from shardio.sets.remote import SMALL_FILE_SECONDS
 
@@ -98,9 +98,10 @@ def _normalizes(transform: object) -> Iterator[Any]:
 
 
 def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
-    """Returns pictures (B, C, H, W) of any dtype as uint8 (B, H, W, C), and undoes the transform's Normalize.
+    """Returns a batch of images (B, C, H, W) as uint8 pictures (B, H, W, C).
 
-    Floating-point levels are from 0 for black to 1 for white.
+    uint8 images keep their levels. Other dtypes first undo the Normalize of `transform`, if there is one; their levels
+    are then from 0 for black to 1 for white.
     """
     import torch
 
@@ -123,10 +124,11 @@ def show_sheet(
     group: int = 1,
     per_row: int | None = None,
 ) -> None:
-    """Writes a sheet of pictures to a file, or draws the pictures in the terminal.
+    """Writes the pictures with their captions to the PNG file `output`; without it, draws them in the terminal.
 
-    A sheet has `per_row` pictures in a row, whose longer side is `side` pixels. In a terminal, a row ends at the end of
-    a group of `group` pictures, if a group fits. Raises ValueError if `output` is None and stdout is no terminal.
+    In the PNG, a row has `per_row` pictures, and the longer side of each picture is `side` pixels. In the terminal, a
+    row has whole groups of `group` pictures if a group fits. Raises ValueError without `output` if stdout is no
+    terminal.
     """
     from shardio.drawing.sheet import in_blocks, sheet
     from shardio.system.files import write_output

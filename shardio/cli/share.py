@@ -1,4 +1,4 @@
-"""`shardio publish`, `list`, `stage` and `evict`: sets that many jobs share, and copies near them."""
+"""The commands `shardio publish`, `list`, `stage` and `evict`: shared sets, and their copies on local disks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Copy or move a set into a shared root.")
 @set_argument
 @click.argument("target", metavar="ROOT/NAME", type=folder)
-@click.option("--move", is_flag=True, help="Leave nothing in OUT: a rename, if ROOT is on the same filesystem.")
+@click.option(
+    "--move", is_flag=True, help="Move OUT instead of copying it: by a rename, if ROOT is on the same filesystem."
+)
 @workers_option("Files to copy at a time.", default=2)
 @json_option
 def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
@@ -49,8 +51,8 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
     yield f"  published as {report.path}"
     if report.readable_by != "all":
         whom = {"owner": "its owner", "group": "its owner and group"}[report.readable_by]
-        chmod = f"`chmod -R a+rX {report.path}` lets the others read it, too"
-        yield f"  only {whom} can read it, as the umask says: {chmod}"
+        chmod = f"`chmod -R a+rX {report.path}` lets everyone read it"
+        yield f"  only {whom} can read it, because of the umask: {chmod}"
     yield next_step("list", Path(report.path).parent)
 
 
@@ -64,7 +66,7 @@ def _published(report: PublishReport, done: str) -> Iterator[str]:
     type=folder,
     envvar="SHARDIO_CACHE",
     show_envvar=True,
-    help="Say which of them this cache of the machine has, and whether they are in use.",
+    help="Also show which of the sets this cache has a copy of, and whether the copy is in use.",
 )
 @json_option
 def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
@@ -103,7 +105,10 @@ def _listed_facts(listings: Sequence[RootContent], copies: Mapping[str, CachedCo
 
 
 def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | None) -> Iterator[str]:
-    """Yields the table of sets, with the cache's state if `copies` is given, and the root if there are several."""
+    """Yields the lines of a table of the sets, then of their problems and of unfinished copies next to them.
+
+    The table shows the state of the cache if `copies` is given, and the root of each set if there are several roots.
+    """
     found = [(listing, entry) for listing in listings for entry in listing.sets]
     columns: dict[str, list[str]] = {
         "name": [printable(entry.name) for _, entry in found],
@@ -126,13 +131,13 @@ def _listed(listings: Sequence[RootContent], copies: Mapping[str, CachedCopy] | 
             yield f"cached: {copy.problem}"
     for left in (left for listing in listings for left in listing.left_overs):
         whose = (
-            "the next `shardio publish` there removes it, if it may" if left.abandoned else "a publisher may be at work"
+            "the next `shardio publish` there tries to remove it" if left.abandoned else "a publisher may be writing it"
         )
         yield f"left over: {left.path}: {bytes_text(left.nbytes)}; {whose}"
 
 
 def _cached(copy: CachedCopy | None) -> str:
-    """Returns whether the cache has a copy of a set, and how many processes use the copy, as text."""
+    """Returns in words whether the cache has a copy of a set, and how many processes use the copy."""
     if copy is None:
         return "no"
     users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
@@ -148,15 +153,15 @@ def _cached(copy: CachedCopy | None) -> str:
 @click.option("--digest", metavar="HEX", help="Expected digest of the set at SRC, or at least its first 12 digits.")
 @workers_option("Number of files to copy at a time.", default=4)
 @click.option("--verify", is_flag=True, help="Read all of an existing copy, and copy damaged files again.")
-@click.option("--together", is_flag=True, help="Read SRC once for all nodes of the job: run it on each of them.")
-@click.option("--rendezvous", metavar="HOST:PORT", help="Where the nodes meet.  [default: from the launcher]")
+@click.option("--together", is_flag=True, help="Read SRC once for all nodes of the job: run the command on each node.")
+@click.option("--rendezvous", metavar="HOST:PORT", help="Address where the nodes meet.  [default: from the launcher]")
 @json_option
 def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str | None, **options: Any) -> None:
     """Copy the set at SRC, a folder or URL, into the folder CACHE, verify the copy, and print its path.
 
-    If several processes of a node stage a set at once, one process copies it and the others wait. After an interruption
-    or a kill, another process continues where it ended. Unused copies are evicted to make room, least recently
-    used first. The copy may be evicted once the command has ended, unless a job holds it.
+    If several processes of a node stage the same set, one process copies it and the others wait. If that process is
+    interrupted or killed, another process resumes the copy. Unused copies are evicted to make room, least recently
+    used first. The copy may be evicted once the command has ended, unless a job uses it.
 
     With --together, started by srun, mpiexec or torchrun with one process on each node, the nodes read SRC once and
     pass the bytes on to each other. They meet at HOST:PORT of rank 0; or at MASTER_ADDR and MASTER_PORT; or at the
@@ -175,7 +180,7 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
 
     meeting = None
     if rendezvous is not None and not together:
-        raise click.UsageError("--rendezvous says where nodes meet: give --together, too")
+        raise click.UsageError("--rendezvous is only for --together: give --together, or leave --rendezvous out")
     if together:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns, too, of what is told below
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # gloo's copies in memory would keep all cores waiting
@@ -194,7 +199,7 @@ def stage(src: str, cache: Path, as_json: bool, together: bool, rendezvous: str 
             )
         except KeyboardInterrupt:
             bar.close()
-            tell(f"finished files are kept in {cache}: the same command continues with them")
+            tell(f"finished files are kept in {cache}: the same command resumes the copy")
             raise
     if as_json:
         show(report)

@@ -1,4 +1,4 @@
-"""`shardio bench` and `replay`: how fast a set is read, and what a training step read."""
+"""The commands `shardio bench` (how fast a set is read) and `shardio replay` (which samples a step read)."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _MOST_DEPTH = 10
 @mix_option
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Figures are medians over these rounds.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.01), default=0.5, help="Duration of a measurement, and of its warm-up."
+    "--seconds", type=click.FloatRange(0.01), default=0.5, help="Seconds per measurement, and again for its warm-up."
 )
 @json_option
 def bench(out: Path, split: str, chain: str | None, as_json: bool, **options: Any) -> None:
-    """Read the set in OUT, next to the limits of this machine.
+    """Measure how fast a loader reads the set in OUT, compared with the limits of this machine.
 
     The loader and the limits take turns in rounds. A ratio is the speed of the loader over the speed of a limit in the
     same round. The limits are:
@@ -77,8 +77,8 @@ def bench(out: Path, split: str, chain: str | None, as_json: bool, **options: An
              8 threads
     pinned   a bare copy of batches from pinned memory to the GPU
 
-    mmap and pread read their samples twice, and only the second time counts: samples then come from the page cache, as
-    in every epoch but the first if the set fits there. direct reads from the disk.
+    With --io mmap or pread, each measurement reads its samples twice and times the second pass: samples then come from
+    the page cache, as in every epoch but the first if the set fits there. --io direct reads from the disk.
     """
     import shardio.measure.bench as benchmark
     from shardio.reading.shardset import open_shards
@@ -131,7 +131,7 @@ def summary(result: BenchResult) -> Iterator[str]:
 
 
 def _short(value: float) -> str:
-    """Returns a number with about three digits."""
+    """Returns a number as text with about three digits."""
     decimals = next((count for count, least in enumerate((100, 10, 0.1)) if value >= least), 3)
     return f"{value:,.{decimals}f}"
 
@@ -156,9 +156,11 @@ def _parse_shuffle(text: str) -> Shuffle:
 @split_option
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Batch size of one rank.")
 @click.option("--epoch", type=click.IntRange(0), default=0)
-@click.option("--step", type=click.IntRange(0), help="Batches of this rank before this one in the epoch.  [default: 0]")
+@click.option("--step", type=click.IntRange(0), help="Number of the step in the epoch, from 0.  [default: 0]")
 @click.option(
-    "--consumed", type=click.IntRange(0), help="Samples of all ranks before this batch in the epoch, instead of --step."
+    "--consumed",
+    type=click.IntRange(0),
+    help="Samples that all ranks read in the epoch before this batch, instead of --step.",
 )
 @click.option(
     "--state",
@@ -170,12 +172,12 @@ def _parse_shuffle(text: str) -> Shuffle:
 @click.option("--world-size", type=click.IntRange(1), default=1)
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--shuffle", metavar="true|false|block[:SIZE,WINDOW]", callback=parsed(_parse_shuffle), default="true")
-@click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="As in the loader.")
-@click.option("--epoch-batches", type=click.IntRange(1), metavar="N", help="As in the loader.")
-@click.option("--repeats", type=click.IntRange(1), default=1, help="As in the loader.")
+@click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="As in ShardLoader.")
+@click.option("--epoch-batches", type=click.IntRange(1), metavar="N", help="As in ShardLoader.")
+@click.option("--repeats", type=click.IntRange(1), default=1, help="As in ShardLoader.")
 @mix_option
 @click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
-@click.option("--save", type=output_file, help="Write the batch there, as an NPZ.")
+@click.option("--save", type=output_file, help="Write the batch to this NPZ file.")
 @sheet_options
 @json_option
 def replay(
@@ -195,8 +197,8 @@ def replay(
 ) -> None:
     """Show the samples of one training step on one rank, and what the model saw of them.
 
-    Order and augmentation follow from the seed, the epoch and the sample alone, so no log is needed: give the
-    arguments of the ShardLoader as they were. After a resume on another number of ranks, --consumed or --state says
+    Order and augmentation depend only on the seed, the epoch and the sample, so no log is needed: give the arguments
+    that the ShardLoader had. After a resume on another number of ranks, --consumed or --state says
     where the batch is. --state takes the loader's `state_dict()` from before the batch, alone or inside a checkpoint,
     and includes the seed of the order. With --shuffle false, --seed still seeds the transform.
 
@@ -240,7 +242,7 @@ def replay(
         batch = next(iter(loader), None)
         if batch is None:
             raise ValueError(
-                f"the epoch has no batch at this place: expected one of its {len(loader)} steps on each rank"
+                f"the epoch has only {len(loader)} batches on each rank: give an earlier --step, --consumed or --state"
             )
         views, parts = _parts(batch, has_images=loader.shards.has_pixels)
         numbers = parts["indices"].tolist()
@@ -248,7 +250,7 @@ def replay(
             _save(save, {**({"images": views} if views else {}), **parts})
         if output is not None:
             if not views:
-                raise ValueError(f"{out}: expected a set with pixels to draw, found arrays alone: use --save")
+                raise ValueError(f"{out}: --output needs images, but the set has only arrays: use --save")
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
             captions = captions_of(loader.shards, parts["indices"].numpy()) * len(views)
             show_sheet(pictures, captions, output, side=side)
@@ -256,16 +258,21 @@ def replay(
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    """Returns the loader's state in a file: JSON or a checkpoint of torch.save. Returns the first state it contains."""
+    """Returns the first loader state in a file: JSON, or a checkpoint that torch.save wrote.
+
+    Raises ValueError if the file has no state or cannot be read.
+    """
     from shardio.system.opening import read_untrusted
 
     try:
         document = json.loads(read_untrusted(path)) if path.suffix == ".json" else _load_checkpoint(path)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected JSON or a checkpoint of torch, found neither: {error}") from None
+        raise ValueError(
+            f"{path}: cannot be read as JSON (*.json) or as a torch checkpoint (other names): {error}"
+        ) from None
     for found in _states_in(document):
         return found
-    raise ValueError(f"{path}: the file contains no state that state_dict() of a ShardLoader returned")
+    raise ValueError(f"{path}: contains no state that `state_dict()` of a ShardLoader returned")
 
 
 def _load_checkpoint(path: Path) -> Any:
@@ -304,7 +311,7 @@ def _go_to(loader: ShardLoader, state: Mapping[str, Any] | None, epoch: int, ste
 
 
 def _parts(batch: tuple[Any, ...], *, has_images: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the views of a batch's images, or () without images, and the other parts by name."""
+    """Returns (views of the images, other parts by name) of a batch. Views are () if the set has no pixels."""
     parts = list(batch)
     more = parts.pop() if isinstance(parts[-1], dict) else {}
     named = {"indices": parts.pop()}

@@ -1,4 +1,4 @@
-"""`shardio view` and `shardio report`: the pictures of a set, and the page about it."""
+"""The commands `shardio view` (samples as pictures) and `shardio report` (an HTML page about a set)."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ if TYPE_CHECKING:
 @set_argument
 @split_option
 @click.option("--count", type=click.IntRange(1, 1000), default=24, help="Number of samples, drawn at random.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Another seed draws other samples.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the random samples, and of --augmented.")
 @selection_options("indices")
 @click.option("--per-class", type=click.IntRange(1, 100), help="Samples per class, for at most 100 classes.")
 @click.option("--damaged", is_flag=True, help="Only damaged samples. Reads the whole split to find them.")
 @click.option(
-    "--augmented", metavar="CHAIN", help="Show augmented draws of each sample: a recipe, or a JSON file of to_dict()."
+    "--augmented",
+    metavar="CHAIN",
+    help="Show each sample with this transform applied: a recipe, or a JSON file of to_dict().",
 )
-@click.option("--draws", type=click.IntRange(1, 64), default=8, help="Draws per sample, with --augmented.")
+@click.option("--draws", type=click.IntRange(1, 64), default=8, help="Augmented pictures per sample, with --augmented.")
 @click.option("--against", type=folder, metavar="SRC", help="Show each sample next to its source image in SRC.")
 @sheet_options
 def view(
@@ -114,7 +116,10 @@ def _damaged(shards: ShardSet) -> list[int]:
 def _drawn(
     shards: ShardSet, selection: Selection, rng: np.random.Generator, count: int, per_class: int | None
 ) -> list[int]:
-    """Returns `count` random samples of the selection, or `per_class` of each class."""
+    """Returns the numbers of random samples of the selection: `per_class` of each class, if given, or `count` in all.
+
+    If the selection names classes, `count` is also the number of samples per class.
+    """
     import numpy as np
 
     from shardio.sets.selection import find_labels
@@ -136,9 +141,9 @@ def _drawn(
 def _augmented(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], chain: str, draws: int, seed: int
 ) -> tuple[Pictures, list[str], int]:
-    """Returns pictures, captions, and the number of pictures per sample.
+    """Returns (pictures, captions, number of pictures per sample).
 
-    Each sample is followed by its augmentations in the epochs from 0 to draws - 1.
+    Each sample is followed by its augmented pictures in the epochs from 0 to draws - 1.
     """
     import numpy as np
     import torch
@@ -164,7 +169,7 @@ def _augmented(
 def _beside_sources(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], src: Path
 ) -> tuple[Pictures, list[str]]:
-    """Returns pictures and captions: each sample is followed by its source image."""
+    """Returns (pictures, captions), in which each sample is followed by its source image from `src`."""
     import numpy as np
 
     from shardio.conversion.collect import read_again
@@ -209,7 +214,7 @@ def _beside_sources(
     "--pictures",
     type=click.IntRange(1),
     default=20_000,
-    help="Pictures to read for brightness and for pictures that look alike. More take longer and find more.",
+    help="Pictures to read, to measure brightness and to find pictures that look alike.",
 )
 def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     """Write one self-contained HTML page about the set in OUT.
@@ -252,10 +257,10 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
 
 
 def refused_pictures(src: Path, rejects: Sequence[Reject], side: int) -> list[NDArray[np.uint8] | None]:
-    """Decodes the refused images of `src`. Returns (height, width, 3), at most `side` pixels per side, for each reject.
+    """Returns a picture of each refused image in `src`: uint8 (height, width, 3), at most `side` pixels per side.
 
-    None stands for an image that is missing, cannot be decoded even in part, or was refused for its size. Raises
-    SourceError as `convert` does.
+    Returns None for an image that is missing, cannot be decoded even in part, or was refused as empty or too large.
+    Raises SourceError if `src` cannot be converted.
     """
     from shardio.conversion.collect import read_again
     from shardio.conversion.images.decode import decode_leniently

@@ -1,4 +1,4 @@
-"""Pictures with captions in rows and columns, as an image or in a terminal, and thumbnails for HTML pages."""
+"""Draws pictures with captions in rows, as an image or in a terminal, and thumbnails for HTML pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 from shardio.errors import printable
 
 THUMBNAIL_SIDE = 96
-"""The longer side of a thumbnail, at most. Smaller pictures keep their size."""
+"""Maximum length of the longer side of a thumbnail, in pixels. Smaller pictures keep their size."""
 
 _THUMBNAIL_QUALITY = 60
 # Between black and white, so that the sheet can be seen on light and dark pages.
@@ -69,9 +69,9 @@ def sheet(
 
 
 def as_image(picture: NDArray[np.uint8]) -> Image.Image:
-    """Returns a picture, (height, width, channels), as a PIL image.
+    """Returns a picture (height, width, channels) as a PIL image.
 
-    The first three channels of 3 or 4 become RGB. Otherwise only channel 0 is shown, in gray.
+    A picture of 3 or 4 channels becomes RGB, from its first three channels. Other pictures become gray, from channel 0.
     """
     pixels = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(pixels))
@@ -99,7 +99,7 @@ def _shown(picture: NDArray[np.uint8], side: int | None) -> Image.Image:
 
 
 def _fitting(line: str, width: int, font: Any) -> str:
-    """Returns a line of text, truncated to the width in pixels."""
+    """Returns a line of text in ASCII. Truncates a line wider than `width` pixels, and ends it in "..."."""
     # The font has only these characters, and draws a box for any other.
     line = line.encode("ascii", "replace").decode()
     if font.getlength(line) <= width:
@@ -117,8 +117,8 @@ def in_blocks(
 ) -> Iterator[str]:
     """Yields lines of text that show pictures in rows, with their captions below.
 
-    The terminal has `width` cells. Each picture is at least 20 cells wide, or as wide as the terminal. A row has whole
-    groups of `group` pictures; a group that is longer than a row is divided into rows of equal length.
+    `width` is the width of the terminal, in cells. Each picture is at least 20 cells wide, or as wide as the terminal.
+    A row has whole groups of `group` pictures; a group that is longer than a row is divided into rows of equal length.
     """
     most = max(1, min((width + 1) // (_MIN_CELLS + 1), -(-len(pictures) // group) * group))
     per_row = max(count for count in range(1, most + 1) if count % group == 0 or group % count == 0)
@@ -144,7 +144,7 @@ def _cells(text: str) -> int:
 
 
 def _folded(text: str, cells: int) -> Iterator[str]:
-    """Yields the lines of a text wrapped to `cells` cells, at most four."""
+    """Yields the lines of a text wrapped to a width of `cells` cells, at most four lines."""
     for number in range(_MAX_LINES):
         end = len(text)
         while end > 1 and _cells(text[:end]) > cells:
@@ -158,7 +158,7 @@ def _folded(text: str, cells: int) -> Iterator[str]:
 
 
 def _blocks(image: Image.Image, width: int) -> Iterator[str]:
-    """Yields lines of half blocks: the upper pixel is the text color, the lower one the background."""
+    """Yields lines of half blocks `width` cells wide: the upper pixel is the text color, the lower the background."""
     size = width, max(2, round(image.height * width / image.width) // 2 * 2)
     enlarged = Image.Resampling.NEAREST if width > image.width else Image.Resampling.LANCZOS
     pixels = np.asarray(image.convert("RGB").resize(size, enlarged))

@@ -1,1 +1,1 @@
-"""Measures the loader next to the limits of the machine, in the same run."""
+"""Measures how fast a loader reads a set, compared with the limits of the machine in the same run."""

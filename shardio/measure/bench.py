@@ -1,13 +1,14 @@
 """Measures how fast this machine reads a set: a loader, and the limits of the machine.
 
-The loader and the limits take turns, round after round. A ratio compares two turns of the same round, so it holds on a
-noisy machine where an absolute figure does not. The limit depends on how samples are read: "mmap" and "pread" copy from
-the page cache, limited by memcpy and np.take; "direct" reads from the disk, limited by plain O_DIRECT reads. Nothing is
-dropped from the page cache here: benchmarks/cold.py measures the first epoch of a set that is not cached.
+In each round, the loader and each limit are measured once, one after the other. A ratio compares two measurements of
+the same round, so it holds on a noisy machine where an absolute figure does not. The limit depends on how samples are
+read: "mmap" and "pread" copy from the page cache, limited by memcpy and np.take; "direct" reads from the disk, limited
+by plain O_DIRECT reads. Nothing is dropped from the page cache here: benchmarks/cold.py measures the first epoch of a
+set that is not cached.
 
-A turn makes two passes and measures the second, from when the pipeline is full, because only the first epoch of a job
-pays for touching memory for the first time. The second pass reads the batches of the first again, except for "direct"
-and its limit, which read other batches that no disk or hypervisor has cached.
+A measurement makes two passes and times the second, once the pipeline is full, because only the first epoch of a job
+pays for touching memory for the first time. The second pass reads the batches of the first pass again, except for
+"direct" and its limit, which read other batches that no disk or hypervisor has cached.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ _CPU = torch.device("cpu")
 
 @dataclass
 class Speed:
-    """The speed of one way to move images: seconds per image, measured once per round."""
+    """The speed of the loader or of a limit. `seconds` has the seconds per image of each round."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
-    """CPU seconds of the whole process per image, measured once per round."""
+    """The CPU seconds of the whole process per image, of each round."""
 
     @property
     def images_per_second(self) -> float:
-        """The median over the rounds."""
+        """The median of the rounds, in images per second."""
         return 1 / statistics.median(self.seconds)
 
     @property
     def cpu_microseconds_per_image(self) -> float:
-        """The median over the rounds."""
+        """The median of the rounds, in CPU microseconds per image."""
         return statistics.median(self.cpu_seconds) * 1e6
 
     def ratio_to(self, other: Speed) -> float:
-        """Returns the median over the rounds of the ratio of this speed to `other`."""
+        """Returns the median of the rounds of this speed divided by the speed `other`."""
         return statistics.median(theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """The speeds of a loader and of the limits, and facts about the set and the machine that were measured."""
+    """The speeds of a loader and of the limits, with facts about the measured set and machine."""
 
     path: str
     split: str
@@ -85,9 +86,9 @@ class BenchResult:
     rounds: int
     seconds: float
     options: dict[str, Any]
-    """What the loader was given or chose: batch_size, prefetch, device, num_threads, io and io_reason."""
+    """The options of the loader, given or chosen: batch_size, prefetch, device, num_threads, io and io_reason."""
     mix: Mapping[str, str]
-    """The shares of other sets that the loader mixes with this one, whose share is 1."""
+    """The shares of the other sets that the loader mixes with this set, whose share is 1."""
     limits: dict[LimitKind, Speed]
     left_out: dict[LimitKind, str]
     """The reason for each limit that cannot be measured here."""
@@ -133,12 +134,14 @@ def bench(
     on_turn: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> BenchResult:
-    """Measures the limits and a loader in turn, `rounds` times, each for about `seconds` after a warm-up.
+    """Returns the speeds of a loader and of the limits, each measured `rounds` times for `seconds` after a warm-up.
 
-    A batch size of None is 256, or all samples if there are fewer. `mix` has the shares of other sets to mix with this
-    one, whose share is 1; the limits are those of this set. `options` are other arguments of ShardLoader. Its threads
-    compete with a `transform` for cores; figures still count stored bytes. `on_turn` is called with (finished turns,
-    all turns). Raises ValueError before the first turn if the options cannot work.
+    - `batch_size`: by default 256, or all samples if there are fewer
+    - `mix`: the shares of other sets to mix with this set, whose share is 1. The limits are measured on this set only
+    - `on_turn`: called with (finished measurements, measurements in total)
+    - `options`: other arguments of ShardLoader. A `transform` competes with its threads; figures count stored bytes
+
+    Raises ValueError before the first measurement if the options cannot work.
     """
     shards = open_shards(path, split)
     size = min(_BATCH_SIZE, len(shards)) if batch_size is None else batch_size
@@ -182,7 +185,7 @@ def bench(
 def _limits(
     shards: ShardSet, batch_size: int, device: torch.device, direct: bool
 ) -> dict[LimitKind, Callable[[int], Steps]]:
-    """Returns a function for each limit that returns its steps for a seed."""
+    """Returns a function for each limit. The function takes a seed, and returns the steps of the limit."""
     nbytes = limits.nbytes_of(shards)
     ways: dict[LimitKind, Callable[[int], Steps]] = {
         "memcpy": lambda seed: limits.memcpy(nbytes),
@@ -214,7 +217,7 @@ def _loader_turn(open_loader: Callable[[], ShardLoader], result: BenchResult, nu
 
 
 def _batches(loader: ShardLoader, epoch: int) -> Steps:
-    """Yields the sizes of batches from the start of `epoch` on, endlessly. Holds one batch, like a training loop."""
+    """Yields the batch size after each batch, from the start of `epoch` on, endlessly. Holds one batch."""
     loader.set_epoch(epoch)
     while True:
         for _ in loader:
@@ -231,11 +234,11 @@ def _measure(
     lead: int,
     device: torch.device = _CPU,
 ) -> None:
-    """Adds the figures of one round to `speed`.
+    """Measures `steps` in the round `number`, and appends the results to `speed`.
 
     A first pass counts the steps that fit in `seconds`; a second pass measures the same number of steps. With `again`,
-    these are the steps of the first pass, otherwise others. The first `lead` steps of a pass touch the buffers and fill
-    the pipeline, and do not count.
+    both passes have the same seed, so they read the same samples. The first `lead` steps of a pass touch the buffers
+    and fill the pipeline, and do not count.
     """
     count = 0
     with closing(steps(2 * number)) as first:
@@ -260,7 +263,7 @@ def _skip(steps: Iterator[int], count: int) -> None:
 
 
 def _machine(shards: ShardSet, device: torch.device) -> dict[str, Any]:
-    """Returns the facts about machine, versions and set that are needed to interpret the figures later."""
+    """Returns the facts about the machine and the libraries that are needed to interpret the figures later."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "cores": usable_cores(),

@@ -1,4 +1,4 @@
-"""The limits of this machine for moving samples without a loader: by memcpy, by np.take, from the disk, to the GPU.
+"""The limits of this machine: how fast it moves samples by memcpy, by np.take, from the disk, and to the GPU.
 
 Each limit is an endless generator: each step moves some images and yields their number. Memory, threads and descriptors
 of a limit exist from its first step until it is closed.
@@ -40,12 +40,12 @@ _COPIES_IN_A_STEP = 32
 
 
 def nbytes_of(shards: ShardSet) -> int:
-    """Returns the bytes of one sample: of its pixels, or of all its arrays if it has none."""
+    """Returns the size of a sample in bytes: of its pixels, or of all its arrays if it has no pixels."""
     return sum(shards.table_of(name).row_nbytes for name in shards.main_tables)
 
 
 def memcpy(image_nbytes: int) -> Steps:
-    """Copies one large block of memory, a whole number of images, to another block. Gathers no scattered samples."""
+    """Copies one large block of memory, a whole number of images, to another block. Yields the number of images."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
     source, target = (aligned_empty((num_images, image_nbytes)) for _ in range(2))
     source.fill(1)
@@ -55,9 +55,10 @@ def memcpy(image_nbytes: int) -> Steps:
 
 
 def take(shards: ShardSet, batch_size: int, seed: int) -> Steps:
-    """Copies random samples of a random shard by np.take(out=, mode="clip"), into slots like the loader's, in turn.
+    """Copies a batch of random samples of a random shard by np.take(out=, mode="clip"). Yields the batch size.
 
-    This is the fastest way to copy a batch without native code. Of samples without pixels, all arrays are copied.
+    Batches go into the same number of slots as the loader's, one after the other. This is the fastest way to copy a
+    batch without native code. If samples have no pixels, all their arrays are copied.
     """
     rng = np.random.default_rng(seed)
     tables = [shards.mapped(name).file_rows for name in shards.main_tables]
@@ -71,9 +72,9 @@ def take(shards: ShardSet, batch_size: int, seed: int) -> Steps:
 
 
 def why_no_direct_reads(shards: ShardSet) -> str | None:
-    """Returns why `direct_reads` cannot work, or None if it can."""
+    """Returns the reason why `direct_reads` cannot work on this set; None if it can."""
     if not shards.has_pixels:
-        return "they are measured on pixels alone"
+        return "the set has no pixels"
     alignment = alignment_of(shards)
     nbytes = shards.row_nbytes
     if alignment is None:
@@ -84,10 +85,10 @@ def why_no_direct_reads(shards: ShardSet) -> str | None:
 
 
 def direct_reads(shards: ShardSet, seed: int) -> Steps:
-    """Reads random whole samples in DIRECT_THREADS threads, each by one preadv with O_DIRECT into its thread's buffer.
+    """Reads random samples from the disk in DIRECT_THREADS threads. Yields the number of samples read by a thread.
 
-    Samples are read from the disk even if they are in the page cache. Raises OSError if `why_no_direct_reads` returns a
-    reason.
+    Each sample is read by one preadv with O_DIRECT, so it comes from the disk even if it is in the page cache. Raises
+    OSError if `why_no_direct_reads` returns a reason.
     """
     nbytes = shards.row_nbytes
     paths = [shards.path_of(shard) for shard in shards.content.shards]
@@ -107,7 +108,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
                     if stopped:
                         return
                     if (count := os.preadv(descriptors[number], [buffer], offset)) != nbytes:
-                        raise OSError(errno.EIO, f"expected {nbytes} bytes at byte {offset}, found {count}")
+                        raise OSError(errno.EIO, f"expected {nbytes} bytes from byte {offset} on, read {count} bytes")
                     if done % num_images == 0:
                         finished.put(num_images)
         except BaseException as error:
@@ -144,7 +145,7 @@ def _opened_direct(paths: Sequence[str]) -> Iterator[list[int]]:
 
 
 def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> Steps:
-    """Copies batches from pinned memory to a CUDA device, one after another."""
+    """Copies batches from pinned memory to a CUDA device. Yields the number of images after every 32 batches."""
     shape = (batch_size, image_nbytes)
     sources = cycle([torch.empty(shape, dtype=torch.uint8, pin_memory=True) for _ in range(SLOTS_IN_TURN)])
     target = torch.empty(shape, dtype=torch.uint8, device=device)
@@ -156,6 +157,6 @@ def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> S
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until a CUDA device has finished all its work."""
+    """Waits until a CUDA device has finished all its work. Returns at once for the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""A set for people to look at: the HTML page of a report, and samples as PNGs and tables.
+"""Shows a set to people: as the HTML page of a report, or as PNGs of samples with a table.
 
 Commands call these functions with an opened set.
 """

@@ -1,4 +1,4 @@
-"""Samples of a set as files for other programs: a PNG of each, its arrays, and a table."""
+"""Writes samples of a set as files for other programs: PNGs, NPY files of arrays, and a CSV table."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _OWN = re.compile(r"[0-9]+(-.*)?\.(png|npy)|" + re.escape(LABELS_FILE))
 
 
 def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress: Callable[[int, int], None]) -> int:
-    """Writes the samples `indices` of a split as files into `folder`, then a labels.csv that describes each file.
+    """Writes the samples `indices` of a split as files into `folder`, and returns the number of files.
 
-    Pixels and masks become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. Returns the
-    number of files. Raises ValueError if the folder has a labels.csv already or is inside the set's folder, and
-    FormatError for a damaged sample.
+    Pixels and masks become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. The last file is
+    labels.csv, with a line per sample. `on_progress` is called with (samples written, samples in all). Raises
+    ValueError if the folder has a labels.csv already or is inside the set's folder, FormatError for a damaged sample.
     """
     if os.path.lexists(folder / LABELS_FILE):
-        raise ValueError(f"{folder}: expected no {LABELS_FILE}, found one: choose another folder")
+        raise ValueError(f"{folder}: the folder already has a {LABELS_FILE}: choose another folder")
     own = Path(os.path.realpath(shards.folder))
     if own in (real := Path(os.path.realpath(folder)), *real.parents):
-        raise ValueError(f"{folder}: the folder must be outside of the set {shards.folder}")
+        raise ValueError(f"{folder}: the folder is inside the set {shards.folder}: choose a folder outside of it")
     make_folder(folder)
     sweep_temporaries(folder, lambda name: not _OWN.fullmatch(target_of(name)))
     arrays = list(shards.arrays)
@@ -75,15 +75,15 @@ def extract(shards: ShardSet, indices: Sequence[int], folder: Path, on_progress:
 
 
 def _stem(key: str) -> str:
-    """Returns the last part of a key without its extension, with only characters that are safe in file names."""
+    """Returns the file name in a key without its extension. `_` replaces characters that are unsafe in file names."""
     name = key.rpartition("/")[2]
     return _UNSAFE.sub("_", name.rpartition(".")[0] or name)[:_MAX_STEM]
 
 
 def png_of(picture: NDArray[Any]) -> bytes | None:
-    """Returns a picture (height, width[, channels]) as a PNG with the same numbers; None if PNG cannot hold them.
+    """Returns a PNG, as bytes, of the values of a picture (height, width[, channels]); None if PNG cannot hold them.
 
-    PNG holds uint8 of one to four channels, uint16 of one channel, and bool as 0 and 1.
+    PNG can hold uint8 with one to four channels, uint16 with one channel, and bool as 0 and 1.
     """
     if picture.dtype == np.bool_:
         picture = picture.view(np.uint8)

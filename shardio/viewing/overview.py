@@ -1,6 +1,6 @@
-"""The numbers of a report: classes and sizes of all samples, and the brightness and levels of some pictures.
+"""Computes the numbers of a report: classes and sizes of all samples, brightness and levels of some pictures.
 
-The whole index is read. Pictures are large, so only a fixed selection is read.
+Reads the whole index, but only a fixed selection of the pictures, as pictures are large.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _MAX_BINS = 40
 
 @dataclass(frozen=True)
 class Histogram:
-    """A histogram: `counts` of the bins between `edges`. `ticks` are the indices of the edges to label."""
+    """A histogram: counts[i] values lie between edges[i] and edges[i + 1]. `ticks` are indices of edges to label."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
     ticks: tuple[int, ...]
     quantiles: tuple[float, ...]
-    """Minimum, 5%, median, 95% and maximum."""
+    """Minimum, 5% quantile, median, 95% quantile and maximum of the values."""
 
 
 def histogram_of_shares(values: NDArray[Any]) -> Histogram | None:
-    """Returns a histogram of numbers from 0 to 1; None if there are no numbers."""
+    """Returns a histogram of numbers from 0 to 1 in 20 bins; None if `values` is empty."""
     return _histogram(values, np.linspace(0, 1, 21), range(0, 21, 5)) if len(values) else None
 
 
 def histogram_of_counts(values: NDArray[Any]) -> Histogram | None:
-    """Returns a histogram of whole numbers; None if there are no numbers."""
+    """Returns a histogram of integers in about 40 bins or fewer; None if `values` is empty."""
     if not len(values):
         return None
     low, high = int(values.min()), int(values.max())
@@ -59,7 +59,7 @@ def histogram_of_counts(values: NDArray[Any]) -> Histogram | None:
 
 
 def histogram_of_sizes(values: NDArray[Any], per_octave: int = 4) -> Histogram | None:
-    """Returns a histogram of numbers above 0, `per_octave` bins for each factor of 2; None if there are no numbers."""
+    """Returns a histogram of positive numbers, with `per_octave` bins per factor of 2; None if `values` is empty."""
     if not len(values):
         return None
     first, last = (math.floor(math.log2(value) * per_octave) for value in (values.min(), values.max()))
@@ -78,14 +78,14 @@ def _histogram(values: NDArray[Any], edges: NDArray[Any], ticks: Sequence[int]) 
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """The number of samples with a label in each split, in the order of the splits."""
+    """The number of samples with the label `label` in each split, in the order of the splits."""
 
     label: int
     counts: tuple[int, ...]
 
 
 def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> list[LabelCounts]:
-    """Returns the counts of all classes and of other labels, by ascending label. `labels` has an array per split."""
+    """Returns the counts of each class and each other label, by ascending label. `labels` has an array per split."""
     found = [np.unique(some, return_counts=True) for some in labels]
     known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
     table = np.zeros((len(known), len(labels)), np.int64)
@@ -96,18 +96,21 @@ def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> list[
 
 @dataclass(frozen=True)
 class ResizeLoss:
-    """How much cropping and resizing changed the pictures of a split."""
+    """How much of the pictures of a split was lost by cropping and resizing them to samples."""
 
     fit: str
     share: Histogram | None
-    """The share of each picture that was cropped away; for `pad`, the share of each sample that is margin."""
+    """Share of each picture that was cropped; for "pad", share of each sample that is margin; None for "squash"."""
     reduction: Histogram
-    """The factor by which each picture was reduced, along a side. Below 1, the picture was enlarged."""
+    """Side of each picture divided by the side of its resized picture. Below 1, the picture was enlarged."""
     num_enlarged: int
 
 
 def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, int], fit: str) -> ResizeLoss | None:
-    """Returns the loss if pictures of these sizes become samples of `size` (height, width); None without pictures."""
+    """Returns the loss if pictures of these sizes become samples of `size` (height, width) by `fit`.
+
+    Returns None if `widths` is empty.
+    """
     across, down = size[1] / widths, size[0] / heights
     if fit == "squash":
         scale, share = np.sqrt(across * down), None
@@ -122,7 +125,7 @@ def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, i
 
 @dataclass(frozen=True)
 class SplitOverview:
-    """A split in numbers. `widths`, `heights` and `aspects` are of the original images; None if sizes are unknown."""
+    """The numbers of a split. `widths`, `heights`, `aspects` are of the original images; None if sizes are unknown."""
 
     name: str
     num_samples: int
@@ -130,7 +133,7 @@ class SplitOverview:
     widths: Histogram | None
     heights: Histogram | None
     aspects: Histogram | None
-    """Width over height."""
+    """Width divided by height."""
     loss: ResizeLoss | None
     brightness: Histogram | None
     """The mean gray of each picture that was read, from 0 for black to 1 for white."""
@@ -138,13 +141,15 @@ class SplitOverview:
 
 @dataclass(frozen=True)
 class SetOverview:
-    """A set in numbers. `levels` come from the manifest if `levels_are_stored`; otherwise they were computed. There are
-    none of samples without pixels."""
+    """The numbers of a set.
+
+    `levels` are from the manifest if `levels_are_stored`, else measured; None if samples have no pixels.
+    """
 
     manifest: Manifest
     splits: tuple[SplitOverview, ...]
     classes: tuple[LabelCounts, ...]
-    """Without the samples that have no label. If none has a label, the only class is NO_LABEL, with all samples."""
+    """The counts of each label. If no sample has a label, NO_LABEL is the only label; otherwise it is left out."""
     levels: Levels | None
     levels_are_stored: bool
     repeats: Repeats
@@ -161,9 +166,11 @@ class SetOverview:
 
 
 def make_overview(splits: Mapping[str, ShardSet], num_pictures: int, on_progress: OnProgress) -> SetOverview:
-    """Returns the numbers of a set. Reads the index and at most `num_pictures` pictures, but at least one per split.
+    """Returns the numbers of the set with these splits.
 
-    Samples without pixels are only counted.
+    Brightness and pictures that look alike come from about `num_pictures` pictures, at least one per split. Further
+    pictures are read to measure levels that are not stored, and to compare pictures. Samples without pixels are only
+    counted.
     """
     manifest = next(iter(splits.values())).manifest
     labels = {name: labels_for_page(shards) for name, shards in splits.items()}
@@ -206,7 +213,7 @@ def make_overview(splits: Mapping[str, ShardSet], num_pictures: int, on_progress
 
 
 def _measure(splits: Mapping[str, ShardSet]) -> Levels:
-    """Measures pixels with the right crc32 alone. Raises FormatError for others."""
+    """Returns the levels of some pictures of the first split. Raises FormatError if one of them is damaged."""
     name, shards = next(iter(splits.items()))
     chosen = chosen_samples(len(shards))
     sums = np.zeros((4, shards.sample_shape[2]), np.int64)
@@ -216,7 +223,7 @@ def _measure(splits: Mapping[str, ShardSet]) -> Levels:
 
 
 def _fit_of(manifest: Manifest, sample_shape: SampleShape) -> str:
-    """Returns the `fit` of the conversions that made samples of this shape; "" if it is unknown or differs."""
+    """Returns "crop" or "pad" if every conversion that made the set used it, with this sample size; otherwise ""."""
     conversions = [one["conversion"] for one in conversions_of(manifest)]
     size = list(sample_shape[:2])
     for fit in ("crop", "pad"):

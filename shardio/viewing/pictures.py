@@ -25,7 +25,7 @@ _MAX_PER_CLASS = 24
 
 
 def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
-    """Opens all splits of the set in the folder `path`: the training split first, then the others by name."""
+    """Returns all splits of the set in the folder `path`, opened: the training split first, then by name."""
     folder = Path(path)
     manifest = load_manifest(folder)
     first = first_split(manifest.splits)
@@ -34,9 +34,9 @@ def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
 
 
 def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """Yields the pictures (height, width, channels) of the samples `indices`, in this order.
+    """Yields the pictures of the samples `indices`, in this order: uint8 (height, width, channels).
 
-    A picture is valid until the next one is requested. Raises the errors of `ShardSet.gather`.
+    A picture is valid until the next picture is requested. Raises the errors of `ShardSet.gather`.
     """
     size = max(1, _BATCH_NBYTES // shards.row_nbytes)
     out = np.empty((min(size, len(indices)), *shards.sample_shape), np.uint8)
@@ -50,24 +50,24 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDAr
 
 
 def read_sound_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """Yields pictures as `read_pictures` does. Raises FormatError at a picture with another crc32 than the index."""
+    """Yields pictures like `read_pictures`. Raises FormatError at a picture whose crc32 differs from the index."""
     expected = shards.column_of("crc32", indices).tolist()
     for index, picture, crc in zip(indices.tolist(), read_pictures(shards, indices), expected, strict=True):
         if (found := crc32(picture)) != crc:
             path = shards.path_of(shards.mapped().locate_one(index)[0])
             raise FormatError(
-                f"{path}: sample {index}: crc32: expected {crc:08x}, found {found:08x}: "
+                f"{path}: sample {index}: expected pixels with crc32 {crc:08x}, found {found:08x}: "
                 "`shardio verify` lists all damage and says how to repair it"
             )
         yield picture
 
 
 NO_LABEL = int(np.iinfo(np.int64).min)
-"""Stands for the label of a sample whose label is no integer, or that has none."""
+"""Label in this module of samples that have no label, or a label that is not an integer."""
 
 
 def labels_for_page(shards: ShardSet) -> NDArray[np.int64]:
-    """Returns the label of each sample; NO_LABEL for all if the index has no labels."""
+    """Returns the labels of all samples, int64; only NO_LABEL if the index has no labels."""
     if not shards.content.index.has_label:
         return np.full(len(shards), NO_LABEL)
     return shards.labels_of(np.arange(len(shards)))
@@ -79,14 +79,14 @@ def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
 
 
 Thumbnail = tuple[int, str, str]
-"""The number of a sample, its key, and its picture, a data URL."""
+"""(number of a sample, its key, its thumbnail as a data URL)."""
 
 
 def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
-    """Returns thumbnails of evenly spaced samples of each of the `wanted` labels, by label.
+    """Returns thumbnails of evenly spaced samples of each label in `wanted`, by label.
 
-    `labels` has the label of each sample of the split. If there are too many wanted labels for a page, only evenly
-    spaced labels get thumbnails.
+    `labels` has the label of each sample of the split. If `wanted` has more labels than a page can have thumbnails,
+    evenly spaced labels are chosen.
     """
     order = np.argsort(labels, kind="stable")
     order = order[np.isin(labels[order], np.array(wanted, np.int64))]

@@ -27,7 +27,7 @@ from shardio.reading.shardset import ShardSet
 from shardio.viewing.pictures import NO_LABEL, read_pictures
 
 MAX_BITS = 3
-"""Hashes are close if they differ in at most this many bits: with 3 differences, one of 4 quarters still agrees."""
+"""Hashes are close if they differ in at most this many bits: then at least one of their four quarters is equal."""
 
 _QUARTERS = 4
 _QUARTER_BITS = 16
@@ -47,7 +47,7 @@ _BITS_OF = np.array([bin(number).count("1") for number in range(1 << 16)], np.ui
 
 
 Hashed = tuple[NDArray[np.int64], NDArray[np.uint64]]
-"""The samples of a split that were read, ascending, and the dHash of each sample's picture."""
+"""(numbers of the samples of a split that were read, ascending; the dHash of each sample's picture)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -77,7 +77,7 @@ class RepeatGroup:
 
 @dataclass(frozen=True)
 class Repeats:
-    """All groups of a set: groups with different labels first, then groups over several splits, then the others."""
+    """The repeats in a set: groups with different labels first, then groups over several splits, then other groups."""
 
     groups: tuple[RepeatGroup, ...]
     keys: tuple[RepeatGroup, ...]
@@ -88,7 +88,7 @@ class Repeats:
 
 
 def hash_picture(image: Image.Image) -> int:
-    """Returns the picture's dHash, 64 bits."""
+    """Returns the dHash of a picture, an integer of 64 bits."""
     grays = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX))
     return int.from_bytes(np.packbits(grays[:, 1:] > grays[:, :-1]).tobytes(), "big")
 
@@ -96,7 +96,7 @@ def hash_picture(image: Image.Image) -> int:
 def find_repeats(
     splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], hashed: Mapping[str, Hashed]
 ) -> Repeats:
-    """Returns the repeats in these splits. `labels` has the labels of each split.
+    """Returns the repeats in `splits`. `labels` has the labels of all samples of each split.
 
     Pictures that look alike are found among the `hashed` samples only.
     """
@@ -132,7 +132,7 @@ class _AllSamples:
         return np.concatenate([shards.column_of("crc32", np.arange(len(shards))) for shards in self.splits.values()])
 
     def read(self, numbers: list[int]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the pictures of the samples with these numbers, which must ascend."""
+        """Yields the pictures of the samples `numbers`, which must be in ascending order."""
         located = [self._locate(number) for number in numbers]
         for place, name in enumerate(self.names):
             indices = [index for at, index in located if at == place]
@@ -140,7 +140,7 @@ class _AllSamples:
 
 
 def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields (whether all pictures of the group are equal, the group) for all groups.
+    """Yields (whether all pictures of the group are equal, numbers of its samples) for each group.
 
     A group of equal pictures joins the group of pictures that look like its first picture.
     """
@@ -152,9 +152,9 @@ def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bo
 
 
 def _find_equal(samples: _AllSamples) -> tuple[list[list[int]], int]:
-    """Returns groups of equal pictures, and how many samples were not compared.
+    """Returns (groups of samples with equal pictures, number of candidates that were not compared).
 
-    A checksum only selects candidates: among a million samples, about a hundred pairs share one by chance.
+    Equal checksums only make candidates: of a million samples, about a hundred pairs have equal checksums by chance.
     """
     crc32s = samples.crc32s()
     order = np.argsort(crc32s, kind="stable")
@@ -176,7 +176,7 @@ def _find_equal(samples: _AllSamples) -> tuple[list[list[int]], int]:
 def _find_alike(
     samples: _AllSamples, hashed: Mapping[str, Hashed], duplicates: set[int]
 ) -> tuple[list[list[int]], int]:
-    """Returns groups of pictures that look alike, without `duplicates`, and the number of pairs not compared."""
+    """Returns (groups of samples that look alike, without `duplicates`; number of pairs that were not compared)."""
     starts = samples.starts[: len(hashed)]
     numbers = np.concatenate([indices + start for (indices, _), start in zip(hashed.values(), starts, strict=True)])
     hashes = np.concatenate([hashes for _, hashes in hashed.values()])
@@ -200,14 +200,15 @@ def _count_bits(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _fields(picture: NDArray[np.uint8]) -> NDArray[np.int16]:
-    """Returns the mean colors of a picture in a grid of 16 x 16 fields."""
+    """Returns the mean levels of a picture in a grid of 16 x 16 fields, int16 (16, 16[, 3])."""
     return np.asarray(as_image(picture).resize((_FIELDS, _FIELDS), Image.Resampling.BOX)).astype(np.int16)
 
 
 def close_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Returns the pairs (n, 2) of indices whose hashes differ in at most MAX_BITS bits. Pairs ascend, without repeats.
+    """Returns the pairs of indices whose hashes differ in at most MAX_BITS bits: int64 (pairs, 2), sorted, distinct.
 
-    Of several equal hashes, the first is paired with each of the others, and the others are in no further pair.
+    Of several equal hashes, only the first is paired with different hashes. The first is also paired with each of the
+    equal hashes.
     """
     values, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     repeated = np.flatnonzero(first[inverse] != np.arange(len(hashes)))
@@ -233,7 +234,7 @@ def close_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def join(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Returns the groups of numbers that the pairs connect. The numbers of a group ascend."""
+    """Returns the groups of numbers that `pairs` connect, directly or not. The numbers in a group ascend."""
     parents: dict[int, int] = {}
 
     def root(number: int) -> int:

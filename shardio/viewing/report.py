@@ -58,10 +58,11 @@ def make_report(
     source_given: bool,
     on_progress: OnProgress,
 ) -> tuple[bytes, SetOverview]:
-    """Returns the HTML page about a set, and the numbers that the page shows.
+    """Returns (HTML page about a set, the numbers that the page shows).
 
-    `splits` comes from `open_splits`. `num_pictures` limits the pictures that are read. `refused` are the images in the
-    set's rejects.jsonl. Unless `source_given`, the page says how to show them. Raises the errors of `ShardSet.gather`.
+    `splits` comes from `open_splits`; `num_pictures` is for `make_overview`. `refused` are the images in the set's
+    rejects.jsonl; unless `source_given`, the page says how to show their pictures. Raises the errors of
+    `ShardSet.gather`.
     """
     overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
@@ -102,7 +103,7 @@ def make_report(
 
 
 def normalize_lines(levels: Levels | None) -> str:
-    """Returns the lines of Python that normalize images of these levels, to paste into a script; "" without levels."""
+    """Returns two lines of Python that make a `Normalize` for these levels, to paste into a script; "" for None."""
     if levels is None:
         return ""
     mean, std = (", ".join(f"{n:.4f}" for n in numbers) for numbers in (levels.mean, levels.std))
@@ -146,12 +147,12 @@ def _percent(share: float) -> str:
 
 
 def _policy_hash(text: str) -> str:
-    """Returns the hash of a style or a script as a Content-Security-Policy names it."""
+    """Returns the hash of a style or a script in the notation of a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _listed(classes: Sequence[LabelCounts]) -> Sequence[LabelCounts]:
-    """Returns the classes of the table: all of them, or the smallest and the largest, ordered by label."""
+    """Returns the classes to list, by ascending label: all, or the smallest and the largest if they are too many."""
     if len(classes) <= _MAX_ROWS:
         return classes
     ordered = sorted(classes, key=lambda one: sum(one.counts))
@@ -178,7 +179,7 @@ def _rows(
 def _cards(
     splits: Mapping[str, ShardSet], repeated: Iterable[RepeatedSample]
 ) -> Iterator[tuple[RepeatedSample, dict[str, str]]]:
-    """Yields repeated samples, and what the page shows of each."""
+    """Yields each repeated sample with its class name, key and thumbnail."""
     wanted = sorted(set(repeated))
     for name, shards in splits.items():
         if not (some := [sample for sample in wanted if sample.split == name]):
@@ -191,7 +192,7 @@ def _cards(
 
 
 def _changes(provenance: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the operations that made the set from other sets, oldest first."""
+    """Yields the names of the operations that made the set from other sets, oldest first."""
     earlier = provenance.get("earlier")
     for step in [*(earlier if isinstance(earlier, list) else []), provenance.get("change")]:
         if isinstance(step, dict):

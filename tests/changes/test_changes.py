@@ -305,7 +305,7 @@ def test_too_little_room_for_copies_is_told_before_anything_is_copied(
     out: Path, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 100))  # type: ignore[attr-defined]
-    with pytest.raises(SpaceError, match=r"expected room for [\d,]+ bytes, found 100 free"):
+    with pytest.raises(SpaceError, match=r"bytes of free space, found 100 bytes"):
         change(out, new, drop=Selection(classes="c1"), copy=True)
     assert not new.exists()
     assert left_beside(new.parent) == []
@@ -544,7 +544,7 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
     for options, error, told in (
         ({"keep": Selection(keys="c1/3.png")}, ConvertError, r"split 'val': no sample is left.*--split"),
         ({"drop": Selection(), "split": ["train", "val"]}, ConvertError, "no sample is left in any split"),
-        ({"keep": Selection(indices=[1])}, ConvertError, "indices count the samples of one split, found train, val"),
+        ({"keep": Selection(indices=[1])}, ConvertError, "indices.*one split, found 2 splits .train, val"),
         ({"keep": Selection(indices=[1]), "split": "test"}, SetNotFoundError, "expected a split 'test', found train"),
         (
             {"drop": Selection(), "split": "val", "arrays": {"a": [1]}},
@@ -561,7 +561,7 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_dropped(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "the selection is empty"),
+        ({}, "selection has no condition"),
         ({"classes": "c11"}, r"expected a class of the set, or a number from 0 to 6, found 'c11': did you mean c1"),
         ({"classes": 7}, "found 7"),
         ({"classes": "-1"}, "found '-1'"),
@@ -665,7 +665,7 @@ def test_a_block_without_values_adds_none(out: Path, new: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "options", "told"),
     [
-        ({"a": np.zeros(24)}, {}, r"array 'a': expected a row for each of the 25 samples, found 24; .*`--array-keys`"),
+        ({"a": np.zeros(24)}, {}, r"array 'a': .* 25 samples, found 24 rows; .*`--array-keys`"),
         ({"a": np.zeros((25, 0))}, {}, "must be at most 8 numbers from 1 to"),
         ({"a": np.zeros(25, ">f4")}, {}, r"array.astype\('<f4'\)"),
         ({"a": np.array([None] * 25)}, {}, "an array's type must be one of"),
@@ -680,17 +680,21 @@ def test_a_block_without_values_adds_none(out: Path, new: Path) -> None:
         ({"a": np.zeros(25), "A": np.zeros(25)}, {}, "differ in more than case"),
         ({}, {}, "at least one array"),
         ({"a": []}, {}, "expected at least one block of values, found none"),
-        ({"a": [np.zeros(20)]}, {}, r"expected values for the 25 samples of 'train', found 20"),
+        ({"a": [np.zeros(20)]}, {}, r"'a': expected 25 rows, .*'train'.* found 20 rows"),
         ({"a": [np.zeros(20), np.zeros(20)]}, {}, "found more"),
-        ({"a": [np.zeros(20), np.zeros(5, "f4")]}, {}, "expected blocks of rows of <f8"),
-        ({"a": [np.zeros(20), 5]}, {}, "expected blocks of rows of <f8"),
+        ({"a": [np.zeros(20), np.zeros(5, "f4")]}, {}, "expected only rows of <f8"),
+        ({"a": [np.zeros(20), 5]}, {}, "expected only rows of <f8"),
         ({"a": [1, 2]}, {}, "expected NumPy arrays, found int"),
         (
             {"a": np.zeros(25)},
             {"array_keys": [key(i) for i in range(24)] + ["x"]},
-            "found none for 1 of 25: 'c3/24.png'",
+            "found none for 1 of 25 samples: 'c3/24.png'",
         ),
-        ({"a": np.zeros(25)}, {"array_keys": [key(i) for i in range(24)] + [key(0)]}, "found 1 repeated: 'c0/0.png'"),
+        (
+            {"a": np.zeros(25)},
+            {"array_keys": [key(i) for i in range(24)] + [key(0)]},
+            "found 1 repeated keys: 'c0/0.png'",
+        ),
         ({"a": np.zeros(25)}, {"array_keys": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
         ({"a": [np.zeros(25)]}, {"array_keys": [key(i) for i in range(25)]}, "leave `array_keys` out"),
     ],
@@ -777,11 +781,11 @@ def test_names_for_people_are_taken_if_they_are_of_one_class(tmp_path: Path, new
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (b"", "expected a column 'key', found no header"),
-        (b"key,label\n", "expected rows with a key and a label"),
-        (b"key,klass\na,b\n", "expected a column 'label', found key, klass"),
+        (b"", "column 'key'.*, found no header"),
+        (b"key,label\n", "at least one row"),
+        (b"key,klass\na,b\n", "column 'label'.*, found key, klass"),
         (b"key,key,label\na,b,c\n", "expected one column 'key', found 2"),
-        (b"key,label\na\n", "line 2: expected 2 cells, found 1"),
+        (b"key,label\na\n", "line 2: expected 2 cells.* found 1 cells"),
         (b"key,label\nc0/0.png,c1\nc0/0.png,c2\n", "line 3: expected one label for 'c0/0.png', found 'c1' and 'c2'"),
         (b"key,label\nno,c1\n", "1 of 1 keys belong to no sample: 'no'"),
         (b"key,label\nc0/0.png,7\n", "from 0 to 6, found '7'"),
@@ -833,12 +837,12 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
     write_set(tmp_path / "squashed", {6: "cat"}, ["cat"], squashed=True)
     assert "train   1 sample in 1 shard, squashed\n" in shardio("info", tmp_path / "squashed").stdout
     for other, told in (
-        (tmp_path / "squashed", "split 'train'.*squashed squashed.*--fit"),
+        (tmp_path / "squashed", "split 'train'.*squashed.*--fit"),
         (a, r"1 keys occur more than once: 'cat/0.png'.*--same-keys allow"),
-        (year, r"expected equal arrays, found none in .*a, and year \(array of <i8 \(\)\) in .*year: `--only-common`"),
-        (tmp_path / "clip", r"expected equal arrays, found none in .*a, and clip \(array of <f8 \(2,\)\)"),
-        (tmp_path / "large", r"large: expected samples of \(6, 5, 3\), as in .*a, found \(7, 5, 3\)"),
-        (tmp_path / "bare", "bare: expected a set with classes"),
+        (year, r"the same arrays.* found none in .*a, and year \(array of <i8 \(\)\) in .*year: `--only-common`"),
+        (tmp_path / "clip", r"the same arrays.* found none in .*a, and clip \(array of <f8 \(2,\)\)"),
+        (tmp_path / "large", r"large: expected samples of \(6, 5, 3\), as in .*a, found samples of \(7, 5, 3\)"),
+        (tmp_path / "bare", "bare: .* no class names"),
     ):
         with pytest.raises(ConvertError, match=told):
             merge([a, other], new)
@@ -861,7 +865,9 @@ def test_a_sample_of_another_set_with_the_same_pixels_is_refused_wherever_it_is_
             writer.append(sample_pixels(sample, SHAPE), 0, key=f"again/{sample}", split="val")
     keep(a, tmp_path / "turned", indices=[5, 4, 3, 2])
     for first in (a, tmp_path / "turned"):
-        with pytest.raises(ConvertError, match=r"3 images.*'again/2' of \S*b is 'cat/2.png' of .*--same-images keep"):
+        with pytest.raises(
+            ConvertError, match=r"3 images.*'again/2' of \S*b equals 'cat/2.png' of .*--same-images keep"
+        ):
             merge([first, tmp_path / "b"], new, same_keys="allow")
     assert os.listdir(tmp_path).count("new") == 0
     merge([a, tmp_path / "b"], new, same_images="keep")
@@ -941,8 +947,8 @@ def test_every_change_is_a_command(image_tree: Path, tmp_path: Path) -> None:
         (("change", out, "x", "--array", "clip:picture=clip.npy"), 2, "of array, mask"),
         (("change", out, "x", "--array", "clip=clip.npy"), 1, "arrays go into one split, found train, val"),
         (("change", out, "x"), 2, "expected a change"),
-        (("change", out, "x", "--class", "n01"), 2, "add --keep or --drop"),
-        (("change", out, "x", "--keep"), 2, "the selection is empty"),
+        (("change", out, "x", "--class", "n01"), 2, "need --keep or --drop"),
+        (("change", out, "x", "--keep"), 2, "selection has no condition"),
         (("change", out, "x", "--keep", "--where", "label ~ 1"), 2, "a condition must be"),
         (("change", out, "x", "--labels", "labels.csv"), 1, "--classes new"),
         (("merge", out, "x"), 0, ""),

@@ -75,7 +75,7 @@ def test_samples_without_pixels_are_written_and_replayed_and_not_shown(latents: 
     assert f"{latents}, train: expected a set with pixels" in str(result.exception)
     assert "`shardio extract` writes" in str(result.exception)
     result = call("replay", latents, "--batch-size", "4", "-o", tmp_path / "a.png")
-    assert f"{latents}: expected a set with pixels to draw" in str(result.exception)
+    assert f"{latents}: --output needs images" in str(result.exception)
 
 
 @pytest.mark.parametrize(
