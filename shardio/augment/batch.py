@@ -122,8 +122,8 @@ class Batch:
         if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(ops)):
             names = ", ".join(sorted(op.name.lower() for op in wrong))
             raise ValueError(
-                f"images must have 3 channels (red, green and blue) or 1 channel, as the transform may change {names}; "
-                f"found {channels} channels"
+                f"images must have 3 channels (red, green and blue) or 1 channel for the operations {names}; found "
+                f"{channels} channels"
             )
 
     def unsquashed(self) -> Batch:

@@ -45,7 +45,7 @@ class Draws:
         Different strings `purpose` give independent numbers. Raises ValueError unless `count` is from 1 to MOST_DRAWS.
         """
         if not 0 < count <= MOST_DRAWS:
-            raise ValueError(f"count must be from 1 to {MOST_DRAWS}; found {count}")
+            raise ValueError(f"count must be from 1 to {MOST_DRAWS} random numbers per sample; found {count}")
         first = self.counters.astype(np.uint64) * np.uint64(MOST_DRAWS)
         return uniform(self._key(purpose), first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
 

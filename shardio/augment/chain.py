@@ -108,7 +108,10 @@ class Transform(Configuration, ABC):
         found = sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
         if found.shape not in {(count, 2), (max(count, 1), 2)} or (found.size and found.min() < 1):
             least = f", minimum {found.min()}" if found.size else ""
-            raise ValueError(f"sizes must be of shape {(count, 2)}, with minimum 1; found shape {found.shape}{least}")
+            raise ValueError(
+                f"sizes must be of shape {(count, 2)}, a height and a width per image, minimum 1; found shape "
+                f"{found.shape}{least}"
+            )
         if labels is not None and not _are_labels(labels, count):
             raise ValueError(
                 f"labels must be int64 (B,), or float32 (B,) or (B, K), for {count} images; found {labels.dtype} "

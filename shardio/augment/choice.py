@@ -63,12 +63,15 @@ def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
     for number, other in enumerate(done[1:], start=1):
         if other.images.shape != images.shape or other.images.dtype != images.dtype:
             found = " and ".join(f"{some.dtype} {tuple(some.shape)}" for some in (images, other.images))
-            raise ValueError(f"transforms to choose from must return images of one size and dtype; found {found}")
+            raise ValueError(
+                f"RandomApply, RandomChoice and RandomOrder can choose among images of one size and dtype only; "
+                f"found {found}"
+            )
         mine = to_device(torch.from_numpy(numbers == number), images.device)
         images = torch.where(mine[:, None, None, None], other.images, images)
         if labels is not None and other.labels is not None and other.labels is not labels:
             if other.labels.shape != labels.shape:
-                raise ValueError("transforms to choose from must all mix labels, or none of them; found both kinds")
+                raise ValueError("RandomChoice: all transforms must mix labels, or none of them; found both kinds")
             labels = torch.where(mine[:, None] if labels.ndim == 2 else mine, other.labels, labels)
     chosen = replace(done[0], images=images, labels=labels)
     if not masks:

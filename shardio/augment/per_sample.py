@@ -72,7 +72,7 @@ class PerSample(Transform):
                         f"PerSample: {name_of(self.transform)} must return a tensor (C, H, W); found {kind}"
                     )
                 made.append((image, own))
-        pictures = self._stacked("an image", [image for image, _ in made], batch.draws.counters)
+        pictures = self._stacked("images", [image for image, _ in made], batch.draws.counters)
         if masks is not None:
             moved = {name: [own[name] for _, own in made] for name in masks.by_name}
             indices = batch.draws.counters

@@ -271,7 +271,7 @@ class Normalize(Transform):
         mean, std = (values * channels if len(values) == 1 else values for values in self.statistics)
         for values in (mean, std):
             if len(values) != channels:
-                raise ValueError(f"Normalize needs images of {len(values)} channels; found {channels} channels")
+                raise ValueError(f"Normalize: mean and std are for {len(values)} channels; found images of {channels}")
         if batch.is_cast:
             raise ValueError("Normalize needs uint8 images, 0 to 255: put it before ToDtype, and use it only once")
         return replace(batch, how=replace(batch.how, statistics=(mean, std)))
