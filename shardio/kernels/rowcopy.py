@@ -24,7 +24,7 @@ Places: TypeAlias = NDArray[np.int64] | None
 
 @dataclass(frozen=True)
 class Windows:
-    """A window of each of B images. Positions and sizes are in pixels, int64 (B,) each."""
+    """A rectangular window of each of B images. Positions and sizes are in pixels, int64 (B,) each."""
 
     tops: NDArray[np.int64]
     lefts: NDArray[np.int64]

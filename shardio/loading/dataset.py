@@ -55,7 +55,7 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
             )
         channels = parts.image_shape[2] if parts.image_shape else 1
         if as_pil and not 1 <= channels <= 4:  # which Pillow has a mode for
-            raise ValueError(f"as_pil: expected samples of 1 to 4 channels, found {channels}: leave out as_pil=True")
+            raise ValueError(f"as_pil=True needs 1 to 4 channels; found samples of {channels} channels: leave it out")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -144,8 +144,9 @@ class LoaderDataset(ShardDataset):
 
 
 class RankSampler(Sampler[int]):
-    """Yields the indices of the samples that a ShardLoader reads next: this rank's part of the next epoch, or after a
-    resume of the rest of an epoch. `set_epoch` is the loader's method. len() is for a whole epoch."""
+    """Yields the indices of the samples that a ShardLoader reads next: this rank's part of the next epoch, or of the
+    rest of an epoch after a resume. len() counts this rank's samples in a whole epoch. `set_epoch` is the loader's
+    method."""
 
     def __init__(self, position: Position) -> None:
         self._position = position

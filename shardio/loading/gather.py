@@ -87,7 +87,7 @@ class Pending:
         start, cpu_start = time.perf_counter(), time.thread_time()
         try:
             if refused:
-                raise RuntimeError("the loader was closed while a batch was being gathered")
+                raise RuntimeError("the loader was closed while a batch was being gathered: make another loader")
             if self._release is None:  # else the batch was abandoned
                 self._reader.read(self._request, self._slot[0], part)
         except BaseException as error:

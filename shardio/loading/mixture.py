@@ -139,7 +139,7 @@ def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
         return MixedSet(sets, first.classes if same else (), first.class_names if same else (), [None] * len(sets))
     for one in sets:
         if not one.classes:
-            raise ValueError(f'{one.path}: classes="join" needs class names; found none: use classes="stored"')
+            raise ValueError(f'{one.path}: classes="join" needs class names; this set has none: use classes="stored"')
     number = {name: i for i, name in enumerate(dict.fromkeys(name for one in sets for name in one.classes))}
     # The first set that has a class names it.
     called = {name: people for one in reversed(sets) for name, people in zip(one.classes, one.class_names, strict=True)}

@@ -105,7 +105,7 @@ def refuse_options(names: Iterable[str]) -> NoReturn:
 def check_function(transform: object) -> None:
     """Raises TypeError if `transform` is neither callable nor None, or the class of a transform."""
     if isinstance(transform, type) and issubclass(transform, Transform):
-        raise TypeError(f"transform must be a transform, not its class: call it, {transform.__name__}(...)")
+        raise TypeError(f"transform must not be a class; found {transform.__name__}: use {transform.__name__}(...)")
     if transform is not None and not callable(transform):
         raise TypeError(
             f"transform must be from shardio.augment, or a function of a batch of images; found {transform!r}"

@@ -63,7 +63,7 @@ class Pipeline:
         self.options = options
         self.pid = os.getpid()
         self.consumer: dict[str, int] = {}
-        """{"thread": the thread that is requesting a batch}; empty if none is."""
+        """{"thread": identifier of the thread that is requesting a batch}; {} if no thread is."""
         self.parts = parts = find_parts(shards, options.arrays, options.images)
         self._copier = copier = make_copier(options.device)
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.

@@ -161,7 +161,7 @@ def _check_classes(
         if label_row != LABEL_ROW:
             if number is not None:
                 raise ValueError(
-                    f"transform: Mixup and CutMix of float32 labels must have no num_classes; found {number}"
+                    f"transform: Mixup and CutMix of float32 labels take no num_classes; found num_classes={number}"
                 )
             continue
         expected, is_known = len(shards.classes), bool(shards.classes)
@@ -171,7 +171,7 @@ def _check_classes(
         if number is None or number < expected or (is_known and number != expected):
             at_least = f"must have num_classes of at least {expected}"
             wanted = f"must have num_classes={expected}, like the set" if is_known else at_least
-            raise ValueError(f"transform: Mixup and CutMix {wanted}; found {number}")
+            raise ValueError(f"transform: Mixup and CutMix {wanted}; found num_classes={number}")
 
 
 def _ours(transform: object) -> Transform | None:

@@ -76,7 +76,7 @@ def find_world(
         try:
             told = World(operator.index(rank), operator.index(world_size), None, "arguments")
         except TypeError:
-            raise TypeError(f"rank and world_size must be integers; found {rank!r}, {world_size!r}") from None
+            raise TypeError(f"rank and world_size must be integers; found {rank!r} and {world_size!r}") from None
         return replace(told, local_rank=_local_rank(told, environ))
     return world_of_torch(environ) or _from_environment(environ)
 

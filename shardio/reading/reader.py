@@ -54,7 +54,8 @@ class Request:
     windows: Windows | None = None
     """The window to read of each image. None reads whole images."""
     ends: NDArray[np.int64] | None = None
-    """The windows one after the other as bytes: window i has the bytes from ends[i] to ends[i + 1]. int64 (B + 1,)."""
+    """For windows that are one after the other in memory: window i has the bytes ends[i] to ends[i + 1] - 1. int64 (B +
+    1,)."""
     resample: Callable[[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]], None] | None = None
     """Reading threads call resample(pixels of windows, positions of their samples in the batch, memory of all images).
     None keeps the windows as they are read."""

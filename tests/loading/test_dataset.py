@@ -107,7 +107,7 @@ def test_images_are_pils_if_asked_for(channels: int, mode: str, make_set: Callab
 
 
 def test_what_cannot_be_a_pil_image_is_refused_when_the_dataset_is_made(make_set: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="as_pil: expected samples of 1 to 4 channels, found 5"):
+    with pytest.raises(ValueError, match=r"as_pil.* 5 channels"):
         ShardDataset(make_set(3, (2, 2, 5)), as_pil=True)
 
 
