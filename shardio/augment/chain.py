@@ -84,7 +84,7 @@ class Transform(Configuration, ABC):
         view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
-        """Returns the transformed images; given labels or masks, a tuple of images, labels and a dict of masks.
+        """Returns the new images; with labels or masks, a tuple: images, labels (if any), a dict of masks (if any).
 
         - `images`: uint8 (B, C, H, W), on any device. `labels`: int64 (B,), or float32 (B,) or (B, K), as after Mixup.
         - `masks`: (B, H, W) or (B, H, W, C) by name. `mask_fill`: the value of masks outside of the image, or a dict.
@@ -229,7 +229,7 @@ class Container(Transform):
 
 
 def _is_known(transform: Transform) -> bool:
-    """Returns whether a transform and all transforms inside are shardio's: others may not know arrays as views."""
+    """Returns whether a transform and all inside are shardio's. Others may not expect an array as `Draws.view`."""
     return is_of_shardio(type(transform)) and all(map(_is_known, transform._inner))
 
 

@@ -71,8 +71,8 @@ FILL_AT = 9
 class Step:
     """An operation for each image of a batch.
 
-    `codes`, uint8 (B,), are numbers of Op. `values`, float64 (B, FILL_AT + channels), are the values of the operations,
-    in the order that Op lists, then 0.
+    `codes`, uint8 (B,), are numbers of Op. `values`, float64 (B, FILL_AT + channels), are the values that Op lists: an
+    interpolation is at SAMPLING_AT, a fill from FILL_AT on, and other values from 0 on. Unused values are 0.
     """
 
     codes: NDArray[np.uint8]
