@@ -193,7 +193,7 @@ def _make_files(task: ShardTask, report: Report, threads: int) -> ShardRecord:
         entry, parts = None, {}
         if len(rows):
             if shard is not None and task.publishes(entry := shard.complete()):
-                shard.publish()
+                shard.commit()
             parts = {name: writer.finish() for name, writer in writers.items()}
     made = rows.to_array(task.key_nbytes, has_label=task.has_label)
     return ShardRecord(entry, made, tuple(rejects), tuple(mended), "", level_sums, parts)

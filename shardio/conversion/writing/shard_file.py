@@ -211,7 +211,7 @@ class ShardFileWriter:
     def finish(self) -> ShardEntry:
         """Completes and publishes the shard, and returns its manifest entry. Raises ValueError if it has no sample."""
         entry = self.complete()
-        self.publish()
+        self.commit()
         return entry
 
     def complete(self) -> ShardEntry:
@@ -238,7 +238,7 @@ class ShardFileWriter:
                 sha256 = pour(lambda offset, buffer: os.preadv(descriptor, [buffer], offset), nbytes)
         return ShardEntry(self.path.name, nbytes, sha256, num_samples)
 
-    def publish(self) -> None:
+    def commit(self) -> None:
         """Flushes the completed shard to disk, and renames it to its final name."""
         self._file.commit()
 
