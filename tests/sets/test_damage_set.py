@@ -123,7 +123,7 @@ def test_a_process_that_dies_or_hangs_is_noticed_and_the_other_damages_are_done(
     script = """
 import os, time
 import damage_set as tool
-tool.PATIENCE_SECONDS = 1
+tool.PATIENCE_SECONDS = 5
 tool.BATCH = 7
 draw = tool.Site.draw
 def noting(site, seed, number):
