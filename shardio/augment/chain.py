@@ -128,7 +128,7 @@ class Transform(Configuration, ABC):
             made = self(*blank[:2], indices=[0], sizes=sizes, masks=blank[2], mask_fill=mask_fill)
             return _for_each(lambda some: some[:0], made)  # type: ignore[no-any-return]
         piece = (self, type(self).__name__)
-        changed, labels, arrays = finished([piece], Batch(images, draws, found, labels, moving))
+        changed, labels, arrays = applied([piece], Batch(images, draws, found, labels, moving))
         if arrays is None:
             return changed if labels is None else (changed, labels)
         return (changed, arrays) if labels is None else (changed, labels, arrays)
@@ -179,7 +179,7 @@ def branches_of(pieces: Iterable[Piece], batch: Batch) -> list[Batch]:
     return batches
 
 
-def finished(pieces: Sequence[Piece], batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+def applied(pieces: Sequence[Piece], batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
     """Applies transforms in order. Returns the images, the labels or None, and the masks by name or None.
 
     If the last transform has views, the images and each mask are tuples with a tensor per view.

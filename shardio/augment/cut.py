@@ -1,6 +1,6 @@
-"""Split and Cut, which find the windows of stored images that a transform needs, before the images are read.
+"""SplitTransform and Cut, which find the windows of stored images that a transform needs, before the images are read.
 
-This works because crop boxes depend on random numbers, not on pixels. A Split is a transform in two parts: crops,
+This works because crop boxes depend on random numbers, not on pixels. A SplitTransform is a transform in two parts: crops,
 resizes and flips at its beginning, and the rest. A Cut is the first part, applied to a batch: the window of each image
 to read, and how to resample the window. For batches on the CPU that are read from mapped memory, the threads that read
 images also resample them. Otherwise whole batches of windows are resampled, on the CPU or on CUDA.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.augment.arguments import is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
-from shardio.augment.chain import Compose, Container, Piece, Transform, Views, finished
+from shardio.augment.chain import Compose, Container, Piece, Transform, Views, applied
 from shardio.augment.masks import Masks
 from shardio.augment.resample import Resampling, as_made, make_spans, resample_by_torch, resample_windows
 from shardio.augment.transforms import (
@@ -42,11 +42,11 @@ _CASTS = (Normalize, ToDtype)
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitTransform:
     """A transform in two parts: `head`, which decides which pixels are read, and `rest`, which runs on the result.
 
     `head` has the crops, resizes and flips at the beginning of the transform, and any Normalize and ToDtype that
-    directly follow. `rest` has all other transforms. Threads may share a Split.
+    directly follow. `rest` has all other transforms. Threads may share a SplitTransform.
     """
 
     transform: Transform
@@ -54,8 +54,8 @@ class Split:
     rest: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, transform: Transform) -> Split | None:
-        """Returns the Split of a transform; None if the transform cannot be split, or the kernel in C is missing."""
+    def of(cls, transform: Transform) -> SplitTransform | None:
+        """Returns the SplitTransform of a transform; None if the transform cannot be split, or the kernel in C is missing."""
         name = type(transform).__name__
         parts = [*transform.parts(name)] if type(transform) is Compose else [(transform, name)]
         resizes = [type(part) in (RandomResizedCrop, Resize) for part, _ in parts]
@@ -100,10 +100,10 @@ class Cut:
     """Which windows of a batch's images to read, and how to resample the windows. Threads may share a Cut.
 
     `batch` has the changes that the head of `split` recorded; its images have a shape but no pixels. For `whole_lines`
-    see `Split.cut`.
+    see `SplitTransform.cut`.
     """
 
-    split: Split
+    split: SplitTransform
     batch: Batch
     whole_lines: int = 0
 
@@ -246,7 +246,7 @@ class Cut:
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
         moving = Masks.of(stand_in, masks, self.split.transform.mask_fill)
         batch = replace(self.batch, labels=labels, masks=moving).holding(as_made(images, self.how))
-        return finished(self.split.rest, batch)
+        return applied(self.split.rest, batch)
 
 
 def margin_of(width: int, channels: int) -> int:
@@ -265,7 +265,7 @@ def _is_crop(transform: Transform) -> bool:
 
 
 def _keeps_places(transform: Transform) -> bool:
-    """Returns whether the transform neither crops nor resizes, so it may be in the rest of a Split.
+    """Returns whether the transform neither crops nor resizes, so it may be in the rest of a SplitTransform.
 
     A crop or a resize could be joined with the head's crops and resizes in one pass. A class from outside of shardio
     may crop, even if it inherits from a class of shardio that does not.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Draws, LoaderBatch
 from shardio.augment.chain import Transform
-from shardio.augment.cut import Cut, Split
+from shardio.augment.cut import Cut, SplitTransform
 from shardio.augment.per_sample import check_foreign, name_of
 from shardio.format.layout import LABEL_ROW, LABELS_NAME, RowType
 from shardio.loading.options import Function, Options, Parts
@@ -47,7 +47,7 @@ class TransformStep:
         """Raises ValueError if `function` does not suit the split.
 
         - `may_read_regions`: read only the regions that the first crops and resizes use, if they can be split off
-        - `whole_lines`: see `Split.cut`
+        - `whole_lines`: see `SplitTransform.cut`
         - `indices`: the indices of the samples to read; None for all samples of the split
         """
         self.function = function
@@ -65,8 +65,8 @@ class TransformStep:
         self.two_parts = self._two_parts_of(ours) if may_read_regions and ours is not None else None
         """The transform in two parts, if only the regions that its first part uses are read; otherwise None."""
 
-    def _two_parts_of(self, transform: Transform) -> Split | None:
-        split, device = Split.of(transform), self._options.device
+    def _two_parts_of(self, transform: Transform) -> SplitTransform | None:
+        split, device = SplitTransform.of(transform), self._options.device
         if split is None or device.type == "cpu":
             return split
         try:

@@ -34,7 +34,7 @@ from shardio.augment import (
 from shardio.augment.batch import Images
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Container, Transform
-from shardio.augment.cut import Split
+from shardio.augment.cut import SplitTransform
 from shardio.augment.recipes import RECIPES
 from shardio.kernels.built import _resample
 
@@ -94,7 +94,7 @@ def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int
     arrays: dict[str, Any] = {} if transform.mixes else {"masks": masks}
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     whole = transform(images, labels, indices=samples, seed=3, epoch=2, sizes=sizes, **arrays)
-    split = Split.of(transform)
+    split = SplitTransform.of(transform)
     assert split is not None
     cut = split.cut(Draws(3, 2, samples), pixels.shape[1:], sizes)
     seen = [image[cut.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)]
@@ -128,13 +128,13 @@ def test_windows_alone_give_the_same_pixels(transform: Transform) -> None:
 def test_recipes_give_the_same_pixels(name: str) -> None:
     transform = recipe(name, 112)  # which patches of 14 and of 16 pixels divide
     if isinstance(transform, Views) or name in ("deit3", "cifar-airbench"):
-        assert Split.of(transform) is None
+        assert SplitTransform.of(transform) is None
     else:
         assert check(transform, stored(np.random.default_rng(2), 160, 160)) < 0.9
 
 
 def test_a_random_box_is_half_of_its_picture_and_a_window_no_larger_than_it_must_be() -> None:
-    split = Split.of(RandomResizedCrop(224))
+    split = SplitTransform.of(RandomResizedCrop(224))
     assert split is not None
     cut = split.cut(Draws(0, 0, np.arange(20_000)), (256, 256, 3))
     assert 0.47 < cut.windows.num_pixels.mean() / 256**2 < 0.49
@@ -148,7 +148,7 @@ def test_windows_of_whole_lines_give_the_same_pixels(lines: int) -> None:
     pixels, samples = stored(np.random.default_rng(4), 96, 50), np.arange(COUNT)
     transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
     expected = transform(torch.from_numpy(pixels).permute(0, 3, 1, 2), seed=1, epoch=2, indices=samples)
-    split = Split.of(transform)
+    split = SplitTransform.of(transform)
     assert split is not None
     least = split.cut(Draws(1, 2, samples), pixels.shape[1:]).windows
     cut = split.cut(Draws(1, 2, samples), pixels.shape[1:], whole_lines=lines)
@@ -165,29 +165,29 @@ def test_windows_of_whole_lines_give_the_same_pixels(lines: int) -> None:
 
 @pytest.mark.parametrize("transform", WHOLE, ids=repr)
 def test_transforms_that_cannot_be_split_are_not(transform: Transform) -> None:
-    assert Split.of(transform) is None
+    assert SplitTransform.of(transform) is None
 
 
 def test_whatever_neither_crops_nor_resizes_may_follow_another_transform_of_windows() -> None:
     moving = {CenterCrop, Pad, RandomCrop, RandomResizedCrop, Resize}
     for transform in ALL:
         if not isinstance(transform, Container):
-            split = Split.of(Compose([CenterCrop(8), ColorJitter(0.1), transform]))
+            split = SplitTransform.of(Compose([CenterCrop(8), ColorJitter(0.1), transform]))
             assert (split is None) == (type(transform) in moving), transform
 
 
 def test_a_transform_of_the_users_own_is_never_split_off() -> None:
     for base in (ColorJitter(), RandomResizedCrop(24)):
         own = type("Own", (type(base),), {"__module__": "user"})(**vars(base))
-        assert Split.of(own) is Split.of(Compose([RandomResizedCrop(24), own])) is None
+        assert SplitTransform.of(own) is SplitTransform.of(Compose([RandomResizedCrop(24), own])) is None
 
 
 def test_a_cut_that_cannot_be_made_raises_what_the_transform_raises() -> None:
-    split = Split.of(CenterCrop(60))
+    split = SplitTransform.of(CenterCrop(60))
     assert split is not None
     with pytest.raises(ValueError, match="does not fit into"):
         split.cut(Draws(0, 0, np.arange(3)), (50, 70, 3))
-    split = Split.of(Resize(20))
+    split = SplitTransform.of(Resize(20))
     assert split is not None
     sizes = np.array([[10, 20], [10, 30], [20, 10]])
     with pytest.raises(ValueError, match="one size"):

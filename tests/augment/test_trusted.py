@@ -211,7 +211,7 @@ from drawn_steps import drawn_step, pictures
 from pictures import as_batch
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype, resample_cuda
 from shardio.augment.boxes import Boxes, Draws
-from shardio.augment.cut import Split
+from shardio.augment.cut import SplitTransform
 from shardio.augment.pixels_cuda import run_steps_if_trusted
 from shardio.augment.resample import Resampling, resample
 from shardio.augment.resample_cuda import resample_if_trusted
@@ -235,7 +235,7 @@ for dtype in (torch.uint8, torch.float32):
 assert chosen_on(cpu) == {"resample": "Triton", "pixels": "Triton"}
 
 chain = Compose([RandomResizedCrop(6), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.float16)])
-cut = Split.of(chain).cut(Draws(0, 0, np.arange(3)), (*size, 3))
+cut = SplitTransform.of(chain).cut(Draws(0, 0, np.arange(3)), (*size, 3))
 assert cut.works_on(cpu)
 
 # The same kernel, wrong: it makes one picture from another's box.
@@ -245,7 +245,7 @@ moved = Boxes(np.arange(3.0), box.lefts, box.heights, box.widths)
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as seen:
     assert resample_if_trusted(images, moved, moved, flips, Resampling((5, 6), "bicubic")) is None
-    assert not Split.of(RandomResizedCrop(6)).cut(Draws(0, 0, np.arange(3)), (*size, 3)).works_on(cpu)
+    assert not SplitTransform.of(RandomResizedCrop(6)).cut(Draws(0, 0, np.arange(3)), (*size, 3)).works_on(cpu)
 assert ["the kernel 'resample' of Triton" in str(warning.message) for warning in seen] == [True, True]
 assert chosen_on(cpu)["resample"] == "Triton, torch"
 print("equal")

@@ -11,7 +11,7 @@ from pictures import as_batch, random_picture
 
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
 from shardio.augment.boxes import Boxes, Draws
-from shardio.augment.cut import Split, margin_of
+from shardio.augment.cut import SplitTransform, margin_of
 from shardio.augment.resample import Interpolation, Resampling, make_spans, resample
 from shardio.augment.resample_cuda import resample_fused
 from shardio.augment.transforms import Transform
@@ -81,7 +81,7 @@ def assert_right(
 
 def check_windows(images: NDArray[np.uint8], transform: Compose, draws: Draws, whole_lines: int) -> None:
     """Checks that windows give the results of whole images, with any bytes in the margins around the windows."""
-    split = Split.of(transform)
+    split = SplitTransform.of(transform)
     assert split is not None
     cut = split.cut(draws, images.shape[1:], None, whole_lines=whole_lines)
     seen = np.concatenate([image[cut.windows.part(i)].reshape(-1) for i, image in enumerate(images)])
