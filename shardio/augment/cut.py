@@ -1,7 +1,7 @@
 """SplitTransform and Cut, which find the windows of stored images that a transform needs, before the images are read.
 
-This works because crop boxes depend on random numbers, not on pixels. A SplitTransform is a transform in two parts: crops,
-resizes and flips at its beginning, and the rest. A Cut is the first part, applied to a batch: the window of each image
+This works because crop boxes depend on random numbers, not on pixels. A SplitTransform has two parts: the transform's
+crops, resizes and flips at its beginning, and the rest. A Cut is the first part, applied to a batch: the window of each image
 to read, and how to resample the window. For batches on the CPU that are read from mapped memory, the threads that read
 images also resample them. Otherwise whole batches of windows are resampled, on the CPU or on CUDA.
 """
@@ -55,7 +55,7 @@ class SplitTransform:
 
     @classmethod
     def of(cls, transform: Transform) -> SplitTransform | None:
-        """Returns the SplitTransform of a transform; None if the transform cannot be split, or the kernel in C is missing."""
+        """Splits a transform. Returns None if the transform cannot be split, or the kernel in C is missing."""
         name = type(transform).__name__
         parts = [*transform.parts(name)] if type(transform) is Compose else [(transform, name)]
         resizes = [type(part) in (RandomResizedCrop, Resize) for part, _ in parts]
