@@ -151,7 +151,7 @@ def measure_resizes(images: torch.Tensor, size: int, rounds: int) -> None:
     """Crops and resizes to `size`, mirrors half of the pictures, and normalizes and casts."""
     count, whole = len(images), images.permute(0, 2, 3, 1).numpy()
     flips, none = np.arange(count) % 2 == 0, np.zeros(count, np.int64)
-    windows = Windows.alike(*whole.shape[1:3], none, none)
+    windows = Windows.of_one_size(*whole.shape[1:3], none, none)
     batch = Batch(images, Draws(0, 0, np.arange(count)), sizes_of(images))
     boxes = RandomResizedCrop(size).apply(batch, "RandomResizedCrop").region
     spans = make_spans(boxes, boxes, *whole.shape[1:3])

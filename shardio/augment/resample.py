@@ -292,7 +292,7 @@ def _resample_natively(
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     count, height, width, channels = pixels.shape
     none = np.zeros(len(flips), np.int64)
-    whole = Windows.alike(height, width, none, none)
+    whole = Windows.of_one_size(height, width, none, none)
     out = np.empty((len(flips), *how.size, channels), how.kernel_dtype)
 
     def work(some: slice) -> None:

@@ -32,7 +32,7 @@ class Windows:
     widths: NDArray[np.int64]
 
     @classmethod
-    def alike(cls, height: int, width: int, tops: NDArray[np.int64], lefts: NDArray[np.int64]) -> Windows:
+    def of_one_size(cls, height: int, width: int, tops: NDArray[np.int64], lefts: NDArray[np.int64]) -> Windows:
         """Returns windows of one size. `tops` and `lefts`, (B,) each, are the positions of the windows."""
         heights, widths = (np.full(len(tops), side, np.int64) for side in (height, width))
         return cls(tops, lefts, heights, widths)

@@ -145,8 +145,7 @@ class LoaderDataset(ShardDataset):
 
 class RankSampler(Sampler[int]):
     """Yields the indices of the samples that a ShardLoader reads next: this rank's part of the next epoch, or of the
-    rest of an epoch after a resume. len() counts this rank's samples in a whole epoch. `set_epoch` is the loader's
-    method."""
+    rest of an epoch after a resume. len() counts this rank's samples in a whole epoch. `set_epoch`: as the loader's."""
 
     def __init__(self, position: Position) -> None:
         self._position = position

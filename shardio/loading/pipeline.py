@@ -26,7 +26,7 @@ from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, traced
 from shardio.loading.report import Counts, LoaderFacts, LoaderReport, Meter, ReportThread, Snapshot
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.loading.transform import CUT_ROWS, TransformStep
-from shardio.loading.world import least_local_ranks
+from shardio.loading.world import min_local_ranks
 from shardio.reading.choose import SplitSource, read_ahead_batches
 from shardio.reading.mixed import AnySet, MixedReader, MixedSet, MixedSource
 from shardio.reading.reader import GuardedReader, Reader, Request
@@ -69,7 +69,7 @@ class Pipeline:
         # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         batch_nbytes = options.batch_size * parts.nbytes
-        reserved = least_local_ranks(options.world) * under_way * batch_nbytes
+        reserved = min_local_ranks(options.world) * under_way * batch_nbytes
         self._source = source
         self._shards = shards
         self._reader = self._make_reader(len(shards) if indices is None else len(np.unique(indices)), reserved)

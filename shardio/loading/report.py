@@ -249,10 +249,10 @@ class LoaderReport(Snapshot):
         world = self.source.world
         place = f"rank {world.rank}/{world.world_size}: " if world.world_size > 1 else ""
         if self.is_stuck:
-            return f"{place}no batch for {self.waiting_seconds:,.0f} s: {_TOLD[self.stage]}"
+            return f"{place}no batch for {self.waiting_seconds:,.0f} s: {_RESULTS[self.stage]}"
         transform = f", transform {self.transformed:.1%}" if self.transformed >= _LITTLE else ""
         waited = f"waited {self.waited:.1%}{transform} of {self.seconds:,.0f} s"
-        return f"{place}{self.images_per_second:,.0f} images/s, {waited}: {_TOLD[self.stage]}"
+        return f"{place}{self.images_per_second:,.0f} images/s, {waited}: {_RESULTS[self.stage]}"
 
     def __str__(self) -> str:
         if not self.counts.batches and not self.waiting_seconds:
@@ -271,7 +271,7 @@ class LoaderReport(Snapshot):
         return seconds / self.seconds if self.seconds else 0.0
 
 
-_TOLD: dict[Stage, str] = {
+_RESULTS: dict[Stage, str] = {
     "consumer": "data keeps up",
     "storage": "storage limits",
     "gather": "gathering limits",

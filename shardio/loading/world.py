@@ -144,7 +144,7 @@ def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, t
             yield source, local_ranks, local_sizes
 
 
-def least_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
+def min_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
     """Returns a lower bound of the number of ranks on this node.
 
     It is the number that the launcher set. If that is unknown, it is the local rank plus 1.

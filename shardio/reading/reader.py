@@ -54,8 +54,7 @@ class Request:
     windows: Windows | None = None
     """The window to read of each image. None reads whole images."""
     ends: NDArray[np.int64] | None = None
-    """For windows that are one after the other in memory: window i has the bytes ends[i] to ends[i + 1] - 1. int64 (B +
-    1,)."""
+    """int64 (B + 1,): of windows one after the other in memory, window i has the bytes ends[i] to ends[i + 1] - 1."""
     resample: Callable[[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]], None] | None = None
     """Reading threads call resample(pixels of windows, positions of their samples in the batch, memory of all images).
     None keeps the windows as they are read."""

@@ -225,7 +225,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         Looks at the pixels (""), or the array `name`, of at most `most` of the samples. Returns None if the kernel does
         not report it: it answers only users who own the files or may write to them.
         """
-        if not self._residency_is_told:
+        if not self._residency_is_known:
             return None
         count = len(self) if indices is None else len(indices)
         some = np.linspace(0, count - 1, min(most, count)).astype(np.int64)
@@ -233,7 +233,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return resident_share(table.rows, table.numbers(some if indices is None else indices[some]))
 
     @cached_property
-    def _residency_is_told(self) -> bool:
+    def _residency_is_known(self) -> bool:
         path = self.path_of(self.content.files[-1])
         with contextlib.suppress(OSError):
             return sys.platform == "linux" and (os.access(path, os.W_OK) or os.stat(path).st_uid == os.geteuid())

@@ -87,7 +87,7 @@ def assert_whole(shards: PartialSet, rng: np.random.Generator) -> None:
     for index, image in zip(indices.tolist(), out, strict=True):
         assert np.array_equal(image, sample_pixels(index)), index
     assert shards.labels_of(indices).tolist() == [i % 7 for i in indices.tolist()]
-    windows = Windows.alike(3, 2, rng.integers(0, 4, NUM_SAMPLES), rng.integers(0, 4, NUM_SAMPLES))
+    windows = Windows.of_one_size(3, 2, rng.integers(0, 4, NUM_SAMPLES), rng.integers(0, 4, NUM_SAMPLES))
     cut = np.empty((NUM_SAMPLES, 3, 2, 3), np.uint8)
     shards.gather(indices, cut, windows)
     for index, top, left, image in zip(indices.tolist(), windows.tops, windows.lefts, cut, strict=True):
@@ -110,7 +110,9 @@ def test_every_state_of_the_copy_gives_the_same_samples(src: Path, storage: Coun
 def test_only_the_lines_of_a_window_are_read_from_afar(storage: CountingStorage, copy: Copy) -> None:
     shards = opened(storage, copy)
     storage.reads.clear()
-    shards.gather(np.array([12]), np.empty((1, 2, 5, 3), np.uint8), Windows.alike(2, 5, np.array([3]), np.array([0])))
+    shards.gather(
+        np.array([12]), np.empty((1, 2, 5, 3), np.uint8), Windows.of_one_size(2, 5, np.array([3]), np.array([0]))
+    )
     assert storage.reads == [("train-00001.npy", 2 * 5 * 3)]
 
 

@@ -78,7 +78,7 @@ def test_windows_of_every_small_size_and_place_are_copied(kernel: str) -> None:
         corners = list(product(range(3), range(4 - h + 1), range(5 - w + 1)))
         numbers, tops, lefts = np.array(corners).T
         out, untouched = fenced((len(corners), h, w, 3), 7)
-        copy_windows(images, numbers, Windows.alike(h, w, tops, lefts), out, kernel)
+        copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, kernel)
         for image, (i, top, left) in zip(out, corners, strict=True):
             assert np.array_equal(image, images[i, top : top + h, left : left + w]), (h, w, i, top, left)
         assert untouched()
@@ -94,7 +94,7 @@ def test_large_windows_are_copied(window: tuple[int, int], channels: int, kernel
     numbers = rng.integers(0, 6, count)
     tops, lefts = rng.integers(0, 256 - h + 1, count), rng.integers(0, 256 - w + 1, count)
     out, untouched = fenced((count, h, w, channels), 5)
-    copy_windows(images, numbers, Windows.alike(h, w, tops, lefts), out, kernel)
+    copy_windows(images, numbers, Windows.of_one_size(h, w, tops, lefts), out, kernel)
     expected = [images[i, y : y + h, x : x + w] for i, y, x in zip(numbers, tops, lefts, strict=True)]
     assert np.array_equal(out, np.stack(expected))
     assert untouched()
@@ -154,11 +154,11 @@ def test_nothing_is_copied_if_one_number_window_or_place_is_outside(bad: int, at
         copy_rows(rows, wrong, out, kernel)
     for numbers, tops, lefts in ((wrong, zeros, zeros), (zeros, wrong, zeros), (zeros, zeros, wrong)):
         with pytest.raises(IndexError):
-            copy_windows(images, numbers, Windows.alike(9, 9, tops, lefts), cut, kernel)
+            copy_windows(images, numbers, Windows.of_one_size(9, 9, tops, lefts), cut, kernel)
     with pytest.raises(IndexError):
         copy_rows(rows, zeros, out, kernel, wrong)
     with pytest.raises((IndexError, ValueError)):
-        copy_windows(images, zeros, Windows.alike(9, 9, zeros, zeros), cut, kernel, wrong * 81)
+        copy_windows(images, zeros, Windows.of_one_size(9, 9, zeros, zeros), cut, kernel, wrong * 81)
     assert (out == GUARD).all()
     assert untouched()
 
@@ -175,13 +175,13 @@ def test_shapes_that_do_not_fit_are_refused(kernel: str) -> None:
             copy_rows(rows, numbers, target, kernel)
     for height, width in ((5, 5), (4, 6), (0, 5), (4, 0)):
         with pytest.raises(IndexError, match=f"found {height} x {width} pixels at"):
-            copy_windows(images, two, Windows.alike(height, width, two * 0, two * 0), out, kernel)
+            copy_windows(images, two, Windows.of_one_size(height, width, two * 0, two * 0), out, kernel)
     with pytest.raises(ValueError, match="out must have 120 bytes"):
-        copy_windows(images, two, Windows.alike(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8), kernel)
+        copy_windows(images, two, Windows.of_one_size(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8), kernel)
     for count in (0, 1, 3):
         some = np.zeros(count, np.int64)
         with pytest.raises(ValueError, match=f"expected 2 windows.* found {count}"):
-            copy_windows(images, two, Windows.alike(1, 1, some, some), out, kernel)
+            copy_windows(images, two, Windows.of_one_size(1, 1, some, some), out, kernel)
         with pytest.raises(IndexError, match="expected as many tops"):
             copy_windows(images, two, Windows(two, two, two, some), out, kernel)
 

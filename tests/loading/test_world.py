@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shardio.errors import LaunchError
-from shardio.loading.world import World, find_world, least_local_ranks
+from shardio.loading.world import World, find_world, min_local_ranks
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2"}
@@ -247,17 +247,17 @@ def test_the_launcher_tells_how_many_ranks_a_node_has_at_least(
     name = names[[source for _, source in IN_ORDER].index(world)]
     assert world.local_rank is not None
     up_to_this = world.local_rank + 1
-    assert least_local_ranks(world, environ) == up_to_this
-    assert least_local_ranks(world, {**environ, name: text}) == min(max(least, up_to_this), world.world_size)
+    assert min_local_ranks(world, environ) == up_to_this
+    assert min_local_ranks(world, {**environ, name: text}) == min(max(least, up_to_this), world.world_size)
 
 
 def test_a_launcher_of_another_world_does_not_tell_how_many_ranks_a_node_has() -> None:
-    assert least_local_ranks(World(0, 4, None, "arguments"), {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3"}) == 1
+    assert min_local_ranks(World(0, 4, None, "arguments"), {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3"}) == 1
 
 
 @pytest.mark.parametrize("name", ["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"])
 def test_each_kind_of_pmi_tells_how_many_ranks_a_node_has(name: str) -> None:
     world = IN_ORDER[2][1]
-    assert least_local_ranks(world, {**PMI, name: "7"}) == 7
+    assert min_local_ranks(world, {**PMI, name: "7"}) == 7
     # An outer launcher that started this one has a step of its own.
-    assert least_local_ranks(world, {**PMI, **SLURM, name: "7", "SLURM_STEP_TASKS_PER_NODE": "8"}) == 7
+    assert min_local_ranks(world, {**PMI, **SLURM, name: "7", "SLURM_STEP_TASKS_PER_NODE": "8"}) == 7

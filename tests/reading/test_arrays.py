@@ -78,7 +78,7 @@ def test_every_reader_reads_pixels_windows_labels_and_arrays_of_any_samples(
     more = {name: np.empty((count, *values.shape[1:]), values.dtype) for name, (_, values) in ARRAYS.items()}
     more["source"] = np.empty(count, np.int64)
     parts = {"arrays": tuple(ARRAYS), "order": np.argsort(is_second, kind="stable")}
-    windows = Windows.alike(4, 3, indices % 3, indices % 2)
+    windows = Windows.of_one_size(4, 3, indices % 3, indices % 2)
     for one in [None] if isinstance(reader, GuardedReader) else [None, windows]:
         shape = (HEIGHT, WIDTH) if one is None else (4, 3)
         memory = SimpleNamespace(
@@ -118,7 +118,7 @@ def test_arrays_are_announced_with_their_pixels(make_set: Callable[..., Path], m
         asked.append((table, indices.tolist(), np.asarray(starts).tolist(), np.asarray(nbytes).tolist()))
 
     monkeypatch.setattr(MappedTable, "will_need", note)
-    windows = Windows.alike(2, 2, np.array([1, 3]), np.array([0, 1]))
+    windows = Windows.of_one_size(2, 2, np.array([1, 3]), np.array([0, 1]))
     MappedReader(shards, ("", "depth", "clip")).will_read(Request(np.array([4, 7]), windows=windows))
     pixels, depth, clip = (shards.mapped(name) for name in ("", "depth", "clip"))
     assert asked == [

@@ -252,7 +252,9 @@ def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[...,
     shards = cold(make_set)
     reader = MappedReader(shards)
     samples = np.array([40, 3, 3])
-    reader.will_read(Request(samples, windows=Windows.alike(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247]))))
+    reader.will_read(
+        Request(samples, windows=Windows.of_one_size(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247])))
+    )
     first, second = (array.reshape(-1, 4096) for array in shards.mapped().file_rows)
 
     def in_cache() -> list[int]:

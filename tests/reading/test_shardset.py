@@ -485,7 +485,7 @@ def test_a_mapping_is_never_larger_than_the_addresses_behind_it() -> None:
 def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(43, (21, 17, 3)))
     indices = np.array([5, 42, 5])
-    windows = Windows.alike(5, 4, np.array([0, 3, 16]), np.array([13, 0, 2]))
+    windows = Windows.of_one_size(5, 4, np.array([0, 3, 16]), np.array([13, 0, 2]))
     out = np.zeros((3, 5, 4, 3), np.uint8)
     shards.gather(indices, out, windows)
     for image, i, top, left in zip(out, indices, windows.tops, windows.lefts, strict=True):
@@ -493,11 +493,11 @@ def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_
     for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
         out[:] = 7
         with pytest.raises(IndexError, match=r"inside images of 21 x 17|as many tops"):
-            shards.gather(indices, out, Windows.alike(5, 4, np.array(tops), np.array(lefts)))
+            shards.gather(indices, out, Windows.of_one_size(5, 4, np.array(tops), np.array(lefts)))
         assert (out == 7).all()
     for height, width in ((22, 4), (5, 18), (0, 4), (5, -1)):
         with pytest.raises(IndexError, match=f"inside images of 21 x 17 pixels; found {height} x {width} pix"):
-            shards.gather(indices, out, Windows.alike(height, width, windows.tops, windows.lefts))
+            shards.gather(indices, out, Windows.of_one_size(height, width, windows.tops, windows.lefts))
     several = Windows(windows.tops, windows.lefts, np.array([1, 2, 3]), np.array([4, 3, 1]))
     packed = np.zeros(3 * (4 + 6 + 3), np.uint8)
     shards.gather(indices, packed, several)
