@@ -228,11 +228,19 @@ class Meeting:
                             found[rank] = json.loads(store.get(f"{name}/{rank}"))
                     self._pause()
                 store.set(name, json.dumps(decide(found)))
+                # The store may end with this process, so the others read the decision first.
+                readers = [rank for rank, word in found.items() if rank != decider and word is not None]
+                deadline = time.monotonic() + REGROUP_SECONDS
+                while any(not store.check([f"{name}/{rank}/read"]) for rank in readers) and time.monotonic() < deadline:
+                    self._pause()
             while not store.check([name]):
                 if time.monotonic() > deadline + REGROUP_SECONDS:
                     raise RuntimeError(f"rank {decider} does not answer")
                 self._pause()
-            return json.loads(store.get(name))
+            decision = json.loads(store.get(name))
+            with contextlib.suppress(RuntimeError, OSError):  # the decider did not wait any longer
+                store.set(f"{name}/{self.rank}/read", "")
+            return decision
 
         return _within(seconds + 2 * REGROUP_SECONDS, ask, self.stop)
 

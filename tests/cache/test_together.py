@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -283,9 +282,8 @@ def test_a_block_that_a_node_is_fetching_for_a_batch_is_waited_for_and_not_read_
 
 def test_ranks_that_want_different_sets_all_get_an_error(make_set: Callable[..., Path], tmp_path: Path) -> None:
     words = [(make_set(20), tmp_path / "node-0"), (make_set(30), tmp_path / "node-1")]
-    # The store of rank 0 ends with its process.
-    code = f"import time\ntry:\n{textwrap.indent(NODE, '    ')}\nfinally:\n    time.sleep(1)"
-    for result in run_ranks(code, words):
+    # The store ends with the process of rank 0, which waits until rank 1 has looked.
+    for result in run_ranks(NODE.replace("report =", "meeting._POLL_SECONDS = (0.01, 2.0)[rank]\nreport ="), words):
         assert result.returncode == 1
         assert re.search(r"LaunchError: expected one set on all ranks, rank 1 has .*", result.stderr)
 
