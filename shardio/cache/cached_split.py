@@ -1,4 +1,4 @@
-"""A split of a set, opened through a cache: usable at once, and faster when the copy is complete.
+"""A split of a set, read through a cache: usable at once, and faster once the copy is complete.
 
     storage -> filler (a thread of one process per node) -> copy -> PartialSet -> PartialReader -> gather threads
 
@@ -48,7 +48,10 @@ _MOST_BATCHES = 1000
 
 
 class _BackgroundFill:
-    """Copies a set in a thread that refers to this object alone, so that `owner` can die: then the thread stops."""
+    """Copies a set in a thread, which stops when `owner`, the CachedSplit, is garbage collected.
+
+    The thread holds a reference to this object, but none to `owner`.
+    """
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
         self.storage = storage
@@ -57,7 +60,7 @@ class _BackgroundFill:
         self.state = "complete"
         """The progress of the copy, in words."""
         self.io_reason = ""
-        """Why samples are read the way they are."""
+        """Why this kind of reader was chosen, as text for users."""
         self.stopped = Flag(owner)
 
     def begin(
@@ -94,7 +97,10 @@ class _BackgroundFill:
         self.state = "copied by another process" if process is None else f"copied by process {process}"
 
     def _run(self, filler: CopyFiller) -> None:
-        """Runs in the thread. An error becomes a warning, as training can continue without the copy."""
+        """Runs `filler` in the thread, and records the outcome in `state`.
+
+        An error becomes a warning, as training can continue without the copy.
+        """
         try:
             self.state = "complete" if filler.run() else "stopped"
         except Exception as error:
@@ -116,9 +122,9 @@ class _BackgroundFill:
         self.storage.close()
 
     def close(self) -> None:
-        """Stops the copying and ends the lease. May be called again, also after an interruption.
+        """Stops copying, waits for the thread, and ends the lease. May be called again, even after an interruption.
 
-        A finalizer may run in a thread that copies: then it does not wait, and that thread ends the lease.
+        If a finalizer calls this in the copying thread, it does not wait: the thread ends the lease when it stops.
         """
         self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")
@@ -135,7 +141,10 @@ class _BackgroundFill:
 
 
 class StorageReader(Reader):
-    """Reads damaged samples again from the storage. If they are intact there, it calls `on_damaged_copy`."""
+    """Reads samples whose rows in the copy are damaged, from the storage.
+
+    Calls `on_damaged_copy` after each `copy` whose samples all have the right crc32 in the storage.
+    """
 
     name = "storage"
 
@@ -157,11 +166,13 @@ class StorageReader(Reader):
 
 
 class CachedSplit:
-    """The `SplitSource` of a split of the set `place`, a folder or URL, read through the cache in the folder `cache`.
+    """A split of the set `place` (a folder or URL), read through the cache in the folder `cache`.
 
-    It holds a lease from the start; `close` ends it, also when the object dies. `digest` and errors are as for
-    `take_lease`. Raises SetNotFoundError if the split does not exist. With a `meeting`, the copy is made together with
-    the nodes there; raises LaunchError if they do not want the same split.
+    Holds a lease on the set's copy until `close`, or until the object is garbage collected. With a `meeting`, its nodes
+    make their copies together.
+
+    `digest` pins the set. Raises the errors of `take_lease`; SetNotFoundError if the set has no such split; LaunchError
+    if the ranks of the meeting do not all ask for the same split.
     """
 
     _shards: ShardSet
@@ -196,7 +207,11 @@ class CachedSplit:
         self.close()
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Opens the split, and starts copying if needed: shards in the order in which `batches` need them."""
+        """Returns the opened split, and starts copying in a thread if the copy is incomplete.
+
+        Waits until the index is copied. Without a meeting, shards are copied in the order in which `batches`, int64
+        arrays of sample numbers, need them.
+        """
         # All nodes copy in one order, and a node that has everything passes it on.
         order = _by_need(self._split, batches) if self._meeting is None else ()
         if self._lease.is_complete():
@@ -230,7 +245,9 @@ class CachedSplit:
         if not isinstance(self._shards, PartialSet):
             return make(self._shards)
         if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
-            raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
+            raise ValueError(
+                f'{lease.path}: this filesystem lacks O_DIRECT, which io="direct" needs: use "auto", "mmap" or "pread"'
+            )
         staging.io_reason = (
             f"{self._storage.name} is being copied to {lease.path}: missing shards are read from the source; the "
             f"epoch after the copy is complete reads it as io={io!r} says"
@@ -238,9 +255,9 @@ class CachedSplit:
         return PartialReader(self._shards, settle)
 
     def make_second(self) -> StorageReader:
-        """Returns the reader that reads damaged samples again, from the storage.
+        """Returns a StorageReader, which reads damaged samples again, from the storage.
 
-        If the storage has them intact, a thread verifies the whole copy, once, and copies damaged files again.
+        When the samples are intact there, a thread verifies the whole copy, once, and replaces damaged files.
         """
         not_begun = [None]  # the gather thread that pops it begins
 
@@ -255,8 +272,11 @@ class CachedSplit:
         return StorageReader(self._shards, self._storage, verify_copy)
 
     def describe(self) -> dict[str, Any]:
-        """Returns `io_reason` and `staging`: the `state` of the copy in words, its `path`, the number of `shards` of
-        the split, and how many of them the copy has, `shards_here`."""
+        """Returns `io_reason`, why this reader was chosen, and `staging`, a dict that describes the copy.
+
+        `staging` has the `state` of copying in words, the copy's `path`, the split's number of `shards`, and
+        `shards_here`, how many of the shards are in the copy.
+        """
         num_away = self._shards.look() if isinstance(self._shards, PartialSet) else 0
         count = sum(len(self._shards.table_of(name).files) for name in self._shards.main_tables)
         copy = {"state": self._fill.state, "path": str(self._lease.path)}
@@ -264,19 +284,22 @@ class CachedSplit:
         return {"io_reason": self._fill.io_reason, "staging": staging}
 
     def stop(self) -> None:
-        """Ends the copying soon, and makes reads from the storage fail. Does not wait; may be called again."""
+        """Asks the copying thread to stop, and makes reads from the storage fail.
+
+        Does not wait. May be called again.
+        """
         self._fill.stop()
 
     def close(self) -> None:
-        """Ends the copying and the lease. The opened set keeps the shards that it has mapped."""
+        """Stops copying and ends the lease. Shards that the opened set has mapped stay readable."""
         if hasattr(self, "_fill"):  # else its making was interrupted
             self._fill.close()
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """Returns the shards in the order in which the first batches need them.
+    """Returns the shards that the first `_MOST_BATCHES` batches need, in the order in which batches need them.
 
-    If the split has an order of its own the result is a guess: no file of the set is read.
+    If the split has an order file, the result is a guess: no file of the set is read.
     """
     if not split.shards:
         return []
@@ -298,8 +321,9 @@ def open_source(
     digest: str | None,
     meet: Callable[[], Meeting | None] = lambda: None,
 ) -> SplitSource:
-    """Returns the split of the set `path`; with `cache`, read through the cache in that folder.
+    """Returns a source of the split of the set `path`, a folder or URL.
 
-    It is copied together with the ranks of the meeting that `meet` returns, if any.
+    With `cache`, a folder, the source is a CachedSplit, which copies together with the ranks of the Meeting that `meet`
+    returns, if any. Otherwise it is a LocalSplit, which reads the set where it is.
     """
     return LocalSplit(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest, meet())

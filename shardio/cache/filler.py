@@ -1,8 +1,8 @@
-"""Fills a copy of a set: links the files that other copies have, fetches the others, and commits the manifest.
+"""Completes a copy of a set: links files from other copies, fetches the rest, and writes the manifest.
 
-If the process with the right to fill the copy is killed, the next one continues with what was written. Files are shared
-by hard links: files of a set never change, and a damaged file is replaced by another file. So a change to one copy
-never affects another, and removing the last name frees the space.
+If the process with the right to fill the copy is killed, the next process continues with what was written. Copies share
+equal files as hard links. Files of a set never change, and a damaged file is replaced by a new file. So a change to one
+copy never affects another, and removing the last link frees the space.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ _SHARED_REQUESTS = 4, 512 << 10
 
 
 class CopyFiller:
-    """Completes the copy of the set in `storage` in the folder of `lease`: `run` does this, with `workers` threads.
+    """Completes the copy of the set in `storage`, in the folder of `lease`, when `run` is called.
 
-    The caller holds the lease until `run` has returned. Indexes are copied first, then the files in `order`, then the
-    others. Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done.
-    `on_fill` is called when this process gets the right to fill the copy; the other calls are as for `stage`.
+    `workers` threads copy indexes, orders and checksums first, then the files in `order`, then the other files. The
+    caller holds the lease until `run` has returned. Any thread may set `stop`: `run` then returns once the piece of 8
+    MiB, or the sync, under way is done. `on_fill` is called when this process gets the right to fill the copy. The
+    other parameters are as for `stage`; `meeting` is its `together`.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class CopyFiller:
         self._sound: SoundFiles = {}
 
     def run(self) -> bool:
-        """Returns True when the copy is complete, whichever process made it; False if `stop` was set before.
+        """Completes the copy. Returns True once it is complete, or False if `stop` was set before.
 
-        Raises the errors of `stage`.
+        Waits while another process fills the copy. Raises the errors of `stage`.
         """
         try:
             return self._run()
@@ -137,7 +138,7 @@ class CopyFiller:
         return False
 
     def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
-        """Returns the files that are missing, or that opening the copy would refuse."""
+        """Returns the set's files that are missing in `folder`, or that fail the checks of `open_sound`."""
         missing = []
         for entry in self.files:
             try:
@@ -147,9 +148,9 @@ class CopyFiller:
         return missing
 
     def _fill(self, folder: FolderHandle) -> bool:
-        """Fills the copy. Returns the result of `run`.
+        """Writes missing files and then the manifest into `folder`. Returns False if `stop` was set before the end.
 
-        The folder is open: in a cache of several users, its name may lead to another set at any moment.
+        `folder` is an open handle, as other users of the cache may put another folder at its path at any moment.
         """
         remove_temporaries(folder)  # no other process writes here: they are left by a killed one
         was_empty = not os.listdir(folder.fileno())
@@ -189,8 +190,8 @@ class CopyFiller:
             raise self._cache.no_room(self._lease.digest, self._needed(todo, folder), error.strerror) from error
         if not folder.is_in_place():
             raise CacheError(
-                f"{folder}: while this folder was filled, another process put something else in its place: remove "
-                "that, or choose another cache"
+                f"{folder}: another process moved or replaced this folder while shardio was filling it: remove what "
+                "is at this path now, or choose another cache"
             )
         return True
 
@@ -205,7 +206,10 @@ class CopyFiller:
                 remove_parts(folder)
 
     def _complete(self, partial: PartialCopy, entry: FileEntry) -> None:
-        """Fetches the missing blocks of a file, and gives it its name. Runs in a thread."""
+        """Fetches a file's missing blocks, verifies the file, and renames it to its own name. Runs in a thread.
+
+        A file whose sha256 is wrong is fetched once more before this raises an error.
+        """
         with partial.open(entry) as file, naming(partial.path_of(entry)):
             reserve(file.fileno(), entry.nbytes)
         found = ""
@@ -218,7 +222,7 @@ class CopyFiller:
         raise self._copier.damaged(entry, found)
 
     def _finish(self, partial: PartialCopy, entry: FileEntry) -> str:
-        """Gives a file its name if its sha256, which is returned, is right."""
+        """Returns the sha256 of a file. If it is right, renames the file to its own name."""
         found = partial.finish(entry)
         if found == entry.sha256:
             self.copied.append(entry)
@@ -227,7 +231,7 @@ class CopyFiller:
         return found
 
     def _fetch_missing(self, partial: PartialCopy, entry: FileEntry) -> None:
-        """Fetches the missing blocks of a file, and then those that other processes were expected to fetch."""
+        """Fetches a file's MISSING blocks, then the COMING blocks that other processes do not complete in time."""
         blocks = partial.blocks[entry]
         requests, nbytes = _REQUESTS if self._on_fill is None else _SHARED_REQUESTS
         step = max(1, nbytes // blocks.size)
@@ -257,7 +261,10 @@ class CopyFiller:
         self._copier.count(entry.nbytes - fetched)
 
     def _copy_together(self, folder: FolderHandle, partial: PartialCopy) -> None:
-        """Copies what the node lacks with the other nodes, as far as they get together."""
+        """Fetches files together with the other nodes of the meeting, for as long as that works.
+
+        The caller fetches the files that are still missing afterwards.
+        """
         from shardio.cache.together import LeftBehindError, Together
 
         def finish(entry: FileEntry) -> bool:
@@ -321,9 +328,9 @@ class CopyFiller:
 def link_from_others(
     folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape | None
 ) -> list[FileEntry]:
-    """Makes hard links in `folder`, a copy, to files that other complete copies have. Returns the linked `entries`.
+    """Hard links files of other complete copies into `folder`, a copy. Returns the `entries` that were linked.
 
-    Only copies and files of the same user are linked: other users can write to their own.
+    Links only this user's files, from this user's copies: other users could change their own files later.
     """
     linked: list[FileEntry] = []
     cache, digest = folder.path.parent, folder.path.name
@@ -353,7 +360,10 @@ def link_from_others(
 
 
 def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> bool:
-    """Gives a file a second name. Returns False if the file differs from its entry, or the system refuses."""
+    """Hard links `source` as `target` and returns True.
+
+    Returns False if `source` belongs to another user or differs from `entry`, or if the system refuses the link.
+    """
     try:
         with open_sound(source, entry, sample_shape) as file:
             status = os.fstat(file.fileno())

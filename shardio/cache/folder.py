@@ -1,4 +1,4 @@
-"""A folder on a node's own disk that holds copies of sets for all jobs of the node, and is kept to a size.
+"""A cache: a folder on a node's own disk with copies of sets, which all jobs of the node share.
 
 CACHE/
   shardio-cache.txt    marks the folder as a cache: its content may be removed
@@ -7,7 +7,7 @@ CACHE/
                        evicts the copy holds an exclusive lock
   <digest>.fill        the process that fills the copy holds an exclusive lock on it; says where the files come from
 
-Copies may share files: one file with several names (hard links), which takes its room once. See `stage`.
+Copies may share a file through hard links, so the file takes up space only once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CachedCopy:
     last_used: float
     """When a lease last began or ended, in seconds since the epoch."""
     source: str
-    """Where it was last copied from; empty if unknown."""
+    """The folder or URL that it was last copied from; "" if unknown."""
     in_use: bool
     """Whether a process holds a lease, so the copy is not evicted."""
     processes: tuple[int, ...]
@@ -63,7 +63,7 @@ class CachedCopy:
     nbytes_alone: int = 0
     """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
-    """Why it is unknown whether the copy is in use, as its lock file is something else; it counts as in use."""
+    """Why its lock cannot be read, for example because it is a link; "" if it can. The copy then counts as in use."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +71,25 @@ class EvictReport:
     path: str
     removed: tuple[CachedCopy, ...]
     kept: tuple[CachedCopy, ...]
-    """Copies that would have been removed too, but are in use, or only another user may remove them."""
+    """Copies that were due for removal, but are in use or may only be removed by another user."""
     nbytes: int
     """The size of the copies that remain. A file that several of them share counts once."""
 
 
 class Cache:
-    """The cache in `folder`, for any number of threads, processes and users. The first `lease` makes the folder."""
+    """The cache in `folder`, which threads, processes and users may share. The first `lease` creates the folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         check_local(folder, CacheError, "a cache is a folder on a disk of this machine")
         self.folder = Path(os.path.abspath(folder))  # wherever the process may go
 
     def lease(self, digest: str) -> Lease:
-        """Returns a lease on the copy with this digest, which need not exist yet: it is not evicted until `close`.
+        """Returns a lease on the copy with this digest: the copy is not evicted until the lease is closed.
 
-        Waits at most half a minute while another process evicts the copy. Permission to read is enough. Raises
-        ValueError if `digest` is not a digest, CacheError if the folder is not a cache, is not on a disk of this
-        machine, or has something else in place of the lock or the copy; OSError if the lock cannot be taken.
+        The copy need not exist yet. Waits up to 30 seconds while another process evicts it. Permission to read the
+        cache is enough if the copy has a lock file. Raises ValueError if `digest` is not 64 lower-case hexadecimal
+        digits; CacheError if the folder is not a cache, is on a network filesystem, or has something else at the path
+        of the lock or copy; OSError if the lock cannot be taken.
         """
         if not is_digest(digest):
             raise ValueError(f"digest must be 64 lower-case hexadecimal digits; found {digest!r}")
@@ -100,8 +101,10 @@ class Cache:
         return shutil.disk_usage(self.folder).free
 
     def copies(self) -> list[CachedCopy]:
-        """Returns the copies, unsorted. Raises CacheError if the folder is not a cache, FileNotFoundError if it does
-        not exist."""
+        """Returns a CachedCopy for each copy in the cache, unsorted.
+
+        Raises CacheError if the folder is not a cache, FileNotFoundError if it does not exist.
+        """
         self._check()
         with os.scandir(self.folder) as entries:
             digests = [e.name for e in entries if is_digest(e.name) and e.is_dir(follow_symlinks=False)]
@@ -112,13 +115,13 @@ class Cache:
         return found
 
     def evict(self, *, keep: int | None = None, free: int | None = None) -> EvictReport:
-        """Removes copies that no process holds, least recently used first, until the limit is met.
+        """Removes unused copies, least recently used first, until the limit is met. Returns an EvictReport.
 
-        The limit is `keep`, the most bytes that all copies may have together, or `free`, the bytes that must be free
-        on the filesystem. Raises CacheError, and touches nothing, if the folder is not a cache.
+        The limit is either `keep`, the most bytes that all copies together may have, or `free`, the bytes that must be
+        free on the filesystem. Raises CacheError, and removes nothing, if the folder is not a cache.
         """
         if (keep is None) == (free is None):
-            raise ValueError(f"give either `keep` or `free`; found keep={keep}, free={free}")
+            raise ValueError(f"give exactly one of `keep` and `free`, in bytes; found keep={keep} and free={free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
         left = {copy.digest: list(_statuses(Path(copy.path))) for copy in copies}
@@ -141,9 +144,9 @@ class Cache:
         return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
 
     def make_room(self, digest: str, nbytes: int) -> tuple[CachedCopy, ...]:
-        """Evicts copies until `nbytes` more can be written for the copy with this digest. Returns the evicted copies.
+        """Evicts unused copies until `nbytes` more bytes fit on the disk. Returns the evicted copies.
 
-        Raises SpaceError, and evicts nothing, if eviction cannot free enough.
+        `digest` names the copy that needs the space. Raises SpaceError, and evicts nothing, if that cannot free enough.
         """
         free = self.free_nbytes()
         if nbytes <= free:
@@ -156,8 +159,10 @@ class Cache:
         raise self.no_room(digest, nbytes)
 
     def no_room(self, digest: str, nbytes: int, found: str | None = None) -> SpaceError:
-        """Returns the error that the copy `digest` needs `nbytes` more bytes. The message lists what fills the disk.
-        `found` is the filesystem's own error, which may name a quota."""
+        """Returns a SpaceError: the copy `digest` needs `nbytes` more bytes. Its message lists the copies in use.
+
+        `found` is the filesystem's own error message, which may name a quota.
+        """
         copies = [copy for copy in self.copies() if copy.digest != digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
         ours = _freed(self._evictable(copies))
@@ -173,7 +178,7 @@ class Cache:
         return [copy for copy in copies if not copy.in_use and self.may_remove(copy.digest)]
 
     def _remove(self, paths: CopyPaths) -> bool:
-        """Removes a copy and its locks, unless it is in use. Returns whether it is gone.
+        """Removes a copy and its lock files, and returns True. Returns False, and removes nothing, if it is in use.
 
         Raises PermissionError, and leaves the copy as it was, if this user may not remove all of it.
         """
@@ -196,7 +201,7 @@ class Cache:
         return True
 
     def may_remove(self, digest: str) -> bool:
-        """Returns whether this user may rename a copy and remove its files; True if there is no copy."""
+        """Returns whether this user may rename a copy and remove its files; True if there is no such copy."""
         folder = CopyPaths(self.folder, digest).folder
         try:
             owner = os.stat(folder).st_uid
@@ -209,7 +214,7 @@ class Cache:
         return all(os.access(path, everything, effective_ids=True) for path in (self.folder, folder))
 
     def sweep(self) -> None:
-        """Removes the leftovers of killed evictors, and locks without a copy. Keeps anything in use."""
+        """Removes what killed processes left: evicted folders, and lock files without a copy. Keeps anything in use."""
         names = os.listdir(self.folder)
         for name in names:
             digest = name.partition(".")[0]
@@ -221,7 +226,10 @@ class Cache:
                     CopyPaths(self.folder, digest).remove_orphans()
 
     def _make(self) -> None:
-        """Makes the folder and the marker, which comes before any other file."""
+        """Creates the cache's folder and, before any other file, the marker file, unless they exist.
+
+        Raises CacheError if the folder is on a network filesystem, or holds other files and no marker.
+        """
         marker = self.folder / MARKER_NAME
         if marker.exists():
             # A process was killed right after making it, or the owner of the folder has made it.
@@ -232,8 +240,9 @@ class Cache:
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
         if is_shared(kind):
             raise CacheError(
-                f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where "
-                "it is unknown which copies other machines use. Choose a local disk, or use the set where it is"
+                f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, a "
+                "network filesystem, where it is unknown which copies other machines use. Choose a folder on a local "
+                "disk, or read the set without a cache"
             )
         make_folder(self.folder)
         if os.listdir(self.folder):
@@ -247,9 +256,9 @@ class Cache:
         names = os.listdir(self.folder)
         # Looked up by name: if it was made just now, the list may have only what came after it.
         if not (self.folder / MARKER_NAME).exists():
-            found = f"{min(names)!r} in it and no {MARKER_NAME}" if names else "an empty folder"
+            found = f"a folder with {min(names)!r} and without {MARKER_NAME}" if names else "an empty folder"
             raise CacheError(
-                f"{self.folder}: expected a cache that `shardio stage` has made, found {found}; choose another folder: "
+                f"{self.folder}: expected a cache made by `shardio stage`, found {found}; choose another folder, as "
                 "eviction may remove everything in a cache"
             )
 
@@ -281,13 +290,16 @@ def _describe(paths: CopyPaths) -> CachedCopy:
 
 
 def _freed(copies: Iterable[CachedCopy]) -> int:
-    """Returns how many bytes evicting all these copies frees."""
+    """Returns how many bytes become free if all of `copies` are evicted."""
     return _sizes(_statuses(Path(copy.path)) for copy in copies)[1]
 
 
 def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
-    """Returns the bytes of all files of some copies, and the bytes of the files without a name elsewhere, which are
-    freed when all these copies are removed. A file with several names counts once."""
+    """Returns the total bytes of the files in `copies`, and how many of them removing all `copies` frees.
+
+    Each copy is given by the lstat of its files. A file with several hard links counts once; removing it frees nothing
+    if it has a link elsewhere.
+    """
     found = list(chain.from_iterable(copies))
     counts = Counter((status.st_dev, status.st_ino) for status in found)
     each = {(status.st_dev, status.st_ino): status for status in found}
@@ -297,7 +309,7 @@ def _sizes(copies: Iterable[Iterable[os.stat_result]]) -> tuple[int, int]:
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:
-    """Yields the lstat of each file in a copy that this user may see."""
+    """Yields the lstat of each file in the folder of a copy; nothing if the folder is gone or unreadable."""
     with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # a temporary file that has got its name
@@ -310,7 +322,7 @@ def _describe_use(copy: CachedCopy) -> str:
 
 
 def _remove_trash(path: Path) -> None:
-    """Removes an evicted copy, unless a living process is doing so already."""
+    """Removes the folder of an evicted copy, unless another living process is removing it."""
     with contextlib.suppress(FileNotFoundError), contextlib.closing(open_folder(path, os.O_NOFOLLOW)) as opened:
         if lock_at_once(opened.fileno()):
             shutil.rmtree(path)

@@ -1,8 +1,8 @@
 """Leases, which keep a copy in a cache from being evicted, and the right to fill a copy.
 
-The right to fill is taken under a lease. So a process that holds the lease's lock exclusively is alone with the copy,
-and only such a process removes lock files. Any user of a cache may put something where a lock is expected, so locks are
-opened as untrusted files are.
+A process takes the right to fill only while it holds a lease. So a process with an exclusive lock on the lease's file
+is alone with the copy, and only such a process removes lock files. Any user of a shared cache may put something else at
+the path of a lock file, so lock files are opened by `open_untrusted`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,14 @@ class CopyPaths:
 
     @property
     def fill(self) -> Path:
-        """The lock file of the right to fill the copy, which also says where its files come from."""
+        """The lock file of the right to fill the copy. It also stores where the copy's files come from."""
         return self.cache / f"{self.digest}.fill"
 
     def lock_alone(self) -> OpenFile | None:
-        """Returns the file `lock`, locked exclusively, for the caller to close; None if another process holds it."""
+        """Returns the lock file, locked exclusively, for the caller to close.
+
+        Returns None if another process holds a lock on it or has removed it.
+        """
         lock = open_lock(self.lock)
         if lock_at_once(lock.fileno()) and os.fstat(lock.fileno()).st_nlink:
             return lock
@@ -64,21 +67,21 @@ class CopyPaths:
         return None
 
     def remove_locks(self) -> None:
-        """Removes the lock files of a copy that is gone. The caller holds the exclusive lock."""
+        """Removes both lock files of a copy that is gone. The caller holds the lock from `lock_alone`."""
         for path in (self.fill, self.lock):
             # Another user's file, or a folder that was put in its place, may as well stay.
             with contextlib.suppress(FileNotFoundError, PermissionError, IsADirectoryError):
                 path.unlink()
 
     def remove_orphans(self) -> None:
-        """Removes the lock files if the set has no copy and no lease."""
+        """Removes both lock files if the set has no copy and no lease."""
         if not self.folder.exists() and (lock := self.lock_alone()) is not None:
             with lock:
                 if not self.folder.exists():
                     self.remove_locks()
 
     def source(self) -> str:
-        """Returns where the copy was last filled from; empty if unknown."""
+        """Returns the folder or URL that the copy was last filled from; "" if it is unknown."""
         try:
             with open_in_cache(self.fill) as file:
                 source = json.loads(file.read(_MAX_SOURCE_NBYTES))["source"]
@@ -88,9 +91,9 @@ class CopyPaths:
 
 
 class Lease:
-    """Keeps a copy from being evicted, until `close`, until the object dies, or until the process ends.
+    """Keeps a copy from being evicted until `close`, or until the object or the process ends. Not thread safe.
 
-    A forked process inherits the lease and holds it while it lives; an executed program does not. Not thread safe.
+    A forked process inherits the lease and holds it while it lives. A program started by exec does not inherit it.
     """
 
     def __init__(self, paths: CopyPaths, lock: OpenFile) -> None:
@@ -104,7 +107,10 @@ class Lease:
 
     @classmethod
     def take(cls, paths: CopyPaths) -> Lease:
-        """Returns a lease on a copy. Waits as `Cache.lease` does, and raises the same errors."""
+        """Returns a lease on a copy. Waits up to 30 seconds for an evictor.
+
+        Raises the errors of `Cache.lease`.
+        """
         while True:
             with contextlib.ExitStack() as stack:
                 lock = stack.enter_context(open_lock(paths.lock))
@@ -116,24 +122,27 @@ class Lease:
                     return cls(paths, lock)
 
     def is_complete(self) -> bool:
-        """Returns whether the copy has its manifest, which comes last."""
+        """Returns whether the copy is complete: whether it has its manifest, which is written last."""
         return (self.path / MANIFEST_NAME).is_file()
 
     def manifest(self) -> Manifest | None:
-        """Returns the copy's manifest, if the copy is complete and the manifest belongs to the set."""
+        """Returns the copy's manifest; None if the copy is incomplete, or its manifest is damaged or of another set."""
         try:
             return load_manifest(self.path, self.digest)
         except (SetNotFoundError, FormatError):
             return None
 
     def check_own(self, folder: Path | FolderHandle) -> None:
-        """Raises CacheError if the folder of the copy holds another set, which shardio never puts there."""
+        """Raises CacheError if `folder`, the copy's folder, has the manifest of another set."""
         with contextlib.suppress(FormatError):
             if (found := read_manifest(folder / MANIFEST_NAME).digest) != self.digest:
                 raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether the copy has the whole file: a file gets its name after its sha256 is checked."""
+        """Returns whether the copy has a file of this name and size.
+
+        A file gets its own name only after its sha256 was checked.
+        """
         try:
             status = os.lstat(f"{self.path}/{entry.file}")
         except FileNotFoundError:
@@ -141,11 +150,11 @@ class Lease:
         return stat.S_ISREG(status.st_mode) and status.st_size == entry.nbytes
 
     def try_filling(self, source: str) -> contextlib.ExitStack | None:
-        """Takes the right to write into the copy, and notes that its files come from `source`.
+        """Takes the right to fill the copy, and returns it; None if another process has the right now.
 
-        The right ends when the result is closed, which must be before the lease ends. Returns None if another process
-        has the right now. Raises PermissionError if no process has the right, but only another user may take it;
-        CacheError as `Cache.lease` does.
+        To give up the right, close the result, before the lease. `source`, where the files come from, is recorded.
+        Raises PermissionError if no process has the right, but only another user may take it; CacheError if the lock's
+        path holds something other than a lock file.
         """
         path = self._paths.fill
         allowed = True
@@ -171,10 +180,10 @@ class Lease:
             return stack.pop_all()
 
     def open_folder(self) -> FolderHandle:
-        """Makes the copy's folder if it is missing, and opens it for the process that has the right to fill the copy.
+        """Returns the copy's folder, opened, and creates it if needed. The caller has the right to fill the copy.
 
-        Raises CacheError if the path holds anything else, including another set; PermissionError if, under a sticky
-        bit, only another user may continue the copy.
+        Raises CacheError if the path holds something other than a folder, or another set; PermissionError if the cache
+        has the sticky bit set and only another user may continue the copy.
         """
         make_folder(self.path)
         _check_folder(self.path)
@@ -186,7 +195,7 @@ class Lease:
         return folder
 
     def filler(self) -> int | None:
-        """Returns the id of the process that fills the copy; None if no process does, or /proc/locks does not say."""
+        """Returns the id of the process that fills the copy; None if there is none, or /proc/locks does not show it."""
         with contextlib.suppress(FileNotFoundError):
             return min(holders_of(os.stat(self._paths.fill)), default=None)
         return None
@@ -221,7 +230,7 @@ def _another_users(path: Path) -> PermissionError:
 
 
 def _check_folder(path: Path) -> None:
-    """Raises CacheError if, for example, a link would lead the process that fills the copy into another folder."""
+    """Raises CacheError if `path` exists and is not a folder: a link might lead to a folder elsewhere."""
     with contextlib.suppress(FileNotFoundError):
         mode = os.lstat(path).st_mode
         if not stat.S_ISDIR(mode):
@@ -229,15 +238,18 @@ def _check_folder(path: Path) -> None:
 
 
 def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> OpenFile:
-    """Opens a file of a cache as `open_untrusted` does. Raises CacheError unless it is a regular file.
+    """Returns the file `path` of a cache, opened by `open_untrusted`. Raises CacheError unless it is a regular file.
 
-    With `sole_name`, it also raises CacheError for a file with a second name, a hard link.
+    With `sole_name`, also raises CacheError if the file has a second hard link.
     """
     return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
 
 
 def open_lock(path: Path) -> OpenFile:
-    """Opens a lock file for reading, which is enough to lock it, and makes it if needed, readable by all users."""
+    """Returns the lock file, opened for reading, which is enough to lock it.
+
+    If the file is missing, creates it, readable by all users.
+    """
     while True:
         with contextlib.suppress(FileNotFoundError):
             return open_in_cache(path)
@@ -251,7 +263,7 @@ def open_lock(path: Path) -> OpenFile:
 
 
 def _lock_shared(descriptor: int) -> None:
-    """Locks a file, shared. Raises OSError if it stays locked for longer than an eviction takes."""
+    """Takes a shared lock on a file. Raises OSError if another process keeps an exclusive lock for 30 seconds."""
     deadline = time.monotonic() + _LEASE_SECONDS
     while not lock_at_once(descriptor, fcntl.LOCK_SH):
         if time.monotonic() < deadline:
@@ -261,13 +273,16 @@ def _lock_shared(descriptor: int) -> None:
         by = f"process {', '.join(map(str, found))}" if found else "another process"
         raise OSError(
             errno.ETIMEDOUT,
-            f"expected the lock within {_LEASE_SECONDS:.0f} seconds, as evictors hold it only for a moment; found that "
-            f"{by} keeps it. End that process, or choose another cache",
+            f"expected this lock to be free within {_LEASE_SECONDS:.0f} seconds, as evicting a copy takes a moment; "
+            f"found it held by {by}. End that process, or choose another cache",
         )
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether the lock file is locked. Raises FileNotFoundError if it does not exist."""
+    """Returns whether the lock file is locked; True if this user may not open it.
+
+    Raises FileNotFoundError if it does not exist.
+    """
     try:
         lock = open_in_cache(path)
     except PermissionError:  # another user's, who does not share it: this user may not remove it
@@ -277,7 +292,7 @@ def is_held(path: Path) -> bool:
 
 
 def holders_of(status: os.stat_result, proc: Path = PROC) -> tuple[int, ...]:
-    """Returns the ids of the processes that hold a flock on the file with this `status`; () if they are unknown."""
+    """Returns the ids of the processes that hold a flock on the file with the lstat `status`; () if unknown."""
     key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):
         locks = map(str.split, (proc / "locks").read_text().splitlines())

@@ -1,8 +1,9 @@
-"""The nodes of a job that copy a set together: how they meet, agree, and go on without those that end.
+"""Lets the nodes of a job meet, agree on a set, and exchange bytes, also after some nodes have ended.
 
-Ranks meet at a store of torch.distributed, where rank 0 decides. Nodes then form a group of gloo, which moves bytes. A
-group cannot shrink: when a node ends, the others get an error and make a new group, at a store that one of them hosts
-since the beginning. The first node that answers decides who is in it.
+The ranks meet at a store of torch.distributed, a server of keys and values, where rank 0 decides. One rank of each node
+then joins a group of gloo, which moves bytes. A group cannot shrink. When a node ends, the other nodes get an error and
+form a new group, at a store that one of them has hosted since the beginning: the first in rank order that answers. That
+node decides which nodes are in the new group.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ _MOST_HOSTS = 3
 
 
 class GroupBrokenError(RuntimeError):
-    """A node of the group has ended, or is silent."""
+    """Another node has ended or does not answer, or this node was told to stop."""
 
 
 def rendezvous_of(text: str | None, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Returns host and port where ranks meet: `text`, HOST:PORT; or MASTER_ADDR and MASTER_PORT; or the first host of
-    the SLURM step and a port from the numbers of job and step. Raises LaunchError if nothing says it."""
+    """Returns the host and port where the ranks of a job meet.
+
+    They come from `text`, HOST:PORT; or else from MASTER_ADDR and MASTER_PORT; or else they are the first host of the
+    SLURM step, and a port computed from the ids of the job and step. Raises LaunchError if none of these is given, or
+    the port is not a number from 1 to 65535.
+    """
     if text is None and "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         text = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
@@ -60,15 +65,15 @@ def rendezvous_of(text: str | None, environ: Mapping[str, str] = os.environ) -> 
     host, _, port = (text or "").rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise LaunchError(
-            f"expected HOST:PORT of rank 0, where the nodes meet, found {text!r}: give --rendezvous, or set "
-            "MASTER_ADDR and MASTER_PORT"
+            f"expected the address of rank 0, where the nodes meet, as HOST:PORT, found {text!r}: give it by "
+            "--rendezvous, or set MASTER_ADDR and MASTER_PORT"
         )
     return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True)
 class Member:
-    """A node of a group. `host` and `port` are of the store that it hosts."""
+    """A node of a group: its rank, its hostname, and the address of the store that it hosts."""
 
     rank: int
     name: str
@@ -77,9 +82,9 @@ class Member:
 
 
 class Meeting:
-    """The ranks of a job, who meet at `store`. To be used by one thread at a time.
+    """The ranks of a job, which meet at `store`, a store of torch.distributed.
 
-    Each call is made by all ranks, in the same order.
+    All ranks must make the same calls in the same order. One thread at a time may use a Meeting.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, host: str) -> None:
@@ -88,13 +93,16 @@ class Meeting:
         self._ranks = list(range(world_size))
         self._host = _own_address(host)
         self.stop: Flag = Flag()
-        """Waits end when it is set."""
+        """Setting this flag ends all waiting."""
         self._own: Any = None
         self._generation = 0
 
     @classmethod
     def at(cls, rendezvous: tuple[str, int], rank: int, world_size: int) -> Meeting:
-        """Meets at a host and port, where rank 0 listens. Raises LaunchError if rank 0 does not answer."""
+        """Returns the meeting at `rendezvous`, a host and port where rank 0 listens.
+
+        Raises LaunchError if rank 0 cannot listen there, or does not answer within 120 seconds.
+        """
         import torch.distributed as distributed
 
         torch: Any = distributed
@@ -108,16 +116,19 @@ class Meeting:
             except (RuntimeError, OSError) as error:
                 if hosts or not attempt:
                     raise LaunchError(
-                        f"{host}:{port}: expected rank 0 to answer within {MEET_SECONDS:.0f} seconds, found: "
-                        f"{_line(error)}. Start all ranks in one step, or choose another address by --rendezvous"
+                        f"{host}:{port}: cannot meet the ranks within {MEET_SECONDS:.0f} seconds ({_line(error)}): "
+                        "start all ranks at the same time, or give another address of rank 0 by --rendezvous"
                     ) from None
         # A store that torchrun keeps has what the ranks said before a restart.
         store = torch.PrefixStore(f"shardio{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/", store)
         return cls(store, rank, world_size, host)
 
     def agree(self, what: Mapping[str, str], *, needs_all: bool) -> None:
-        """Raises LaunchError, at all ranks, if ranks want different things; with `needs_all`, also if a rank does not
-        come in time, or ends. Otherwise raises GroupBrokenError if rank 0 has ended."""
+        """Raises LaunchError, at all ranks, unless all ranks call this with the same `what`.
+
+        With `needs_all`, also raises LaunchError if a rank ends or does not call this within 120 seconds. Without,
+        ignores missing ranks, but raises GroupBrokenError if rank 0 does not answer.
+        """
 
         def decide(found: dict[int, Any]) -> str:
             missing = [rank for rank in self._ranks if rank not in found]
@@ -128,7 +139,7 @@ class Meeting:
             for rank, other in found.items():
                 for name, value in other.items():
                     if value != what[name]:
-                        return f"expected one {name} on all ranks, rank {rank} has {value} and rank 0 has {what[name]}"
+                        return f"expected one {name} on all ranks, found {value} on rank {rank}, {what[name]} on rank 0"
             return ""
 
         try:
@@ -143,10 +154,10 @@ class Meeting:
             )
 
     def form(self, fills: bool) -> Group | None:
-        """Returns the group of the ranks with `fills`, one on each node; None if this rank is alone or not in it.
+        """Returns the group of the ranks that call this with `fills`; None if this rank is not in it, or is alone.
 
-        Goes on without ranks that do not come in time. Only rank 0 waits if it does not fill. Raises GroupBrokenError
-        if rank 0 has ended.
+        At most one rank of each node has `fills`. Leaves out ranks that do not call this within 120 seconds. Without
+        `fills`, only rank 0 waits for the others. Raises GroupBrokenError if rank 0 does not answer.
         """
         mine = None
         if fills:
@@ -167,7 +178,10 @@ class Meeting:
         return self._group(members, members[0]) if fills and members else None
 
     def regroup(self, members: Sequence[Member], *, again: bool = True) -> Group | None:
-        """Returns a new group of those `members` that come in time; None if there is none, or this rank is alone."""
+        """Returns a new group of those `members` that call this within 10 seconds; None if this rank is alone.
+
+        `members` are the members of the broken group. With `again`, tries once more if gloo cannot make the group.
+        """
         ranks = [member.rank for member in members]
         self._generation += 1
         name = f"regroup{self._generation}"
@@ -183,7 +197,7 @@ class Meeting:
         return None
 
     def _group(self, members: Sequence[Member], host: Member, *, again: bool = True) -> Group | None:
-        """Returns the group of these members, who meet at the store of `host`."""
+        """Returns the gloo group of `members`, made at the store of `host`; None if this rank is not in it or alone."""
         ranks = [member.rank for member in members]
         if self.rank not in ranks or len(ranks) == 1:
             return None
@@ -212,9 +226,10 @@ class Meeting:
         decide: Callable[[dict[int, Any]], Any],
         seconds: float,
     ) -> Any:
-        """Returns what rank `decider` makes of the words of those ranks that come within this time.
+        """Returns the result of `decide`, which rank `decider` calls with {rank: that rank's `mine`}.
 
-        Raises RuntimeError if the store or the decider does not answer.
+        The dict lacks ranks that do not send their value, as JSON, within `seconds`. Raises RuntimeError if the store
+        or the decider does not answer.
         """
 
         def ask() -> Any:
@@ -246,14 +261,14 @@ class Meeting:
 
     def _pause(self) -> None:
         if self.stop.is_set():
-            raise GroupBrokenError("stopped")
+            raise GroupBrokenError("copying was stopped")
         time.sleep(_POLL_SECONDS)
 
 
 class Group:
-    """Nodes that exchange bytes. Each call is made by all of them, in the same order.
+    """Nodes that exchange bytes. All nodes must make the same calls in the same order.
 
-    Raises GroupBrokenError if a node has ended or is silent; then no further call may be made.
+    A call raises GroupBrokenError if a node has ended, or is silent for 30 seconds. Then only `leave` may follow.
     """
 
     def __init__(self, gloo: Any, rank: int, members: tuple[Member, ...], stop: Flag) -> None:
@@ -267,7 +282,7 @@ class Group:
         return len(self.members)
 
     def gather(self, mine: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-        """Fills `out`, uint8 (len(self) * n,), with the bytes `mine`, uint8 (n,), of all nodes in order."""
+        """Fills `out`, uint8 (len(self) * n,), with the `mine`, uint8 (n,), of each node in the order of `members`."""
         import torch
 
         self._wait(lambda: self._gloo._allgather_base(torch.from_numpy(out), torch.from_numpy(mine)))
@@ -275,7 +290,11 @@ class Group:
     def exchange(
         self, mine: NDArray[np.uint8], counts: Sequence[int], out: NDArray[np.uint8], out_counts: Sequence[int]
     ) -> None:
-        """Sends `counts[k]` of the bytes `mine` to node k, in order, and receives `out_counts[k]` bytes from it."""
+        """Sends a part of `mine`, uint8 (n,), to each node, and fills `out`, uint8 (m,), with the parts received.
+
+        In both, the parts are in the order of `members`. Sends `counts[k]` bytes to node k, and receives
+        `out_counts[k]` bytes from it.
+        """
         import torch
 
         self._wait(
@@ -290,7 +309,7 @@ class Group:
             pause = 1e-4
             while not work.is_completed():
                 if self._stop.is_set():
-                    raise GroupBrokenError("stopped")
+                    raise GroupBrokenError("copying was stopped")
                 time.sleep(pause)
                 pause = min(2 * pause, _POLL_SECONDS)
             work.wait()
@@ -298,16 +317,16 @@ class Group:
             raise GroupBrokenError(_line(error)) from None
 
     def leave(self) -> None:
-        """Ends the group at once, so that the others notice."""
+        """Ends this node's connections, so that the other nodes get a GroupBrokenError at once."""
         gloo, self._gloo = self._gloo, None
         if hasattr(gloo, "abort"):  # in torch 2.4 this is what freeing it does
             gloo.abort()
 
 
 def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
-    """Returns a store of torch.distributed at this address; with `hosts`, one that listens there.
+    """Returns a store of torch.distributed at this address; with `hosts`, a store that listens there.
 
-    Raises RuntimeError or OSError if it does not answer.
+    Raises RuntimeError or OSError if the store does not answer within `seconds`.
     """
     import torch.distributed as distributed
 
@@ -318,9 +337,9 @@ def _store(host: str, port: int, seconds: float, *, hosts: bool = False) -> Any:
 
 
 def _within(seconds: float, do: Callable[[], T], stop: Flag | None = None) -> T:
-    """Returns what `do` returns. Raises RuntimeError if it does not return in time, or once `stop` is set.
+    """Returns the result of `do`. Raises RuntimeError if it takes over `seconds`, or once `stop` is set.
 
-    It is called in a thread: calls that wait for a store whose process is stopped never return.
+    `do` runs in a thread: a call to a store whose process is suspended never returns.
     """
     call, deadline = Call(do), time.monotonic() + seconds
     DaemonThread(call.run, "shardio-meet").begin()
@@ -332,7 +351,7 @@ def _within(seconds: float, do: Callable[[], T], stop: Flag | None = None) -> T:
 
 
 def _own_address(host: str) -> str:
-    """Returns an address by which the ranks that reach `host` reach this machine. Nothing is sent."""
+    """Returns an address of this machine for ranks that can reach `host`. Sends nothing."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe, contextlib.suppress(OSError):

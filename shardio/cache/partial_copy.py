@@ -1,9 +1,9 @@
 """The unfinished files of a copy, which all processes of the node fill together.
 
 An unfinished file has its full size and a hidden name, `.NAME.part`. It consists of blocks. The file `.blocks-BOOT` has
-one byte for each block of the set: its state. A crash of the machine may lose written blocks, so BOOT names the boot of
-the machine. A process without the right to fill the copy holds a shared lock on a file while it writes to it. A file is
-locked exclusively while it is hashed.
+one byte for each block of the set: the block's state. BOOT is the id of the machine's boot: a crash of the machine may
+lose written blocks, so the states of earlier boots are not used. A process without the right to fill the copy holds a
+shared lock on a file while it writes to the file. A file is locked exclusively while it is hashed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PART_SUFFIX = ".part"
 
 @dataclass(frozen=True)
 class FileBlocks:
-    """The blocks of one file. The header belongs to the first block. The last block may be shorter."""
+    """The division of one file into blocks. The first block includes the header; the last block may be shorter."""
 
     nbytes: int
     """The size of the file."""
@@ -73,19 +73,21 @@ class FileBlocks:
         return min(self.header_nbytes + block * self.size, self.nbytes) if block else 0
 
     def around(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the first block that has bytes of [start, stop), and the block after the last one."""
+        """Returns the range (first, end) of the blocks that overlap the bytes [start, stop) of the file."""
         first, last = (max(0, byte - self.header_nbytes) // self.size for byte in (start, stop - 1))
         return first, last + 1
 
     def within(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the first block that lies in the bytes [start, stop), and the block after the last one."""
+        """Returns the range (first, end) of the blocks that lie entirely in the bytes [start, stop) of the file."""
         first = 0 if start <= 0 else -(-max(1, start - self.header_nbytes) // self.size)
         return first, self.count if stop >= self.nbytes else max(0, stop - self.header_nbytes) // self.size
 
 
 def blocks_of(manifest: Manifest) -> dict[FileEntry, FileBlocks]:
-    """Returns the blocks of each file of a set. In shards of pixels and arrays they are whole rows, unless rows are
-    longer than 4 MiB."""
+    """Returns the blocks of each file of a set.
+
+    In shards of pixels and arrays, blocks are whole rows, unless rows are longer than 4 MiB.
+    """
     found: dict[FileEntry, FileBlocks] = {}
     first = 0
     for entry in manifest.files:
@@ -101,10 +103,10 @@ def blocks_of(manifest: Manifest) -> dict[FileEntry, FileBlocks]:
 
 
 class PartialCopy:
-    """The unfinished files of the copy in `folder`, and the `states`, uint8, of all blocks of the set.
+    """The unfinished files of the copy in `folder`, and `states`, uint8 (blocks of the set,).
 
-    `begin` makes the files, in the process with the right to fill the copy, which alone may call `write` and `finish`.
-    `find` opens them in any process of the same user, which may call `add`.
+    The process with the right to fill the copy creates the files by `begin`. Only that process may call `write` and
+    `finish`. Other processes of the same user open the files by `find`, and may call `add`.
     """
 
     def __init__(self, folder: Path | FolderHandle, blocks: Mapping[FileEntry, FileBlocks], flags: OpenFile) -> None:
@@ -116,7 +118,10 @@ class PartialCopy:
 
     @classmethod
     def begin(cls, folder: FolderHandle, manifest: Manifest, missing: Collection[FileEntry]) -> PartialCopy:
-        """Makes the files `missing`, or continues them. Raises OSError, for example if the disk is full."""
+        """Returns the copy, with an unfinished file for each entry in `missing`. Keeps blocks that are already there.
+
+        Raises OSError, for example if the disk is full.
+        """
         blocks, path = blocks_of(manifest), _flags_of(folder)
         _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) and name != path.name)
         with naming(path):
@@ -139,7 +144,7 @@ class PartialCopy:
 
     @classmethod
     def find(cls, folder: Path, manifest: Manifest) -> PartialCopy | None:
-        """Returns the unfinished files of a copy; None if there are none, or they belong to another user."""
+        """Returns the unfinished files of the copy in `folder`; None if it has none, or they are another user's."""
         blocks = blocks_of(manifest)
         with contextlib.suppress(OSError, CacheError):
             flags = _open(_flags_of(folder))
@@ -152,24 +157,30 @@ class PartialCopy:
         return _part_of(self._folder, entry)
 
     def open(self, entry: FileEntry, flags: int = 0) -> OpenFile:
-        """Opens an unfinished file for reading and writing. The caller closes it."""
+        """Returns an unfinished file, opened for reading and writing, for the caller to close."""
         return _open(self.path_of(entry), flags)
 
     def states_of(self, entry: FileEntry, start: int, stop: int) -> NDArray[np.uint8]:
-        """Returns the states of the blocks that have bytes of [start, stop) of a file, as they are now and later."""
+        """Returns the states of the blocks that overlap the bytes [start, stop) of a file, uint8 (blocks,).
+
+        The result is a view of the shared states: it changes when a process marks a block.
+        """
         blocks = self.blocks[entry]
         first, last = blocks.around(start, stop)
         return self.states[blocks.first + first : blocks.first + last]
 
     def mark(self, entry: FileEntry, state: int, start: int = 0, stop: int | None = None) -> None:
-        """Sets the state of the blocks that lie in the bytes [start, stop) of a file, by default of all its blocks."""
+        """Sets the state of the blocks that lie entirely in the bytes [start, stop) of a file.
+
+        `stop` is by default the end of the file.
+        """
         blocks = self.blocks[entry]
         first, last = blocks.within(start, entry.nbytes if stop is None else stop)
         if first < last:
             self._set_flags(blocks.first + first, bytes([state]) * (last - first))
 
     def wait(self, entry: FileEntry, start: int, stop: int) -> None:
-        """Waits while blocks of [start, stop) are COMING, but not for ever: who fetched them may have been killed."""
+        """Waits until no block of [start, stop) is COMING, at most 2 seconds: the process fetching it may be dead."""
         states, deadline = self.states_of(entry, start, stop), time.monotonic() + _COMING_SECONDS
         while (states == COMING).any() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -181,16 +192,18 @@ class PartialCopy:
             os.pwrite(file.fileno(), values, HEADER_NBYTES + number)
 
     def read(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` with the bytes of an unfinished file from `offset` on."""
+        """Fills `buffer` with the bytes of an unfinished file, starting at byte `offset`."""
         with self.open(entry) as file, naming(self.path_of(entry)):
             while buffer:
                 count = os.preadv(file.fileno(), [buffer], offset)
                 if not count:
-                    raise OSError(errno.EIO, "expected an unfinished file of full size, found a truncated one")
+                    raise OSError(
+                        errno.EIO, f"expected {entry.nbytes} bytes, found this file truncated at {offset}: copy again"
+                    )
                 buffer, offset = buffer[count:], offset + count
 
     def write(self, entry: FileEntry, offset: int, data: memoryview) -> None:
-        """Writes bytes of an unfinished file from `offset` on, and marks the blocks that lie within them."""
+        """Writes `data` into an unfinished file at byte `offset`, and marks the blocks that it covers as THERE."""
         with self.open(entry) as file, naming(self.path_of(entry)):
             file.seek(offset)
             write_all(file.fileno(), data)
@@ -204,7 +217,10 @@ class PartialCopy:
         read_into: Read,
         write: Callable[[FileEntry, int, memoryview], None],
     ) -> memoryview:
-        """Reads whole blocks by `read_into`, passes them to `write`, and returns them. They are COMING meanwhile."""
+        """Returns the bytes [start, stop) of a file, which are whole blocks, after passing them to `write`.
+
+        `read_into` reads the bytes. The blocks are COMING meanwhile, and MISSING again after an error.
+        """
         data = memoryview(bytearray(stop - start))
         self.mark(entry, COMING, start, stop)
         try:
@@ -216,7 +232,10 @@ class PartialCopy:
         return data
 
     def add(self, entry: FileEntry, start: int, data: memoryview) -> None:
-        """Writes whole blocks of a file, unless they are there or the file is being finished. Raises OSError."""
+        """Writes `data`, whole blocks, into a file at byte `start`. Raises OSError if that fails.
+
+        Writes nothing if the blocks are THERE, or if another process is finishing the file.
+        """
         with self.open(entry) as file, naming(self.path_of(entry)):
             free = lock_at_once(file.fileno(), fcntl.LOCK_SH)
             if free and (self.states_of(entry, start, start + len(data)) != THERE).any():
@@ -224,7 +243,10 @@ class PartialCopy:
             fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file, too
 
     def runs(self, entry: FileEntry, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Returns the bytes [start, stop) of a file in order, as (start, stop, state)."""
+        """Returns the bytes [start, stop) of a file as ranges (start, stop, state) that follow each other.
+
+        Consecutive blocks with the same state are in one range.
+        """
         blocks, states = self.blocks[entry], self.states_of(entry, start, stop).copy()
         first = blocks.around(start, stop)[0]
         ends = [0, *(np.flatnonzero(np.diff(states)) + 1).tolist(), len(states)]
@@ -234,16 +256,19 @@ class PartialCopy:
         ]
 
     def finish(self, entry: FileEntry) -> str:
-        """Gives a file its own name, durably, if its sha256 is right. Otherwise all its blocks must be fetched again.
+        """Returns the sha256 of a file. If it is right, renames the file to its own name, durably.
 
-        Returns the sha256 of the file.
+        If it is wrong, marks all blocks of the file as MISSING.
         """
         path = self.path_of(entry)
         with self.open(entry) as file, naming(path):
             deadline = time.monotonic() + _LOCK_SECONDS
             while not lock_at_once(file.fileno()):
                 if time.monotonic() > deadline:
-                    raise OSError(errno.ETIMEDOUT, "expected the lock for a moment; another process keeps it")
+                    raise OSError(
+                        errno.ETIMEDOUT,
+                        f"expected this lock to be free within {_LOCK_SECONDS:.0f} seconds, another process holds it",
+                    )
                 time.sleep(0.001)
             sha256 = pour(lambda offset, buffer: os.preadv(file.fileno(), [buffer], offset), entry.nbytes)
             if sha256 != entry.sha256:
@@ -258,7 +283,7 @@ class PartialCopy:
 
 
 def part_nbytes(folder: FolderHandle, entry: FileEntry) -> int:
-    """Returns the space that an unfinished file takes on the disk."""
+    """Returns the bytes that an unfinished file takes up on the disk; 0 if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
         name, opened = at(_part_of(folder, entry))
         return os.stat(name, dir_fd=opened, follow_symlinks=False).st_blocks * 512
@@ -266,7 +291,7 @@ def part_nbytes(folder: FolderHandle, entry: FileEntry) -> int:
 
 
 def remove_parts(folder: FolderHandle) -> None:
-    """Removes everything that is unfinished. Processes that have it open can still use it."""
+    """Removes the unfinished files and the states of blocks. Processes that have them open can still use them."""
     _remove(folder, lambda name: name.startswith(_FLAGS_PREFIX) or (name[:1] == "." and name.endswith(_PART_SUFFIX)))
 
 

@@ -1,7 +1,7 @@
-"""A split that is read while it is copied into a cache: from the copy what it has, the rest from the source.
+"""A split that is read while it is copied into a cache: rows in the copy from there, the rest from the source.
 
-Another process may be copying, so only the copy's folder shows what is there. Samples that are read from the source are
-written into the unfinished files of the copy, so they are not read again.
+Another process may be copying, so only the copy's folder shows which files and blocks are there. Samples that are read
+from the source are written into the unfinished files of the copy, so no process reads them from the source again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STORAGE_THREADS = 16
 
 
 class PartialTable(MappedTable):
-    """A table whose files are mapped as they appear in `copy`. Rows that are not there are read from `storage`."""
+    """A table whose files are mapped as they appear in `copy`. Rows that the copy lacks are read from `storage`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PartialTable(MappedTable):
         self.look()
 
     def look(self) -> int:
-        """Maps the files that have appeared since the last call. Returns how many files are not finished."""
+        """Maps the files that were finished since the last call. Returns how many files are still unfinished."""
         self._looked_at = time.monotonic()
         if self._partial is None and self._is_away.any():
             self._partial = self._map_unfinished()
@@ -80,7 +80,10 @@ class PartialTable(MappedTable):
         return count
 
     def _map_unfinished(self) -> PartialCopy | None:
-        """Maps the unfinished files, and returns them; None if there are none yet, or their blocks are not rows."""
+        """Maps the unfinished files, and returns them as a PartialCopy.
+
+        Returns None if they do not all exist yet, or if their blocks are not whole rows.
+        """
         partial = PartialCopy.find(self._copy.path, self._manifest)
         blocks = [partial.blocks[entry] for entry in self.table.files] if partial else []
         self._first_blocks = np.array([each.first for each in blocks])
@@ -98,8 +101,10 @@ class PartialTable(MappedTable):
         return partial
 
     def _split(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the positions in `indices` of the samples whose rows are in the copy, and of the others: first those
-        that are missing, then those that are being fetched. Calls `look` first if it is due."""
+        """Returns two arrays of positions in `indices`: samples whose rows are in the copy, and the other samples.
+
+        Of the others, samples that no process is fetching come first. Calls `look` if the last call is a second ago.
+        """
         if not self._is_away.any():
             return np.arange(len(indices)), np.zeros(0, np.int64)
         stored = self.stored(indices)
@@ -116,7 +121,7 @@ class PartialTable(MappedTable):
 
     @property
     def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
-        """See `MappedTable.file_rows`. Raises FormatError while a file is not in the copy."""
+        """The rows of each file, as `MappedTable.file_rows`. Raises FormatError while a file is not in the copy."""
         if self.look():
             missing = self.table.files[int(np.argmax(self._is_away))]
             raise FormatError(f"{self.path_of(missing)}: this shard is not copied yet: wait until the copy is complete")
@@ -133,7 +138,7 @@ class PartialTable(MappedTable):
         return row
 
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "", lines: Places = None) -> None:
-        """See `MappedTable.copy`. Reads rows of missing files from the storage, one after the other.
+        """Copies rows, as `MappedTable.copy`. Reads rows that the copy lacks from the storage, one after the other.
 
         Raises an OSError that names the sample that could not be read.
         """
@@ -170,7 +175,10 @@ class PartialTable(MappedTable):
             np.copyto(place.reshape(len(lines), -1, channels), lines[:, columns])
 
     def _fetch(self, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-        """Reads as `fetch` does. With an unfinished file, it reads whole blocks, and writes them into the file."""
+        """Fills `out` with bytes of a sample's row, from byte `first` on, as the function `fetch`.
+
+        If the sample's file is unfinished, fetches whole blocks, and writes them into the file for all processes.
+        """
         if (partial := self._partial) is None:
             fetch(self, self._storage, sample, out, first)
             return
@@ -201,9 +209,9 @@ class PartialTable(MappedTable):
 
 
 def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-    """Reads n bytes, from byte `first` of a sample's row on, from the storage into `out`, uint8 (n,).
+    """Fills `out`, uint8 (n,), with n bytes of a sample's row from the storage, starting at byte `first` of the row.
 
-    Raises an OSError that names the sample.
+    If that fails, raises an OSError that names the sample.
     """
     entry, offset = table.locate_one(sample)
     try:
@@ -213,10 +221,10 @@ def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uin
 
 
 class PartialSet(ShardSet):
-    """A ShardSet of an unfinished `copy`. Samples of missing shards are read from `storage`.
+    """A ShardSet of the unfinished `copy`. Samples that the copy lacks are read from `storage`.
 
-    Reading raises an OSError that names the sample if the storage fails. An index or order that is not in the copy is
-    fetched and checked by the constructor.
+    If the storage fails, reading raises an OSError that names the sample. The constructor fetches and checks an index
+    or order that the copy lacks.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Lease) -> None:
@@ -231,11 +239,14 @@ class PartialSet(ShardSet):
         return PartialTable(table, self.folder, order, self._storage, self._copy, self.manifest)
 
     def look(self) -> int:
-        """Maps the shards that have appeared since the last call. Returns how many shards are still missing."""
+        """Maps the shards that were finished since the last call. Returns how many shards are still unfinished."""
         return sum(cast(PartialTable, self.mapped(name)).look() for name in self.main_tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle opens the copy again, or the source while the copy is incomplete."""
+        """Returns how pickle opens the set again: from the copy or, while that is incomplete, from the source folder.
+
+        Raises TypeError if the copy is incomplete and the source is a URL.
+        """
         if not self.look() and os.path.lexists(self.path / MANIFEST_NAME):
             return super().__reduce__()
         if isinstance(self._storage, FolderStorage):
@@ -246,7 +257,7 @@ class PartialSet(ShardSet):
         )
 
     def open_file(self, entry: FileEntry) -> OpenFile:
-        """Opens a file of the copy, or fetches it."""
+        """Returns a file of the copy, opened. Fetches it into a nameless temporary file if the copy lacks it."""
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return super().open_file(entry)
@@ -264,7 +275,10 @@ class PartialSet(ShardSet):
 
 
 class PartialReader(Reader):
-    """Reads a PartialSet. As an epoch begins, switches to the reader of the complete copy, if `settle` returns one."""
+    """Reads a PartialSet, and changes to the complete copy at the start of the first epoch after it is complete.
+
+    `settle` returns a reader of the complete copy, or None if the copy cannot be read alone yet.
+    """
 
     num_threads = _STORAGE_THREADS
     whole_lines = 1

@@ -1,4 +1,4 @@
-"""`stage`: a verified copy of a set in a cache, made once however many processes ask for it at the same time."""
+"""`stage` makes a verified copy of a set in a cache, once, however many processes ask for it at the same time."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def stage(
     together: Meeting | None = None,
     on_message: Callable[[str], object] = lambda text: None,
 ) -> StageReport:
-    """Makes a verified copy of the set `src`, a folder or URL, in the folder `cache`.
+    """Copies the set `src` (a folder or URL) into the folder `cache`, verifies it, and returns a StageReport.
 
-    An existing copy is checked as `shardio verify --quick` does, or read completely with `verify`; damaged files are
-    copied again. Unused copies are evicted to make room, least recently used first. The copy itself may be evicted
-    once the call has returned: see `Cache.lease`. After an error, finished files are kept for the next call.
+    An existing copy is checked as `shardio verify --quick` does, or read completely with `verify`. Damaged files are
+    copied again. Unused copies are evicted to make room, least recently used first. The new copy itself may be evicted
+    once `stage` has returned: see `Cache.lease`. After an error, finished files are kept for the next call.
 
     - `digest` pins the set. If its copy is complete, the source is not read.
     - `workers`: how many files are copied at a time.
-    - `on_progress` is called in the worker threads with (bytes since the last call, bytes in all).
-    - `on_wait` is called once if another process copies, with its process id, or None if unknown.
-    - `together`: where the ranks of a job meet, of which one on each node copies. Each byte is then read once.
+    - `on_progress` is called in the worker threads with (bytes since the last call, total bytes).
+    - `on_wait` is called once if another process is copying, with its process id, or None if unknown.
+    - `together`: the Meeting of a job's ranks. One rank per node copies, and each byte is read from the source once.
     - `on_message` is called with a sentence when a node no longer takes part.
 
     Raises SetNotFoundError, FormatError or OSError if the source is missing, damaged or unreadable; FormatError if its
@@ -107,8 +107,8 @@ def stage(
 def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tuple[Lease, Manifest]:
     """Returns a lease on the copy of the set in `storage`, and the set's manifest. The copy need not exist yet.
 
-    With a whole `digest` and a complete copy, the storage is not read. Raises the errors of `Storage.load_manifest` and
-    `Cache.lease`.
+    The storage is not read if `digest` has all 64 digits and the copy is complete. Raises the errors of
+    `Storage.load_manifest` and `Cache.lease`.
     """
     if digest is None or not is_digest(digest):
         manifest = storage.load_manifest(digest)

@@ -1,9 +1,10 @@
-"""Copies a set to the nodes of a group: each byte is read from the source once, by one node, and passed on by all.
+"""Copies a set to the nodes of a group: one node reads each byte from the source, and all nodes pass it on.
 
-For each window of blocks, the nodes tell each other which blocks they have. The bytes that some node lacks are split
-into equal shares, one for each node. A node reads its share from the source, or gets it from a node that has it; then
-all shares are gathered in a ring. So over each link pass about as many bytes as the window has, however many nodes
-there are. While one window is gathered, the shares of the next are read, and the last is written.
+The nodes go through the files in windows, a few MiB each. For each window, the nodes tell each other which blocks they
+have. The bytes that some node lacks are split into equal shares, one for each node. A node reads its share from the
+source, or gets it from a node that has it. Then gloo gathers all shares on all nodes, in a ring, so each link carries
+about as many bytes as the window has, however many nodes there are. While a window is gathered, the shares of the next
+windows are read, and the previous window is written.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NDBytes = NDArray[np.uint8]
 
 
 Block = tuple[FileEntry, int, int]
-"""A file, and where a block of it begins and ends."""
+"""A block, as (file, start, stop): the bytes [start, stop) of the file."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Piece:
 
     entry: FileEntry
     start: int
-    """Where they begin in the file."""
+    """The offset of the bytes in the file."""
     nbytes: int
     owner: int
     share: int
@@ -64,10 +65,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """What each node does for one window. All nodes make the same plan."""
+    """The plan of a window: which node reads which bytes, and passes them on. All nodes make the same plan."""
 
     pieces: tuple[Piece, ...]
-    """In the order of the window, which is their bytes one after the other."""
+    """In order: the window is the bytes of these pieces, one after the other."""
     share_nbytes: int
 
     @property
@@ -75,7 +76,7 @@ class WindowPlan:
         return joined(self.pieces)
 
     def counts(self, num_nodes: int) -> NDArray[np.int64]:
-        """Returns how many bytes each node (row) has for the share of each node (column)."""
+        """Returns int64 (nodes, nodes): at [i, j], how many bytes node i reads that are in the share of node j."""
         found = np.zeros((num_nodes, num_nodes), np.int64)
         for piece in self.pieces:
             found[piece.owner, piece.share] += piece.nbytes
@@ -83,18 +84,21 @@ class WindowPlan:
 
 
 class Run(NamedTuple):
-    """Consecutive bytes of one file."""
+    """The bytes [start, stop) of one file."""
 
     entry: FileEntry
     start: int
     stop: int
     place: int
-    """Where they begin among the bytes of all pieces."""
+    """The offset of the bytes among the bytes of all pieces."""
     from_source: bool
 
 
 def joined(pieces: Sequence[Piece]) -> list[Run]:
-    """Returns the pieces as runs that are as long as possible."""
+    """Returns the bytes of `pieces` as runs: pieces that follow each other in a file become one run.
+
+    Bytes from the source and bytes from another node are never in one run.
+    """
     runs: list[Run] = []
     place = 0
     for piece in pieces:
@@ -109,10 +113,10 @@ def joined(pieces: Sequence[Piece]) -> list[Run]:
 
 
 def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequence[int], turn: int = 0) -> WindowPlan:
-    """Plans a window of `blocks`. `has`, bool (nodes, blocks), says which nodes have which.
+    """Returns the plan of a window of `blocks`. `has`, bool (nodes, blocks), is true where a node has a block.
 
-    `readers` are the nodes that can read from the source. What has to be read again, in another `turn`, is read by
-    another node.
+    `readers` are the nodes that can read from the source. `turn` is the number of the pass over the files, from 0. A
+    later pass gives a share to another reader, as a reader may get damaged bytes.
     """
     num_nodes = len(has)
     wanted = np.flatnonzero(~has.all(axis=0)).tolist()
@@ -136,13 +140,13 @@ def plan_window(blocks: Sequence[Block], has: NDArray[np.bool_], readers: Sequen
 
 
 class SlowNodes:
-    """Finds a node that holds up the others."""
+    """Finds nodes that hold up the others, from the seconds that each node needs for each window."""
 
     def __init__(self, num_nodes: int) -> None:
         self._lost = np.zeros(num_nodes)
 
     def add(self, seconds: NDArray[np.float32]) -> int | None:
-        """Takes the time that each node needed for a window. Returns the node to be left behind, or None."""
+        """Adds the seconds of each node for a window, float32 (nodes,). Returns a node to leave behind, or None."""
         usual = _SLOW_RATIO * float(np.median(seconds))
         lost = np.minimum(seconds, _LONGEST_SECONDS) - usual
         self._lost = np.where(lost > 0, self._lost + lost, 0)
@@ -151,14 +155,15 @@ class SlowNodes:
 
 
 class LeftBehindError(Exception):
-    """This node is so slow that the others go on without it."""
+    """This node is so slow that the other nodes continue without it."""
 
 
 class Together:
-    """Fetches the files of `partial` with the other nodes of `group`. `run` does this.
+    """Fetches the missing files of `partial` with the other nodes of `group`, when `run` is called.
 
-    `files` are all files of the set, in one order on all nodes. Threads call `finish` with a file whose blocks are all
-    there, which returns whether its sha256 is right, and `on_progress` with the number of bytes that were written.
+    `files` are all files of the set, in the same order on all nodes. Threads call `finish` with each file whose blocks
+    are all THERE; it returns whether the file's sha256 is right. Threads call `on_progress` with the number of bytes
+    just written. `folder` is the folder of the copy.
     """
 
     def __init__(
@@ -186,10 +191,10 @@ class Together:
         self._windows = deque([np.zeros(0, np.uint8)] * 3)
 
     def run(self) -> None:
-        """Returns when all nodes have all files, or when another pass would be of no use.
+        """Fetches files until all nodes have all files, or a pass over the missing files has completed none of them.
 
-        Raises GroupBrokenError if a node has ended, LeftBehindError if this node is too slow, and OSError if no node
-        can read from the source, or if the disk of this node is full.
+        Makes at most `_MOST_PASSES` passes. Raises GroupBrokenError if a node has ended, LeftBehindError if this node
+        is too slow, and OSError if no node can read from the source, or if the disk of this node is full.
         """
         before: NDBytes | None = None
         with (
@@ -216,13 +221,16 @@ class Together:
                 self._finishing.clear()
 
     def _tell(self, mine: NDBytes) -> NDBytes:
-        """Returns the words of all nodes, uint8 (nodes, n)."""
+        """Sends `mine`, uint8 (n,), to all nodes. Returns the `mine` of every node, uint8 (nodes, n)."""
         out = np.empty(len(self._group) * len(mine), np.uint8)
         self._group.gather(mine, out)
         return out.reshape(len(self._group), -1)
 
     def _pass(self, files: Sequence[FileEntry], turn: int) -> None:
-        """Goes through the blocks of `files` once."""
+        """Fetches the missing blocks of `files`, window by window. `turn` is the number of the pass, from 0.
+
+        Blocks that a node fails to read stay MISSING. Raises the errors of `run`.
+        """
         planned = self._planned
         slow, can_read = SlowNodes(len(self._group)), np.ones(len(self._group), bool)
         writing: deque[Call[None]] = deque()
@@ -244,7 +252,7 @@ class Together:
             heads = told[:, :8].copy().view(np.float32)
             can_read &= heads[:, 1] == 0
             if (behind := slow.add(heads[:, 0])) is not None:
-                raise LeftBehindError if behind == self._group.rank else GroupBrokenError("a node is too slow")
+                raise LeftBehindError if behind == self._group.rank else GroupBrokenError("another node is too slow")
             self._resize(float(heads[:, 0].max()))
             if due is not None and heads[:, 1].any():
                 self._mark(due[0], MISSING)  # a node could not read its share: the window is fetched again
@@ -268,14 +276,17 @@ class Together:
             call.result()
 
     def _resize(self, seconds: float) -> None:
-        """Chooses the size of the next window by how long the slowest node needed for the last one."""
+        """Sets the size of the next window, from the seconds that the slowest node needed for the last window."""
         if seconds > 2 * _READ_SECONDS:
             self._nbytes = max(_FIRST_NBYTES, self._nbytes // 2)
         elif seconds < _READ_SECONDS / 2:
             self._nbytes = min(2 * self._nbytes, MOST_NBYTES, len(self._group) * _MOST_SHARE_NBYTES)
 
     def _next_window(self, files: Sequence[FileEntry], cursor: tuple[int, int]) -> tuple[list[Block], tuple[int, int]]:
-        """Returns the blocks of the next window, and the number of the file and the block after it."""
+        """Returns the blocks of the window that starts at `cursor`, and the cursor after it.
+
+        A cursor is (position in `files`, number of the block in the file).
+        """
         number, block = cursor
         found, nbytes = list[Block](), 0
         while number < len(files) and nbytes < self._nbytes:
@@ -286,24 +297,27 @@ class Together:
         return found, (number, block)
 
     def _has(self, block: Block) -> bool:
-        """Returns whether the node has a block, or a process that needs a sample of it is fetching it."""
+        """Returns whether this node has a block, or a process of this node is fetching the block for a sample."""
         return self._complete[block[0]] or bool(self._partial.states_of(*block)[0] != MISSING)
 
     def _mark(self, plan: WindowPlan, state: int) -> None:
-        """Sets the state of blocks that this node lacks, so that processes that need a sample wait for it, or not."""
+        """Sets the state of the blocks of `plan` that this node lacks.
+
+        Other processes of the node wait for blocks that are COMING, and fetch blocks that are MISSING.
+        """
         for run in plan.runs:
             for begin, end in self._lacking(run):
                 self._partial.mark(run.entry, state, begin, end)
 
     def _lacking(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Yields where the bytes that this node lacks begin and end."""
+        """Yields the ranges (begin, end) of the bytes of `run` that this node lacks."""
         if not self._complete[run.entry]:
             for begin, end, state in self._partial.runs(run.entry, run.start, run.stop):
                 if state != THERE:
                     yield begin, end
 
     def _read(self, plan: WindowPlan) -> NDBytes:
-        """Returns what this node owns of a window. Runs in a thread."""
+        """Returns the bytes of the pieces in `plan` that this node owns, one after the other. Runs in a thread."""
         owned = [piece for piece in plan.pieces if piece.owner == self._group.rank]
         out = np.empty(sum(piece.nbytes for piece in owned), np.uint8)
         for entry, start, stop, place, from_source in joined(owned):
@@ -321,7 +335,7 @@ class Together:
         return out
 
     def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
-        """Returns the bytes of a window. `owned` is what this node has read of it."""
+        """Exchanges bytes with the other nodes. Returns all bytes of a window; `owned` is the result of `_read`."""
         num_nodes, rank = len(self._group), self._group.rank
         share = np.zeros(plan.share_nbytes, np.uint8)
         counts = plan.counts(num_nodes)
@@ -348,7 +362,7 @@ class Together:
         return window
 
     def _write(self, plan: WindowPlan, window: NDBytes) -> None:
-        """Writes what this node lacks of a window. Runs in a thread."""
+        """Writes the bytes of `window` that this node lacks into the copy. Runs in a thread."""
         for run in plan.runs:
             for begin, end in self._lacking(run):
                 place = run.place - run.start

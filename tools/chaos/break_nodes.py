@@ -201,7 +201,7 @@ class Breaking(Rounds[Counts]):
             hurt = hurt or (fault == "damaged source" and code == FAILED and rank == victim)
             # Rank 0 ended before the others met it.
             hurt = hurt or (
-                fault in ("killed", "stopped") and not victim and "Start all ranks in one step" in str(told)
+                fault in ("killed", "stopped") and not victim and "start all ranks at the same time" in str(told)
             )
             where = f"{fault} at node {victim} after {after:.2f} s"
             what = f"{where}: node {rank} ended with {code}: {''.join(map(str, told))}"
