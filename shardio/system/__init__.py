@@ -1,5 +1,4 @@
-"""The machine beneath: files that are whole or absent, retries, threads, memory, cores, filesystems, and the kernels in
-C.
+"""The machine beneath: whole files, retries, threads, memory, cores, filesystems, progress bars.
 
 Every other subpackage may use this one; it uses no other.
 """

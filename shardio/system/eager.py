@@ -1,7 +1,7 @@
-"""Keeps functions away from torch's compiler, and warns at the caller's line.
+"""Keeps functions away from torch's compiler (`eager`), and warns at the caller's line (`warn_caller`).
 
-torch.compile breaks its graph around a call of an `eager` function, and traces nothing inside it. Threads, mapped
-memory and NumPy's random integers cannot be traced, and compiling would not make them faster.
+torch.compile does not compile an `eager` function, nor anything that it calls: it breaks its graph there. Threads,
+mapped memory and NumPy's random integers cannot be traced, and compiling would not make them faster.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator that keeps torch.compile from tracing `function`, as torch.compiler.disable does.
+    """Returns `function`, wrapped so that torch.compile does not trace it, like torch.compiler.disable.
 
-    torch's decorator imports the compiler when it is applied, which takes a second. This one checks at each call
-    whether the compiler has been imported, and needs no torch.
+    torch's decorator imports the compiler when it is applied, which takes a second. This decorator needs no torch: it
+    checks at each call whether the compiler has been imported.
     """
 
     disabled: Callable[P, R] | None = None
@@ -48,7 +48,7 @@ _COMPILER = os.path.join("torch", "_dynamo", "")
 
 
 def warn_caller(text: str) -> None:
-    """Emits a RuntimeWarning at the line outside shardio that called into shardio, however deep the call is."""
+    """Emits a RuntimeWarning at the line of the caller's code that called into shardio, however deep this call is."""
     frame, levels = sys._getframe(), 1
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_OWN) or _COMPILER in frame.f_code.co_filename

@@ -1,9 +1,9 @@
-"""Files that are either whole or absent, outputs of commands, links and clones.
+"""Writes files that are either whole or absent, and makes hard links and clones.
 
-A file is written under a unique temporary name in the same folder, synced, and renamed; then its folder is synced.
-While it is written, the temporary file is held under an advisory lock that dies with its process. By this lock,
-`sweep_temporaries` distinguishes files of killed processes from files being written. The file's name says which
-machine writes it, as some cluster filesystems keep locks to each machine.
+A file is written under a unique temporary name in the same folder, synced, and renamed; then its folder is synced. The
+process that writes the temporary file holds an advisory lock on it, which ends with the process. By this lock,
+`sweep_temporaries` distinguishes files of killed processes from files being written. The temporary name also identifies
+the machine that writes the file, as some network filesystems do not show locks to other machines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ABANDONED_SECONDS = 86400.0
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Writes all of `data`: one call of `os.write` may write less, without an error."""
+    """Writes all of `data`; a single `os.write` may write less, without an error."""
     view = memoryview(data).cast("B")
     while view:
         view = view[os.write(descriptor, view) :]
@@ -64,9 +64,9 @@ def _machine() -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its missing parents, and makes their names durable.
+    """Creates a folder and its missing parents, and makes their names durable.
 
-    The name of an existing folder is synced too: the process that made it may have been killed before that.
+    Syncs the parent of an existing folder too: the process that created it may have been killed before its sync.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
     except FileExistsError:
-        what = f"expected a folder or nothing, found {kind_at(folder)}"
+        what = f"expected a folder, or a free path for one, found {kind_at(folder)}"
         raise FileExistsError(errno.EEXIST, what, str(folder)) from None
     with contextlib.suppress(PermissionError):  # the parent may be traversed but not read
         fsync_folder(folder.parent)
@@ -83,9 +83,10 @@ def make_folder(folder: Path) -> None:
 class AtomicFile:
     """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
 
-    Leaving the `with` block without `commit` discards it. An existing `path` is replaced. OSError (ENOSPC, EIO, ...)
-    passes through, with the name of the file. A FileAt is written in the open folder, even if the folder is renamed.
-    Dropped without `commit` or `discard`, it leaves the temporary file, as a killed process does. Not thread safe.
+    Leaving the `with` block without `commit` discards the file. `commit` replaces an existing `path`. Each OSError
+    (ENOSPC, EIO, ...) passes through, with the file's path. If `path` is a FileAt, the file is written in the open
+    folder, even if the folder is renamed. An AtomicFile that is dropped without `commit` or `discard` leaves its
+    temporary file, as a killed process does. Not thread safe.
     """
 
     temporary: Path
@@ -105,7 +106,7 @@ class AtomicFile:
             raise
 
     def _begin(self) -> bool:
-        """Makes the temporary file and locks it. Returns False if another process removed the file before the lock."""
+        """Creates the temporary file and locks it. Returns False if another process removed it before it was locked."""
         tag = f"{_machine()}-{secrets.token_hex(8)}"
         self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
         self._is_temporary = True
@@ -119,7 +120,7 @@ class AtomicFile:
 
     @property
     def descriptor(self) -> int:
-        """The temporary file's descriptor. Raises ValueError once the file is committed or discarded."""
+        """The temporary file's descriptor. Raises ValueError after `commit` or `discard`."""
         if self._file is None:
             raise ValueError(f"{self.path}: this file was already committed or discarded: open it again to write")
         return self._file.fileno()
@@ -147,7 +148,7 @@ class AtomicFile:
             fsync_folder(self.path.parent if self._folder is None else self._folder)
 
     def discard(self) -> None:
-        """Removes the temporary file, if it was not committed. May be called again, also after an interruption."""
+        """Removes the temporary file, unless it was committed. May be called again, also after an interruption."""
         if self._is_temporary:
             # Errors here must not hide the error for which the file is discarded.
             with contextlib.suppress(OSError):
@@ -163,7 +164,10 @@ class AtomicFile:
 
 
 def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool = True) -> None:
-    """Writes `parts`, joined, as the whole content of `path`, by an AtomicFile. `replace` is as for its `commit`."""
+    """Writes the joined `parts` as the whole content of `path`, durably, through an AtomicFile.
+
+    Without `replace`, raises FileExistsError if `path` exists.
+    """
     with AtomicFile(path) as file, naming(path):
         for part in parts:
             write_all(file.descriptor, part)
@@ -171,9 +175,9 @@ def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool 
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Writes `data` as the file `path`, named by a user. It appears whole.
+    """Writes `data` to the output file `path` that a user chose. The file appears whole.
 
-    A symbolic link is followed, and its target replaced. A device or FIFO is written to directly. Raises ValueError if
+    If `path` is a symbolic link, its target is replaced. A device or FIFO is written to directly. Raises ValueError if
     `path` is this process's own stdout or stderr, unless that is a device.
     """
     try:
@@ -193,16 +197,16 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def _check_apart(path: Path, status: os.stat_result) -> None:
-    """Raises ValueError if the file is the stdout or stderr of this process."""
+    """Raises ValueError if `status`, the stat of `path`, is of this process's stdout or stderr."""
     with contextlib.suppress(OSError):  # a closed one
         if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
             raise ValueError(
-                f"{path}: expected a file other than the command's own stdout or stderr; name another file or a FIFO"
+                f"{path}: expected another file than the command's own stdout or stderr: name a file or a FIFO"
             )
 
 
 def target_of(name: str) -> str:
-    """Returns the name that the temporary file `name` gets at `commit`; "" if no AtomicFile chose `name`."""
+    """Returns the file name that the temporary file `name` gets at `commit`; "" if no AtomicFile made `name`."""
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else ""
 
@@ -212,16 +216,16 @@ def is_temporary(name: str) -> bool:
 
 
 def _machine_of(name: str) -> str:
-    """Returns the machine that writes the temporary file with this name; "" if the name does not tell."""
+    """Returns the hashed name of the machine that writes the temporary file `name`; "" if `name` has none."""
     return name.split(".")[-2].rpartition("-")[0]
 
 
 def is_abandoned(name: str, written: float, *, locked: bool) -> bool:
-    """Returns whether no process writes the temporary file `name` any more. No other process here may have locked it.
+    """Returns whether no process writes the temporary file `name` any more. The caller knows that none here locks it.
 
     `written` is the time of the last write, in seconds since the epoch. `locked` is false if the filesystem has no
-    locks. A file that another machine made, whose lock may be invisible here, is abandoned a day after the last write.
-    Without locks, a file that this machine made is abandoned after a day or a reboot.
+    locks. A file of another machine, whose lock may be invisible here, is abandoned a day after the last write. A file
+    of this machine is abandoned at once or, without locks, after a day or a reboot.
     """
     if time.time() - written >= _ABANDONED_SECONDS:
         return True
@@ -229,16 +233,19 @@ def is_abandoned(name: str, written: float, *, locked: bool) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns a time before any process of this machine started, minus a minute as servers' clocks differ."""
+    """Returns when this machine booted, minus a minute as clocks of servers differ, in seconds since the epoch.
+
+    Returns 0 where the system does not tell (macOS).
+    """
     if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
         return 0.0
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
 
 
 def lock_at_once(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Locks an open file without waiting. Returns False if another process, or another part of this one, has locked it.
+    """Locks an open file without waiting. Returns False if another process, or another open file, holds a lock on it.
 
-    `operation` is LOCK_EX or LOCK_SH. Raises OSError if the filesystem has no locks.
+    `operation` is LOCK_EX (exclusive) or LOCK_SH (shared). Raises OSError if the filesystem has no locks.
     """
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
@@ -248,7 +255,7 @@ def lock_at_once(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 
 def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
-    """Locks as `lock_at_once` does. Returns None if the filesystem has no locks."""
+    """Locks an open file without waiting. Returns whether it is locked; None if the filesystem has no locks."""
     try:
         return lock_at_once(descriptor, operation)
     except OSError:
@@ -256,11 +263,10 @@ def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
 
 
 def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name: False) -> int:
-    """Removes the temporary files in `folder` that no living process is writing. Returns how many were removed.
+    """Removes temporary files in `folder` that no living process is writing. Returns how many it removed.
 
-    Files for whose names `is_kept` returns True are kept. Some network filesystems (BeeGFS, NFS with local_lock, Lustre
-    with localflock) do not show locks to other machines, so a file of another machine is kept for a day after the last
-    write to it.
+    Keeps files for whose names `is_kept` returns True. Keeps a file of another machine for a day after the last write:
+    some network filesystems (BeeGFS, NFS with local_lock, Lustre with localflock) do not show locks to other machines.
     """
     swept = 0
     for path in map(folder.joinpath, _temporaries(folder)):
@@ -281,7 +287,7 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
 
 
 def remove_temporaries(folder: Path | FolderHandle) -> None:
-    """Removes all temporary files in `folder`. A process that is still writing one can then not publish it."""
+    """Removes all temporary files in `folder`, even files being written, which then cannot be published."""
     for temporary in _temporaries(folder):
         name, opened = at(folder / temporary)
         with contextlib.suppress(OSError):
@@ -296,14 +302,17 @@ def _temporaries(folder: Path | FolderHandle) -> list[str]:
 def reserve(descriptor: int, nbytes: int) -> None:
     """Allocates the first `nbytes` of a file, so a full disk raises OSError now and not halfway through.
 
-    Where the filesystem cannot allocate ahead this does nothing: the writes themselves report a full disk.
+    Does nothing if the filesystem cannot allocate ahead. Then the writes themselves report a full disk.
     """
     if hasattr(os, "posix_fallocate"):  # not on macOS
         _can((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS), os.posix_fallocate, descriptor, 0, nbytes)
 
 
 def _can(refusals: Sequence[int], call: Callable[..., object], *arguments: Any, **options: Any) -> bool:
-    """Makes a call. Returns False if it raises OSError with an errno of `refusals`. Other errors pass through."""
+    """Calls `call` and returns True. Returns False if it raises an OSError whose errno is in `refusals`.
+
+    Other errors pass through.
+    """
     try:
         call(*arguments, **options)
     except OSError as error:
@@ -323,7 +332,7 @@ _NO_CLONE = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENO
 
 
 def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
-    """Makes `target` a hard link to the file `source`. Returns False where no link can be made.
+    """Makes `target` a hard link to `source`. Returns whether that worked: False if the system allows no such link.
 
     Raises FileExistsError if `target` exists, and any other OSError.
     """
@@ -332,8 +341,8 @@ def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
 
 
 def try_clone(source: OpenFile, descriptor: int) -> bool:
-    """Gives the open file `descriptor` the content of `source`, sharing its blocks until one of the two is written to.
+    """Clones `source` into the open file `descriptor`: both share blocks until either is written to.
 
-    Returns False where the filesystem cannot do this.
+    Returns whether that worked: False if the filesystem cannot clone the file.
     """
     return _can(_NO_CLONE, fcntl.ioctl, descriptor, _FICLONE, source.fileno())

@@ -1,6 +1,6 @@
-"""The cores and memory that this machine gives to this process, and the kinds of its filesystems.
+"""Measures the cores and memory that this process may use, and names the kinds of filesystems.
 
-All of it is read from /proc and /sys/fs/cgroup. Where these do not exist, the answer is "unknown".
+All of it is read from /proc and /sys/fs/cgroup. Where these do not exist, results say that a value is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @functools.cache
 def boot_id(proc: Path = PROC) -> str:
-    """Returns a name for this boot of the machine. Where the system has none, each process has a name of its own."""
+    """Returns an id of the machine's current boot. Where the system has none, returns a random id of this process."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -28,16 +28,16 @@ def boot_id(proc: Path = PROC) -> str:
 
 
 def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Returns how many cores this process may use. Part of a core counts as one.
+    """Returns how many cores this process may use, at least 1. A part of a core counts as one core.
 
-    Job schedulers bind processes to cores, and containers may have a limit on processor time.
+    Job schedulers bind processes to cores, and containers may limit processor time.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(math.ceil(share) for share in _cgroups_cores(proc, cgroups))]))
 
 
 def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
-    """Yields the limit on processor time, in cores, of each cgroup above this process."""
+    """Yields each limit on this process's processor time, in cores, from its cgroup and the cgroups above."""
     for folder, unified in _cgroups(proc, cgroups, "cpu"):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such level, no such limit, or "max"
             if unified:
@@ -50,9 +50,9 @@ def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
 
 
 def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Returns the bytes that this process, or the page cache on its behalf, can still take; None if unknown.
+    """Returns the bytes of memory that this process and its page cache can still take; None if unknown.
 
-    Page cache counts as free, as the kernel reclaims it. So a set that is in the page cache does not reduce the result.
+    Page cache counts as free, as the kernel reclaims it. So a set in the page cache does not reduce the result.
     """
     found = list(_cgroups_left(proc, cgroups))
     with contextlib.suppress(OSError, KeyError):
@@ -61,7 +61,7 @@ def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yields the bytes left of the memory limit of each cgroup above this process."""
+    """Yields the bytes left below each memory limit of this process's cgroup and the cgroups above."""
     for folder, unified in _cgroups(proc, cgroups, "memory"):
         if unified:
             for limit in ("memory.max", "memory.high"):
@@ -71,9 +71,9 @@ def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yields the folders with a controller's limits for this process, and whether each belongs to cgroups v2.
+    """Yields (folder, is cgroups v2) for this process's cgroup and each cgroup above, as any of them may set limits.
 
-    A job's limit may be set at any level above the process.
+    `controller` is "cpu" or "memory": the files that set this kind of limit are in the folder.
     """
     try:
         lines = (proc / "self" / "cgroup").read_text(errors="surrogateescape").splitlines()
@@ -89,8 +89,10 @@ def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path,
 
 
 def _levels(root: Path, path: str) -> list[Path]:
-    """Returns the folders of the process's cgroup and of all cgroups above. In a container `path` may be the host's:
-    only `root` exists."""
+    """Returns the folders of the cgroup `path` and of all cgroups above, below and including `root`.
+
+    In a container, `path` may be the host's: then only `root` exists.
+    """
     parts = [part for part in path.split("/") if part]
     if ".." in parts:  # outside this process's cgroup namespace
         parts = []
@@ -107,7 +109,7 @@ def _left(folder: Path, limit: str, usage: str, prefix: str) -> Iterator[int]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Returns the numbers in lines such as `name 123` or `name: 123 kB`, by name."""
+    """Returns the integers in lines such as `name 123` or `name: 123 kB`, by the first word (`name` or `name:`)."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdecimal()}
 
@@ -142,17 +144,17 @@ def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """Returns whether a filesystem of this kind may store its bytes on another machine, so reads can fail."""
+    """Returns whether reads may fail because this kind of filesystem may keep its bytes on another machine."""
     return kind in (*_SHARED.split(), *_OF_THE_HOST) or (kind.startswith("fuse") and kind != _LOCAL_FUSE)
 
 
 def is_shared(kind: str) -> bool:
-    """Returns whether machines are known to share files through a filesystem of this kind."""
+    """Returns whether this kind of filesystem is known to share files between machines."""
     return kind.removeprefix("fuse.") in _SHARED.split()
 
 
 def _mounts(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields the device, the folder and the kind of each mounted filesystem."""
+    """Yields (device number, mount point, kind) of each mounted filesystem in `text`, a mountinfo file."""
     for line in text.splitlines():
         place, separator, filesystem = line.partition(" - ")
         fields = place.split(" ")

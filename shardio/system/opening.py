@@ -1,6 +1,6 @@
-"""Opens files that another user may have replaced, and gives every descriptor an owner at once.
+"""Opens files that another user may have replaced, and gives every descriptor an owner that closes it.
 
-`OpenFiles` keeps a few of many files open: a process may open a limited number, and a set may have more.
+`OpenFiles` keeps only a few of many files open, as a process may open a limited number of files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNPACKED_NBYTES = 64 << 20
 
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
-    """Adds the file's path to an OSError from inside the block, as calls on descriptors do not know the path."""
+    """Adds `path` to an OSError raised in the block, as calls on descriptors do not know the path."""
     try:
         yield
     except OSError as error:
@@ -48,10 +48,10 @@ else:
 
 
 def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
-    """Opens a folder, to sync or lock it, and returns an object that owns the descriptor, as `open_file` does.
+    """Opens a folder, to sync or lock it. Returns an object that owns the descriptor.
 
-    FileIO refuses folders, so the owner is a `select.epoll`. It closes the descriptor when it is freed; use it for
-    nothing else.
+    The object is a `select.epoll` (or kqueue), as FileIO refuses folders. It closes the descriptor when it is freed;
+    use only its `fileno` and `close`. An interrupt cannot leave the descriptor open: see `open_file`.
     """
     flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))
@@ -61,8 +61,8 @@ def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
 class FolderHandle:
     """An open folder. `handle / name` is a file in this very folder, wherever the folder's path leads later.
 
-    Neither `FolderHandle` nor `FileAt` is os.PathLike, so a call that would look the path up again raises TypeError.
-    Raises OSError if `path` is a symbolic link, or not a folder.
+    Neither FolderHandle nor FileAt is os.PathLike, so a call that would look up the path again raises TypeError. The
+    constructor raises OSError if `path` is a symbolic link, or not a folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class FolderHandle:
 
 @dataclass(frozen=True)
 class FileAt:
-    """A file in an open folder, which need not exist. As text it is the file's path, for messages."""
+    """The place of a file in an open folder; the file need not exist. As text it is the file's path, for messages."""
 
     folder: FolderHandle
     name: str
@@ -101,7 +101,7 @@ class FileAt:
 
 
 def at(path: str | os.PathLike[str] | FileAt) -> tuple[str | os.PathLike[str], int | None]:
-    """Returns the arguments that name a file to functions of `os`: its path or name, and `dir_fd` or None."""
+    """Returns (path, dir_fd), which name the file `path` in calls to `os`. Except for a FileAt, dir_fd is None."""
     return (path.name, path.folder.fileno()) if isinstance(path, FileAt) else (path, None)
 
 
@@ -120,10 +120,10 @@ class OpenFile(io.FileIO):
 
 
 def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o666) -> OpenFile:
-    """Opens as `os.open` does, and returns an object that owns the descriptor. Raises IsADirectoryError for a folder.
+    """Opens a file like `os.open`, and returns an object that owns the descriptor.
 
-    No line of Python runs between opening the descriptor and giving it to the object, so an exception from a signal
-    handler cannot leave a descriptor open.
+    Raises IsADirectoryError for a folder. No line of Python runs between opening the descriptor and giving it to the
+    object, so an exception from a signal handler cannot leave a descriptor open.
     """
     name, folder = at(path)
     opening = os.open if folder is None else functools.partial(os.open, dir_fd=folder)
@@ -139,7 +139,7 @@ def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o6
 
 
 def open_nameless() -> OpenFile:
-    """Opens a new temporary file for reading and writing. It has no name, and is gone when it is closed.
+    """Returns a new temporary file without a name, opened for reading and writing. It is gone once it is closed.
 
     An interrupt leaves no name behind: no Python runs between the calls that make the name and remove it.
     """
@@ -161,11 +161,11 @@ def open_untrusted(
     way_out: str = "",
     sole_name: bool = False,
 ) -> OpenFile:
-    """Opens a file that another user may have replaced with anything.
+    """Opens a regular file that another user may have replaced with anything. Never waits.
 
-    It never waits, and follows no symbolic link in the last component. Raises `refusal`, whose message ends with
-    `way_out`, unless the file is a regular file. With `sole_name`, a file with a second name (a hard link), which may
-    be another user's, is refused too: files that are written in place need this. OSError passes through.
+    Does not follow a symbolic link in the last component of `path`. Raises `refusal`, whose message ends with
+    `way_out`, unless the file is a regular file. With `sole_name`, needed for files that are written in place, also
+    raises it for a file with a second hard link, which may be another user's file. OSError passes through.
     """
 
     def refuse(found: str) -> ShardioError:
@@ -190,7 +190,7 @@ def open_untrusted(
         if not stat.S_ISREG(status.st_mode):
             raise refuse(kind_of(status.st_mode))
         if sole_name and status.st_nlink > 1:
-            raise refuse("one that has a second name (a hard link)")
+            raise refuse("a file with a second name (a hard link)")
     except BaseException:
         file.close()
         raise
@@ -200,17 +200,18 @@ def open_untrusted(
 def check_unpacked(path: str | Path, nbytes: int) -> None:
     """Raises SourceError if `nbytes`, the unpacked size of the file `path`, is far more than the file's own size.
 
-    Text compresses to a hundredth at best, a bomb to less than a thousandth.
+    The limit is 64 MiB or 100 times the file's size, whichever is larger. Text compresses to a hundredth at best, a
+    bomb to less than a thousandth.
     """
     most = max(_UNPACKED_NBYTES, _UNPACKED_TIMES * os.path.getsize(path))
     if nbytes > most:
         raise SourceError(
-            f"{path}: expected at most {most:,} bytes once unpacked, found {nbytes:,}; save it uncompressed"
+            f"{path}: expected at most {most:,} bytes once unpacked, found {nbytes:,} bytes; save it uncompressed"
         )
 
 
 def kind_of(mode: int) -> str:
-    """Returns the kind of a file with this mode, in words."""
+    """Returns the kind of a file with this `mode`, an st_mode, in words such as "a folder"."""
     kinds = {
         stat.S_IFREG: "a file",
         stat.S_IFDIR: "a folder",
@@ -222,15 +223,15 @@ def kind_of(mode: int) -> str:
 
 
 def kind_at(path: Path) -> str:
-    """Returns the kind of the file at `path`, in words."""
+    """Returns the kind of the file at `path` in words, such as "a folder". Does not follow a symbolic link."""
     return kind_of(path.lstat().st_mode) + (" that leads nowhere" if not path.exists() else "")
 
 
 def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
-    """Opens a file of a shard set for reading, as `open_untrusted` does. Returns the file and its size in bytes.
+    """Opens a file of a shard set by `open_untrusted`. Returns the open file and its size in bytes.
 
-    Raises FormatError if it does not exist. Size and type are read from the descriptor, so they belong to the file that
-    is then read or mapped.
+    Raises FormatError if the file does not exist or is not a regular file. Type and size are read from the descriptor,
+    so they belong to the file that is then read or mapped.
     """
     try:
         file = open_untrusted(path)
@@ -247,7 +248,7 @@ def missing_file(path: object) -> FormatError:
 
 
 def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatError, way_out: str = "") -> bytes:
-    """Returns all bytes of a file that `open_untrusted` opens."""
+    """Returns all bytes of the file `path`, opened by `open_untrusted`."""
     with naming(path), open_untrusted(path, refusal=refusal, way_out=way_out) as file:
         return file.readall()
 
@@ -259,8 +260,10 @@ _LIVE: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
 class OpenFiles(Generic[K]):
-    """Keeps the `most` most recently used files open, or its part of `most_open` among all that are alive; plus at most
-    one for each running thread. Thread safe.
+    """Keeps the most recently used of many files open, by key. Thread safe.
+
+    At most `most` files stay open, or `most_open` divided by the number of living OpenFiles if that is less; plus at
+    most one file for each running thread.
 
     Two threads may open a file at the same time; one of the descriptors then closes at once. There is no lock, as
     `close` may run in a finalizer, in the middle of any other call. No operation may destroy a value while it works on
@@ -275,9 +278,9 @@ class OpenFiles(Generic[K]):
         _LIVE.add(self)
 
     def get(self, key: K) -> OpenFile:
-        """Returns the open file of `key`. Raises RuntimeError after `close`, and the errors of `open_file`."""
+        """Returns the open file of `key`, opened by `open_file` if needed. Raises RuntimeError after `close`."""
         if self._closed:
-            raise RuntimeError("the reader was closed")
+            raise RuntimeError("this reader was closed: open the set again to read")
         file = self._open.get(key)
         if file is not None:
             with contextlib.suppress(KeyError):
@@ -296,7 +299,7 @@ class OpenFiles(Generic[K]):
             self._open.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Drops the file of `key`, so the next `get` opens it again."""
+        """Drops the file of `key`, so the next `get` opens the file again."""
         self._open.pop(key, None)
 
     def forget_all(self) -> None:
@@ -304,12 +307,12 @@ class OpenFiles(Generic[K]):
             self._forget_oldest()
 
     def close(self) -> None:
-        """Closes the unused files; no file can be opened any more. Files in use close when their users drop them."""
+        """Closes the unused files, and makes `get` fail. A file in use closes when its last user drops it."""
         self._closed = True
         self.forget_all()
 
 
 def most_open() -> int:
-    """Returns a quarter of the process's limit of open files, at most 1024; the rest is for other files."""
+    """Returns how many files all OpenFiles may keep open: a quarter of the process's limit, from 4 to 1024."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1024 if soft < 0 else max(4, min(1024, soft // 4))

@@ -1,6 +1,6 @@
 """Copies bytes between files in pieces: reads with retries, hashes, writes, and syncs meanwhile.
 
-O_DIRECT reads and writes that bypass the page cache, from and into aligned memory, are here too.
+Also has reads and writes with O_DIRECT, which bypass the page cache, from and into aligned memory.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def pour(
     write: Callable[[memoryview], object] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> str:
-    """Reads `nbytes` bytes in pieces, and calls `write` with each. Returns the sha256 (hex) of all that was read.
+    """Reads `nbytes` bytes in pieces, and calls `write` with each piece. Returns the sha256 (hex) of all bytes read.
 
     `read(offset, buffer)` fills the buffer from its beginning, and returns how many bytes it read; 0 at the end of the
-    file. `progress` is called with the size of each piece.
+    file. `progress` is called with the size of each piece, in bytes.
 
-    If a long file is written, a thread hashes each piece while it is written and the next piece is read.
+    When a long file is written, a thread hashes each piece while the piece is written and the next piece is read.
     """
     sha256 = hashlib.sha256()
     size = min(PIECE_NBYTES if write else HASHED_NBYTES, nbytes)
@@ -80,7 +80,7 @@ def pour(
 class BackgroundSync:
     """Syncs a file in a thread while it is written, one sync at a time, so little is left for the last sync.
 
-    To be used by one thread at a time. `close` waits for the sync under way, and may be called again.
+    To be used by one thread at a time. `close` waits for the running sync, and may be called again.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,9 +89,9 @@ class BackgroundSync:
         self._unsynced_nbytes = 0
 
     def wrote(self, nbytes: int, sync: Callable[[], object]) -> None:
-        """Counts `nbytes` written bytes. Begins `sync` if SYNC_NBYTES are not synced yet.
+        """Counts `nbytes` written bytes. Starts `sync` in a thread once SYNC_NBYTES bytes have not been synced.
 
-        Begins nothing while a sync is under way. Raises the error of the last sync.
+        Starts no sync while another sync is running. Before a start, raises the previous sync's error, if any.
         """
         self._unsynced_nbytes += nbytes
         if self._unsynced_nbytes >= SYNC_NBYTES and (self._syncing is None or self._syncing.is_over):
@@ -101,7 +101,7 @@ class BackgroundSync:
             self._unsynced_nbytes = 0
 
     def finish(self) -> None:
-        """Waits for the running sync, and raises its error."""
+        """Waits for the running sync. Raises the error of the last sync, if it failed."""
         if self._syncing is not None:
             self._syncing.result()
             self._syncing = None
@@ -113,9 +113,9 @@ class BackgroundSync:
 
 @contextlib.contextmanager
 def synced_writes(path: Path | FileAt, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
-    """Yields a function that writes a piece to a file, and syncs the file on the way.
+    """Yields a function that writes a piece, the next bytes of a file, and syncs the file now and then.
 
-    At the end of the `with` block no sync is under way. OSError names the file, also if an earlier piece failed.
+    When the `with` block ends, no sync is running. Each OSError names the file, including errors of a sync.
     """
     sync = BackgroundSync(f"{threading.current_thread().name}-sync")
 
@@ -139,7 +139,7 @@ TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, er
 
 
 class Attempts:
-    """The attempts at one request: counts failures, and waits before each further attempt."""
+    """Counts the failed attempts at a request, and waits before each further attempt."""
 
     def __init__(self, pauses: Iterable[float] | None = None, sleep: Callable[[float], object] | None = None) -> None:
         self.failed = 0
@@ -147,9 +147,9 @@ class Attempts:
         self._sleep = sleep or time.sleep
 
     def again(self, may_pass: bool = True) -> bool:
-        """Counts a failure and waits before the next attempt.
+        """Counts a failure, and waits before the next attempt. Returns whether to make another attempt.
 
-        Returns False at once if there is no next attempt: the failure is permanent, or was the last one allowed.
+        Returns False at once if this was the last attempt, or if `may_pass` is false: the failure is permanent.
         """
         self.failed += 1
         if not may_pass or (pause := next(self._pauses, None)) is None:
@@ -159,7 +159,7 @@ class Attempts:
 
 
 def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
-    """Returns the error to raise when reading `what` (a label or a sample) failed after several attempts."""
+    """Returns the OSError to raise when reading `what` (a label or a sample) failed after `attempts` attempts."""
     hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` lists all damage"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))
@@ -174,7 +174,7 @@ _ALIGNMENTS = (512, ALIGNMENT)
 
 
 def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Returns uninitialized uint8 memory that is aligned to ALIGNMENT bytes, which np.empty does not promise."""
+    """Returns uninitialized memory of this shape, uint8, aligned to ALIGNMENT bytes, unlike np.empty's."""
     nbytes = int(np.prod(shape, dtype=np.int64))
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -182,10 +182,10 @@ def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def set_direct(descriptor: int, on: bool = True) -> None:
-    """Makes an open file bypass the page cache, or with `on` false, use it again.
+    """Makes an open file bypass the page cache (O_DIRECT), or use it again if `on` is false.
 
-    Memory, offsets and lengths must then be multiples of the disk's alignment. Raises OSError (EINVAL) if the
-    filesystem or the system does not support it.
+    While it is bypassed, memory, offsets and lengths must be multiples of the disk's alignment. Raises OSError (EINVAL)
+    if the filesystem or the system does not support O_DIRECT.
     """
     if hasattr(os, "O_DIRECT"):
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
@@ -195,10 +195,9 @@ def set_direct(descriptor: int, on: bool = True) -> None:
 
 
 def direct_alignment(path: str | Path) -> int | None:
-    """Returns the alignment that O_DIRECT demands for this file; None if the file cannot be read with it.
+    """Returns the alignment in bytes that O_DIRECT needs for this file; None if O_DIRECT cannot read the file.
 
-    It tests by reading, since not every filesystem and kernel reports the alignment, and some accept the flag but fail
-    to read.
+    Reads the file to find out, as some filesystems and kernels do not report the alignment, or only seem to support it.
     """
     try:
         file, _ = open_regular(path)

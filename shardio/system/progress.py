@@ -1,4 +1,4 @@
-"""Progress bars in terminals and notebooks, and lines in the log of a job that has neither.
+"""Progress bars in terminals and notebooks, and progress lines in the logs of other jobs.
 
 Only this module imports tqdm, and it is imported only where a bar is wanted: training never imports it.
 """
@@ -24,13 +24,13 @@ _TICK_SECONDS = 0.5
 
 
 def in_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook."""
+    """Returns whether this process is the kernel of a Jupyter notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
 def _kind_of_bar() -> Any:
-    """Returns tqdm's class for notebooks if it can be shown, else its class for text."""
+    """Returns tqdm's class for notebooks in a notebook with ipywidgets, otherwise tqdm's class for text."""
     if in_notebook() and importlib.util.find_spec("ipywidgets"):
         from tqdm.notebook import tqdm_notebook
 
@@ -42,7 +42,7 @@ _Tqdm: Any = _kind_of_bar()
 
 
 class _Lines:
-    """A stderr for tqdm that puts each update on its own line. Text that cannot be written is lost."""
+    """A stream for tqdm that writes each update to stderr as a line. Text that cannot be written is lost."""
 
     def write(self, text: str) -> None:
         if text := text.strip("\r\n "):
@@ -55,7 +55,7 @@ class _Lines:
 
 
 class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
-    """Progress on stderr: a bar in a terminal or notebook, elsewhere a line every 30 seconds and one at the end."""
+    """Progress on stderr: a bar in a terminal or notebook, elsewhere a line every 30 seconds and a line at the end."""
 
     n: float
     initial: float
@@ -74,7 +74,10 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
         return {**super().format_dict, "ncols": _columns()}
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
-        """Draws the bar, or writes a line to a log. A log gets no line during the first 30 seconds: returns False."""
+        """Draws the bar, or writes a line to a log. Returns False if it is too early for a line.
+
+        A log gets no line during the first 30 seconds.
+        """
         if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
             return super().refresh(*arguments, **options)
         return False
@@ -103,7 +106,7 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
             clock.join()
 
     def begun(self) -> None:
-        """Ends `before_it_begins`, if it has not ended."""
+        """Ends the text of `before_it_begins`, if it is still shown: from here on, the bar shows progress."""
         if self._ticks is not None:
             self._ticks.set()
             self._ticks = None
@@ -126,7 +129,10 @@ def _is_terminal() -> bool:
 
 
 def _columns() -> int:
-    """Returns the width of a bar. Terminals of containers, CI or launchers may report 0: tqdm would show nothing."""
+    """Returns the width of a bar in columns. Never 0, for which tqdm shows nothing.
+
+    Terminals of containers, CI or launchers may report a width of 0.
+    """
     columns = 0
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no terminal, or closed
         columns = os.get_terminal_size(sys.stderr.fileno()).columns

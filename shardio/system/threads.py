@@ -1,7 +1,7 @@
 """Daemon threads, and pools of them, that survive an exception of a signal handler at any moment.
 
-`threading.Thread` does not: after an interrupted `start` it may run and refuse to be joined, and after an interrupted
-`join` Python 3.11 takes it for ended. `concurrent.futures` has locks that an interrupted call leaves locked: then its
+`threading.Thread` does not: after an interrupted `start`, it may run and refuse to be joined; after an interrupted
+`join`, Python 3.11 treats it as ended. `concurrent.futures` has locks that an interrupted call leaves locked, so its
 threads wait for ever. It also keeps the interpreter from exiting until all calls are done.
 """
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Call(Generic[T]):
-    """A call that one thread makes, and other threads may wait for."""
+    """A call of a function that one thread makes, and other threads may wait for."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -36,7 +36,7 @@ class Call(Generic[T]):
         self._over_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Makes the call, and keeps its result or error."""
+        """Makes the call, and stores its result or its error."""
         try:
             try:
                 self._result = self._call()
@@ -58,13 +58,16 @@ class Call(Generic[T]):
         self._over_signal.put(None)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Waits for the end of the call. May be called again if interrupted. Raises `queue.Empty` at a timeout."""
+        """Waits until the call is over. Raises `queue.Empty` if that takes over `timeout_seconds`.
+
+        May be called again after an interruption.
+        """
         if not self.is_over:  # the flag, because an interrupted wait may have taken the signal with it
             self._over_signal.get(timeout=timeout_seconds)
         self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
 
     def result(self) -> T:
-        """Waits for the end of the call. Returns its result, or raises its error."""
+        """Waits until the call is over. Returns the call's result, or raises its error."""
         self.wait()
         try:
             if self.error is not None:
@@ -75,10 +78,10 @@ class Call(Generic[T]):
 
 
 class DaemonThread(threading.Thread):
-    """A call in its own thread, which `begin` starts.
+    """A thread that makes one call. `begin` starts the thread. Keep a reference to the object before `begin`.
 
     At exit, the interpreter does not wait for the thread before it runs finalizers, which may tell the thread to stop.
-    Keep a reference to it before `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
+    `begin` and `wait` may be interrupted; then `wait` may be called again.
     """
 
     def __init__(self, call: Callable[[], object], name: str) -> None:
@@ -109,10 +112,10 @@ class DaemonThread(threading.Thread):
         self._call.run()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Waits for the end of the call, as `Call.wait` does.
+        """Waits until the call is over. Raises `queue.Empty` if that takes over `timeout_seconds`.
 
-        A thread that has not started by now never starts. Returns at once in the thread itself, in a forked process,
-        which lacks the thread, and while the interpreter is finalizing.
+        A thread that has not started by now never starts. Does not wait in the thread itself, in a forked process,
+        which lacks the thread, or while the interpreter is finalizing.
         """
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
@@ -127,7 +130,7 @@ class DaemonThread(threading.Thread):
         return self._call.is_over
 
     def result(self) -> None:
-        """Waits for the end of the call, and raises its error."""
+        """Waits until the call is over, and raises the call's error, if any."""
         self.wait()
         if self._call.error is not None:
             raise self._call.error
@@ -136,8 +139,8 @@ class DaemonThread(threading.Thread):
 def preempt_nobody() -> None:
     """Makes this thread wait for a free core or the next tick, rather than preempt a running thread (SCHED_BATCH).
 
-    Its share of the processor stays the same. Nothing changes for a thread with another policy than the usual one, on
-    another system, or if the kernel refuses.
+    The thread's share of processor time stays the same. Does nothing if the thread has another policy than SCHED_OTHER,
+    if the system has no such policies, or if the kernel refuses.
     """
     with contextlib.suppress(AttributeError, OSError):
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
@@ -145,14 +148,14 @@ def preempt_nobody() -> None:
 
 
 class Stop(Exception):
-    """Ends what a thread does, because it was told to stop or another thread has failed. It is no error."""
+    """Ends the work of a thread that was told to stop, also because another thread has failed. It is no error."""
 
 
 class Flag:
-    """A flag that any thread may set. It is also set when its `owner` dies, which runs no line of Python.
+    """A flag that any thread may set. It is also set when its `owner` is freed, which runs no line of Python.
 
-    Unlike an Event it has no lock: a Ctrl-C in the middle of `set` would leave the lock locked, and a finalizer that
-    runs in the middle of `wait` would wait for it.
+    Unlike threading.Event it has no lock: a Ctrl-C in the middle of `set` would leave the lock locked, and a finalizer
+    that runs in the middle of `wait` would wait for the lock.
     """
 
     def __init__(self, owner: object | None = None) -> None:
@@ -166,9 +169,9 @@ class Flag:
         self._reasons.append(None)
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps for `seconds`, unless the flag is set already. Returns whether the flag is set then.
+        """Sleeps for `seconds`, unless the flag is set already. Returns whether the flag is set afterwards.
 
-        Setting the flag does not end the sleep, so `seconds` must be few.
+        Setting the flag does not end the sleep, so `seconds` must be short.
         """
         time.sleep(0.0 if self._reasons else seconds)
         return self.is_set()
@@ -179,10 +182,10 @@ _Calls = queue.SimpleQueue[Any]
 
 
 class ThreadPool:
-    """Makes calls in at most `num_threads` daemon threads, which are started as calls are submitted.
+    """Makes calls in at most `num_threads` daemon threads, which start as calls are submitted.
 
-    To be used by one thread. The end of a `with` block waits for all calls, or, if it raises, for the running calls.
-    The threads hold no reference to this object, and end also when it dies: see `shardio.loading.gather.GatherThreads`.
+    To be used by one thread. The end of a `with` block waits for all calls or, if the block raises, only for running
+    calls. The threads hold no reference to the pool, and also end when the pool is freed.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -196,9 +199,12 @@ class ThreadPool:
         self._threads: list[DaemonThread] = []
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Call[R]:
-        """Submits a call. Raises RuntimeError if the pool is closed, or the system allows no more threads."""
+        """Returns a new Call of `function`, which a thread of the pool makes.
+
+        Raises RuntimeError if the pool is closed, or if the system allows no more threads.
+        """
         if self._closed.is_set():
-            raise RuntimeError("expected an open pool of threads, found a closed one")
+            raise RuntimeError("this thread pool was closed: make calls before `close`, or in a new pool")
         call = Call(partial(function, *arguments))
         self._calls.put(call)
         if len(self._threads) < self._num_threads:
@@ -208,14 +214,14 @@ class ThreadPool:
         return call
 
     def map(self, function: Callable[[T], R], arguments: Iterable[T]) -> Iterator[R]:
-        """Yields the function's result for each argument, in order. All calls are submitted at once."""
+        """Yields `function`'s result for each argument, in order. Submits all calls before the first result."""
         return _results(deque([self.submit(function, argument) for argument in arguments]))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Waits for all calls, or with `cancel` only for the running calls, and for the end of the threads.
+        """Waits for all calls (with `cancel`, only for running calls) and for the end of the threads.
 
-        May be called again. If it is interrupted, it waits again before it raises: the caller may be about to close
-        what the running calls use.
+        May be called again. If it is interrupted, it waits again, for running calls, before it raises: the caller may
+        be about to close what these calls use.
         """
         try:
             self._end(cancel)
@@ -246,7 +252,7 @@ def _results(calls: deque[Call[R]]) -> Iterator[R]:
 def _serve(calls: _Calls, cancelled: Flag, owner: weakref.ref[ThreadPool]) -> None:
     while isinstance(call := calls.get(), Call):
         if cancelled.is_set() or owner() is None:
-            call.fail(RuntimeError("the pool of threads was closed before the call was begun"))
+            call.fail(RuntimeError("the thread pool was closed before this call started"))
         else:
             call.run()
         del call  # or this frame would keep its result while it waits for the next call
@@ -258,7 +264,7 @@ class Closable(Protocol):
 
 
 def close_at_exit(owner: Closable) -> None:
-    """Calls `owner.close()` when the interpreter exits, if the owner still exists."""
+    """Makes the interpreter call `owner.close()` when it exits, if the owner still exists."""
     weakref.finalize(owner, _close, weakref.ref(owner))
 
 
