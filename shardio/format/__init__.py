@@ -1,4 +1,4 @@
-"""A set on disk: the bytes of shards and indexes, the manifest, checksums, and the checked opening of files.
+"""A set on disk: the bytes of shards and indexes, the manifest, checksums, and checked opening of files.
 
 docs/format.md is the normative text.
 """

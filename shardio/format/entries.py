@@ -1,4 +1,7 @@
-"""The entries of a manifest for each file, array and split, as frozen values."""
+"""The entries of a manifest for each file, array and split, as frozen values.
+
+`content` of an entry returns the entry's JSON object. `files` and `tables` are the files that belong to it.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,21 @@ from shardio.format.layout import (
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One published file: its name in the set's folder, its size, and its sha256 as `sha256sum` prints it."""
+    """A published file: its name in the set's folder, its size in bytes, and its sha256 (64 hex digits)."""
 
     file: str
     nbytes: int
     sha256: str
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
-        """Returns the bytes that the file must begin with; empty if it may begin with anything. `sample_shape` is None
-        in a set without pixels."""
+        """Returns the bytes that the file must start with; b"" if it may start with any bytes.
+
+        `sample_shape` is the shape of the set's pixels, or None in a set without pixels.
+        """
         return b""
 
     def content(self) -> dict[str, Any]:
-        """Returns the JSON object for a manifest."""
+        """Returns the entry as the JSON object that a manifest holds."""
         return dict(vars(self))
 
 
@@ -53,13 +58,13 @@ class ShardEntry(FileEntry):
 
 @dataclass(frozen=True)
 class ArrayShard(ShardEntry):
-    """A file of an array: the values of `num_samples` samples."""
+    """A file of an array, with the values of `num_samples` samples."""
 
     row: RowType
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the numbers of a value."""
+        """The dtype of the numbers of which a value consists."""
         return np.dtype(self.row.dtype)
 
     def header(self, sample_shape: SampleShape | None) -> bytes:
@@ -71,15 +76,15 @@ class ArrayShard(ShardEntry):
 
 @dataclass(frozen=True)
 class TableEntry(FileEntry):
-    """A file that is small next to the pixels. Its bytes are compared with its sha256 when it is opened.
+    """An index, an order or checksums: a file that is small next to the pixels.
 
-    It is an index, an order or checksums. No checksum of a sample covers its content, so the whole file is checked.
+    No checksum of a sample covers its content, so the sha256 of the whole file is compared when the file is opened.
     """
 
 
 @dataclass(frozen=True)
 class RowsEntry(TableEntry):
-    """A file of numbers, one per row. The number of rows follows from the file's size."""
+    """A table of numbers, one per row. The number of rows follows from the file's size."""
 
     row: ClassVar[RowType]
 
@@ -97,14 +102,14 @@ class RowsEntry(TableEntry):
 
 @dataclass(frozen=True)
 class OrderEntry(RowsEntry):
-    """The stored row of each sample of a split: an int64."""
+    """A table with the stored row of each sample of a split, int64."""
 
     row = ORDER_ROW
 
 
 @dataclass(frozen=True)
 class Crc32Entry(RowsEntry):
-    """The crc32 of each stored row of an array."""
+    """A table with the crc32 of each stored row of an array, uint32."""
 
     row = CRC32_ROW
 
@@ -113,7 +118,7 @@ class Crc32Entry(RowsEntry):
 class IndexEntry(TableEntry):
     key_nbytes: int
     has_label: bool = True
-    """Whether its rows have a label."""
+    """Whether rows of the index have a label."""
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -138,14 +143,14 @@ class RejectsEntry(FileEntry):
 
 @dataclass(frozen=True)
 class ArrayEntry:
-    """An array of a split: one value of type `row` for each sample, in files of its own."""
+    """An array of a split: a value of type `row` for each sample, stored in the array's own `shards`."""
 
     kind: ArrayKind
     row: RowType
     shards: tuple[ArrayShard, ...]
     crc32: Crc32Entry
     order: int | None = None
-    """The number of the array's order among the orders of the split; None if sample i is in stored row i."""
+    """The position of the array's order among the split's `orders`; None if sample i is in stored row i."""
 
     @property
     def num_rows(self) -> int:
@@ -170,10 +175,9 @@ class ArrayEntry:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """The samples of one split: their pixels in shards, if the set has pixels; an index of one row per sample; and
-    arrays.
+    """The samples of a split: an index of one row per sample, arrays and, unless the set has no pixels, shards.
 
-    Sample i is row i of the shards, counted over all shards; with an order, it is row `order[i]`.
+    Sample i is row i of the shards, counted over all shards. With an order, it is row `order[i]`.
     """
 
     num_samples: int
@@ -181,7 +185,7 @@ class SplitEntry:
     shards: tuple[ShardEntry, ...]
     orders: tuple[OrderEntry, ...] = ()
     order: int | None = None
-    """The number of the pixels' order among `orders`; None if sample i is in stored row i."""
+    """The position of the pixels' order among `orders`; None if sample i is in stored row i."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
     squashed: bool = False
     """Whether pictures were resized to the sample's shape regardless of their aspect ratios."""
@@ -194,12 +198,12 @@ class SplitEntry:
 
     @property
     def num_rows(self) -> int:
-        """The number of stored rows of pixels; without an order, the number of samples."""
+        """The number of stored rows of pixels. Without an order, it is the number of samples."""
         return sum(shard.num_samples for shard in self.shards)
 
     @property
     def label_row(self) -> RowType | None:
-        """The type of a label: int64 in the index, or float32 in the array of labels; None if there are no labels."""
+        """The type of a label: int64 in the index, or float32 in the array `labels`; None if there are no labels."""
         if self.index.has_label:
             return LABEL_ROW
         return self.arrays[LABELS_NAME].row if LABELS_NAME in self.arrays else None

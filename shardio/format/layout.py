@@ -1,11 +1,11 @@
-"""The bytes of a shard and of the index. docs/format.md is the normative text; this module is its code.
+"""The bytes of shards, arrays and indexes. docs/format.md is the normative text; this module is its code.
 
 Every sample has the same size, so a sample's address is arithmetic, and a shard needs no table of offsets:
 
     offset = HEADER_NBYTES + position * sample_nbytes
 
-Both kinds of file are standard NPY 1.0 files whose header is fully determined by the manifest. A reader therefore
-never parses a header: it computes the expected header and compares bytes.
+All these files are standard NPY 1.0 files whose header is fully determined by the manifest. A reader therefore never
+parses a header: it computes the expected header and compares bytes.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ SampleShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class RowType:
-    """The type of one row of a file: `dtype` as in an NPY header, and the shape of the row.
+    """The type of a row of a file: its dtype as an NPY header writes it ("<f4"), and its shape.
 
-    Raises ValueError for a type or shape that docs/format.md does not allow.
+    Raises ValueError if docs/format.md does not allow the dtype or the shape.
     """
 
     dtype: str
@@ -78,14 +78,16 @@ class RowType:
 
     def __post_init__(self) -> None:
         if self.dtype not in ARRAY_TYPES:
-            raise ValueError(f"an array's type must be one of {', '.join(ARRAY_TYPES)}; found {show(self.dtype)}")
+            raise ValueError(f"an array's dtype must be one of {', '.join(ARRAY_TYPES)}; found {show(self.dtype)}")
         if len(self.shape) > MAX_ARRAY_SIDES or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.shape):
             raise ValueError(
-                f"an array's shape must be at most {MAX_ARRAY_SIDES} numbers from 1 to {MAX_SIDE}; found "
+                f"the shape of a value must be at most {MAX_ARRAY_SIDES} integers from 1 to {MAX_SIDE}; found "
                 f"{show(self.shape)}"
             )
         if self.nbytes > MAX_COUNT:
-            raise ValueError(f"a row must have at most {MAX_COUNT} bytes; found {self.nbytes}")
+            raise ValueError(
+                f"a value must have at most 2**53 bytes; found {self.nbytes} bytes for {self.dtype} {self.shape}"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -93,11 +95,11 @@ class RowType:
 
     @property
     def is_small(self) -> bool:
-        """Whether an array of such rows is written as one file for the whole split, and not one for each shard."""
+        """Whether an array of such rows gets one file for the whole split, and not one file for each shard."""
         return self.nbytes <= MAX_SMALL_NBYTES
 
     def file_header(self, num_rows: int) -> bytes:
-        """Returns the header of a file with `num_rows` rows: its first HEADER_NBYTES bytes."""
+        """Returns the header, HEADER_NBYTES bytes, of a file with `num_rows` rows."""
         return _rows_header(self, num_rows)
 
     def file_nbytes(self, num_rows: int) -> int:
@@ -115,7 +117,7 @@ LABELS_NAME = "labels"
 
 
 def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape | None) -> ArrayKind:
-    """Returns `kind` if an array of this name and row type may have this kind. Raises ValueError otherwise.
+    """Returns `kind` if an array with this name and row type may be of this kind. Raises ValueError otherwise.
 
     `sample_shape` is None in a set without pixels.
     """
@@ -123,39 +125,42 @@ def check_kind(name: str, kind: object, row: RowType, sample_shape: SampleShape 
         raise ValueError(f"an array's kind must be one of {', '.join(get_args(ArrayKind))}; found {show(kind)}")
     if name == LABELS_NAME and (kind != "array" or row.dtype != "<f4" or len(row.shape) > 1):
         raise ValueError(
-            f"labels must be an array of float32, a number or a vector for each sample; found {kind} of {row.dtype} "
-            f"{row.shape}"
+            f"labels must be of the kind array, and one float32 number or vector for each sample; found kind {kind}, "
+            f"dtype {row.dtype} and shape {row.shape}"
         )
     if kind == "array":
         return "array"
     if sample_shape is None:
-        raise ValueError(f"arrays of a set without pixels must be of the kind array; found {kind}")
+        raise ValueError(f"arrays of a set without pixels must be of the kind array; found the kind {kind}")
     if len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]:
         raise ValueError(
-            f"a mask must have the samples' height and width {sample_shape[:2]}, and perhaps channels; found "
+            f"a mask must have the samples' height and width {sample_shape[:2]}, and may have channels; found shape "
             f"{row.shape}"
         )
     return "mask"
 
 
 def find_wrong_bool(values: NDArray[Any]) -> str:
-    """Returns what is wrong with values of |b1, whose bytes must be 0 or 1; "" if nothing, or for another type."""
+    """Returns an error text if `values` are |b1 and have bytes other than 0 and 1; otherwise ""."""
     largest = values.view(np.uint8).max(initial=0) if values.dtype == np.bool_ else 0
     return f"expected bytes of 0 or 1 for bool, found {largest}" if largest > 1 else ""
 
 
 def check_array_name(name: object) -> str:
-    """Returns `name` if it is a valid name for an array. Raises ValueError otherwise."""
+    """Returns `name` if an array may have this name. Raises ValueError otherwise."""
     if not isinstance(name, str) or not _ARRAY_NAME.fullmatch(name):
         found = str(name)[:80]
         raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
     if name.lower() in RESERVED_NAMES:
-        raise ValueError(f"an array must not have a name that batches or the index use already; found {show(name)}")
+        raise ValueError(f"an array's name must not be one of {', '.join(sorted(RESERVED_NAMES))}; found {show(name)}")
     return name
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether `name` is a valid name for a file of a set: no folder, not hidden, nothing that a shell or URL quotes."""
+    """Returns whether a file of a set may have this name.
+
+    It may not lead to a folder, be hidden, or have characters that a shell or URL would quote.
+    """
     return _SAFE_NAME.fullmatch(name) is not None
 
 
@@ -164,7 +169,7 @@ def shard_name(split: str, number: int) -> str:
 
 
 def array_shard_name(split: str, array: str, number: int | None) -> str:
-    """Returns the name of a file of an array. `number` is None for the only file of a small array."""
+    """Returns the file name of shard `number` of an array; with None, the name of a small array's only file."""
     return f"{split}-{array}.npy" if number is None else f"{split}-{array}-{number:05d}.npy"
 
 
@@ -177,7 +182,7 @@ def order_name(split: str, number: int) -> str:
 
 
 def is_split_name(name: str) -> bool:
-    """Whether files of a split called `name` would have safe names, with any number of shards."""
+    """Returns whether the files of a split with this name have safe names, for any number of shards."""
     return is_safe_name(shard_name(name, 999_999))
 
 
@@ -195,7 +200,7 @@ def sample_nbytes(sample_shape: SampleShape) -> int:
 
 
 def pixels_row(sample_shape: SampleShape) -> RowType:
-    """Returns the type of a row of a shard: one sample's pixels."""
+    """Returns the type of a row of a shard of pixels: uint8 of shape `sample_shape`."""
     return RowType("|u1", sample_shape)
 
 
@@ -229,9 +234,10 @@ def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
 
 
 def key_field_nbytes(longest_key_nbytes: int) -> int:
-    """Returns the width of the key field for keys of at most this length: the next number that is 4 modulo 8.
+    """Returns the width in bytes of the index's key field, for keys of at most `longest_key_nbytes` bytes.
 
-    With this width all fields of a row are aligned, and the row is a multiple of 8 bytes, without padding.
+    It is the next number that is 4 more than a multiple of 8: then all fields of a row are aligned, and the row is a
+    multiple of 8 bytes, without padding.
     """
     return longest_key_nbytes + (4 - longest_key_nbytes) % 8
 
@@ -243,18 +249,18 @@ RESERVED_NAMES = frozenset(
 
 
 def index_dtype(key_nbytes: int, *, has_label: bool = True) -> np.dtype[np.void]:
-    """Returns the type of an index row: label (if labels are integers), key, source size, crc32.
+    """Returns the dtype of an index row: label (if labels are integers), key, source size, crc32.
 
-    The key is the source's path relative to SRC; the crc32 is of the pixels. All fields are naturally aligned.
+    The key is the source's path relative to SRC. The crc32 is of the pixels. All fields are naturally aligned.
     """
     if key_nbytes <= 0 or key_nbytes % 8 != 4:
-        raise ValueError(f"key_nbytes must be 4 more than a multiple of 8; found {key_nbytes}")
+        raise ValueError(f"key_nbytes must be 4 more than a multiple of 8, such as 12; found {key_nbytes}")
     sizes = [("source_width", "<u4"), ("source_height", "<u4"), ("crc32", "<u4")]
     return np.dtype([*([("label", LABEL_ROW.dtype)] if has_label else []), ("key", f"|S{key_nbytes}"), *sizes])
 
 
 def has_label(dtype: np.dtype[np.void]) -> bool:
-    """Returns whether rows of an `index_dtype` have a label."""
+    """Returns whether `dtype`, from `index_dtype`, has the field `label`."""
     return "label" in (dtype.names or ())
 
 

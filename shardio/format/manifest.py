@@ -1,7 +1,7 @@
 """The manifest of a set as frozen values that check themselves, from JSON and back.
 
 The manifest is the commit record of a shard set: it is written last, and a folder without a manifest holds no set. Its
-`digest` names the content: sha256 over the canonical JSON of everything except `digest` and `provenance`.
+`digest` identifies the content: it is the sha256 of the canonical JSON of everything except `digest` and `provenance`.
 `parse` checks the JSON and each single value; this module checks that the values fit together.
 """
 
@@ -50,7 +50,7 @@ from shardio.format.layout import (
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a set. Raises FormatError if its values contradict each other."""
+    """The description of a set. The constructor raises FormatError if the values contradict each other."""
 
     sample_shape: SampleShape | None
     """None if the set has no pixels: its samples are made of arrays."""
@@ -66,19 +66,19 @@ class Manifest:
         if self.sample_shape is not None:
             check_sample_shape(self.sample_shape)
         if not self.splits:
-            raise FormatError("splits: expected at least one, found none")
+            raise FormatError("splits: expected at least one split, found none")
         if (repeated := parse.first_repeated(self.classes)) is not None:
             raise FormatError(f"classes: expected distinct names, found {show(repeated)} twice")
         if self.class_names and len(self.class_names) != len(self.classes):
             raise FormatError(
-                f"class_names: expected one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
+                f"class_names: expected {len(self.classes)} names, one for each class, found {len(self.class_names)}"
             )
         names: set[str] = {MANIFEST_NAME}
         for entry in self.files:
             # Names that differ only in case are one file on some filesystems.
             if entry.file.lower() in names:
                 raise FormatError(
-                    f"file {entry.file!r}: expected distinct names, even without regard to case, found this name twice"
+                    f"file {entry.file!r}: expected file names that differ in more than case, found this name twice"
                 )
             names.add(entry.file.lower())
         for name, split in self.splits.items():
@@ -108,32 +108,34 @@ class Manifest:
             self._check_array(f"splits.{name}.arrays.{array_name}", array_name, array, split)
 
     def _check_orders(self, name: str, split: SplitEntry) -> None:
-        """Checks that every order is used, and that every number names an order."""
+        """Raises FormatError unless pixels and arrays use every order, and only orders that exist."""
         for order in split.orders:
             _check_nbytes(f"splits.{name}", order, ORDER_ROW.file_nbytes(split.num_samples))
         used = {split.order, *(array.order for array in split.arrays.values())} - {None}
         if used != set(range(len(split.orders))):
             raise FormatError(
-                f"splits.{name}.orders: expected the orders 0 to {len(split.orders) - 1}, each in use by pixels or an "
-                f"array, found {sorted(used, key=str)} in use"
+                f"splits.{name}.orders: expected pixels and arrays to use each order, 0 to {len(split.orders) - 1}, "
+                f"found that they use {sorted(used, key=str)}"
                 if split.orders
-                else f"splits.{name}: expected no key `order`, as there are no orders, found the numbers "
+                else f"splits.{name}: expected no key `order`, as the split has no `orders`, found the orders "
                 f"{sorted(used, key=str)}"
             )
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:
         parse.checked(where, check_kind, name, array.kind, array.row, self.sample_shape)
         if name == LABELS_NAME and split.index.has_label:
-            raise FormatError(f"{where}: expected an index without labels, found labels in the index too")
+            raise FormatError(f"{where}: expected labels in this array or in the index, found labels in both")
         if array.order is None and array.num_rows != split.num_samples:
-            raise FormatError(f"{where}: expected values for {split.num_samples} samples, found {array.num_rows}")
+            raise FormatError(
+                f"{where}: expected values for {split.num_samples} samples, found {array.num_rows} values"
+            )
         for shard in array.shards:
             _check_nbytes(where, shard, array.row.file_nbytes(shard.num_samples))
         _check_nbytes(where, array.crc32, CRC32_ROW.file_nbytes(array.num_rows))
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of the set's content: equal digests mean equal pixels, labels, keys and order."""
+        """The sha256 (hex) of the set's content. Sets with equal digests have equal pixels, labels, keys and order."""
         content = self._content()
         return hashlib.sha256(
             json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
@@ -154,23 +156,23 @@ class Manifest:
         return content
 
     def dumps(self) -> bytes:
-        """Returns the bytes of manifest.json: keys sorted, indented by one space per level, a newline at the end."""
+        """Returns the bytes of manifest.json: keys sorted, one space of indent per level, a newline at the end."""
         document = {**self._content(), "provenance": dict(self.provenance), "digest": self.digest}
         return (json.dumps(document, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
     @property
     def nbytes(self) -> int:
-        """The size of all files except the manifest."""
+        """The total size in bytes of all files except the manifest."""
         return sum(entry.nbytes for entry in self.files)
 
 
 def _check_pixels(where: str, split: SplitEntry, sample_shape: SampleShape) -> None:
     if split.order is None and split.num_rows != split.num_samples:
         raise FormatError(
-            f"{where}.num_samples: expected {split.num_rows}, as in the shards, found {split.num_samples}"
+            f"{where}.num_samples: expected {split.num_rows}, as many as in the shards, found {split.num_samples}"
         )
     if not split.shards:
-        raise FormatError(f"{where}.shards: expected at least one, found none")
+        raise FormatError(f"{where}.shards: expected at least one shard, found none")
     for shard in split.shards:
         _check_nbytes(where, shard, shard_nbytes(shard.num_samples, sample_shape))
 
@@ -179,7 +181,7 @@ def _check_no_pixels(where: str, split: SplitEntry) -> None:
     parts = {"shards": bool(split.shards), "order": split.order is not None, "squashed": split.squashed}
     if found := [name for name, there in parts.items() if there]:
         raise FormatError(
-            f"{where}: expected neither shards, order nor squashed without pixels, found {', '.join(found)}"
+            f"{where}: expected no shards, `order` or `squashed` in a set without pixels, found {', '.join(found)}"
         )
     if not split.arrays.keys() - {LABELS_NAME}:
         raise FormatError(
@@ -200,7 +202,7 @@ _KEYS = {"format", "format_version", "sample_shape", "classes", "splits", "prove
 
 
 def _file(value: object, where: str, more: Set[str] = frozenset(), optional: Set[str] = frozenset()) -> dict[str, Any]:
-    """Returns the fields of the entry of a file: its name, size and sha256, which are checked, and `more`."""
+    """Returns the fields of a file's entry: `file`, `nbytes` and `sha256`, which are checked, and the keys `more`."""
     fields = parse.fields(value, where, _FILE_KEYS | more, optional)
     return fields | {
         "file": parse.name(fields["file"], f"{where}.file"),
@@ -222,7 +224,7 @@ def _index(value: object, where: str) -> IndexEntry:
         raise parse.fault(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
     has_label = "label" not in fields
     if (label := fields.pop("label", False)) is not False:
-        raise parse.fault(f"{where}.label", "false, or no such key", label)
+        raise parse.fault(f"{where}.label", "false (leave the key out if the index has labels)", label)
     return IndexEntry(**fields, has_label=has_label)
 
 
@@ -233,7 +235,7 @@ def _split(value: object, where: str) -> SplitEntry:
     orders = parse.filled(fields["orders"], f"{where}.orders") if "orders" in fields else []
     arrays = parse.filled_mapping(fields["arrays"], f"{where}.arrays") if "arrays" in fields else {}
     if len(arrays) > MAX_ARRAYS:
-        raise parse.fault(f"{where}.arrays", f"at most {MAX_ARRAYS}", sorted(arrays))
+        raise parse.fault(f"{where}.arrays", f"at most {MAX_ARRAYS} arrays", sorted(arrays))
     return SplitEntry(
         num_samples=parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1),
         index=_index(fields["index"], f"{where}.index"),
@@ -294,7 +296,7 @@ def parse_manifest(data: bytes) -> Manifest:
         raise parse.fault("format_version", f"{FORMAT_VERSION} ({way_out})", version)
     parse.fields(document, "manifest", _KEYS, optional={"class_names", "rejects", "pixels"})
     if "pixels" in document:
-        raise parse.fault("pixels", "no such key (these pixels need a newer shardio)", document["pixels"])
+        raise parse.fault("pixels", "no key `pixels`, which needs a newer shardio", document["pixels"])
     splits = parse.mapping(document["splits"], "splits")
     names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
     parse.anything(parse.mapping(document["provenance"], "provenance"), "provenance")

@@ -1,4 +1,4 @@
-"""manifest.json in a folder: read, checked against a pinned digest, and published as the last file of a set."""
+"""Reads manifest.json, checks it against a pinned digest, and publishes it as the last file of a set."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 
 
 def check_manifest_nbytes(path: str | Path | FileAt, nbytes: int) -> None:
-    """Raises FormatError if a file of this size is too large for a manifest. To be called before reading it."""
+    """Raises FormatError if a file of `nbytes` bytes is too large for a manifest. Call it before reading the file."""
     if nbytes > MAX_MANIFEST_NBYTES:
-        raise FormatError(f"{path}: expected a manifest of at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,}")
+        raise FormatError(
+            f"{path}: expected a manifest of at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,} bytes"
+        )
 
 
 def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> Manifest:
     """Returns the manifest of the set in `folder`. With `digest`, it must have this digest: see `check_digest`.
 
-    Raises SetNotFoundError if the folder has no manifest, and FormatError if the manifest is invalid.
+    Raises SetNotFoundError if the folder has no manifest, FormatError if the manifest is invalid or has another digest.
     """
     path = Path(folder) / MANIFEST_NAME
     if not os.path.lexists(path):
@@ -40,7 +42,10 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
 
 
 def read_manifest(path: Path | FileAt, digest: str | None = None) -> Manifest:
-    """Returns the manifest in a file. `digest` is as in `load_manifest`. Raises FormatError if it is invalid."""
+    """Returns the manifest in the file `path`. `digest` is as for `load_manifest`.
+
+    Raises FormatError if the file is missing, is invalid, or has another digest.
+    """
     opened, nbytes = open_regular(path)
     with naming(path), io.BufferedReader(opened) as file:
         check_manifest_nbytes(path, nbytes)
@@ -49,7 +54,10 @@ def read_manifest(path: Path | FileAt, digest: str | None = None) -> Manifest:
 
 
 def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> Manifest:
-    """Returns the manifest in `data`, the content of the file `path`. `digest` is as in `load_manifest`."""
+    """Returns the manifest in `data`, the content of the file `path`. `digest` is as for `load_manifest`.
+
+    Raises FormatError, which names the file, if the manifest is invalid or has another digest.
+    """
     try:
         manifest = parse_manifest(data)
         check_digest(manifest, digest)
@@ -59,9 +67,9 @@ def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> M
 
 
 def check_digest(manifest: Manifest, digest: str | None) -> None:
-    """Raises FormatError if the manifest has another digest than `digest`; with None, any digest is right.
+    """Raises FormatError if the manifest's digest differs from `digest`. None matches every digest.
 
-    The first 12 digits or more are enough. Raises ValueError if `digest` is not the beginning of a digest.
+    The first 12 digits or more are enough. Raises ValueError if `digest` is not 12 to 64 lower-case hexadecimal digits.
     """
     if digest is None:
         return
@@ -78,7 +86,7 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
 
 
 def check_split(place: object, manifest: Manifest, split: str) -> None:
-    """Raises SetNotFoundError if the set has no split of this name. `place` names the set in the message."""
+    """Raises SetNotFoundError if the set has no split of this name. `place`, its folder or URL, is for the message."""
     if split not in manifest.splits:
         found = ", ".join(sorted(manifest.splits))
         hint = did_you_mean(str(split), manifest.splits)
@@ -98,8 +106,7 @@ def _what_is_there(folder: Path) -> str:
 def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
     """Publishes the set by writing its manifest. Every file that the manifest names must be durable already.
 
-    Raises FormatError if no reader would open the manifest, and ConvertError if it is too large for readers; then
-    nothing is published.
+    Publishes nothing, and raises FormatError, if the manifest is invalid; ConvertError, if it is too large for readers.
     """
     path, data = folder / MANIFEST_NAME, manifest.dumps()
     _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
@@ -111,7 +118,10 @@ def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
 
 
 def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:
-    """Raises ConvertError if the manifest of a set with these classes and shards would be too large for readers."""
+    """Raises ConvertError if the manifest of a set with these names would be too large for readers.
+
+    `shards` are the file names of all shards.
+    """
     names = len(json.dumps([*classes, *class_names])) + 2 * (len(classes) + len(class_names))  # an indent for each
     _check_room(names + sum(map(len, shards)) + _SHARD_TEXT_NBYTES * len(shards), len(classes), len(shards))
 

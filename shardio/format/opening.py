@@ -12,11 +12,11 @@ from shardio.system.opening import FileAt, OpenFile, naming, open_regular
 from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
 SoundFiles = dict[str, tuple[int, ...]]
-"""Files whose sha256 was right, by path: device, inode, mtime and ctime of the file when it was checked."""
+"""For each path whose file had the right sha256: the file's device, inode, mtime and ctime at that time."""
 
 
 def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
-    """Opens a file of a set. Raises FormatError unless it is a regular file of the size in the manifest."""
+    """Opens a file of a set. Raises FormatError unless it is a regular file with the size in its entry."""
     file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
         file.close()
@@ -25,17 +25,17 @@ def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
 
 
 def wrong_size(path: object, entry: FileEntry, nbytes: int) -> FormatError:
-    """Returns the error that the file has `nbytes` bytes, and not as many as the manifest says."""
+    """Returns the FormatError for a file that has `nbytes` bytes instead of the size in its entry."""
     return FormatError(
-        f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; copy the file again, or convert "
-        "again"
+        f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes} bytes; copy the file again, or "
+        "convert again"
     )
 
 
 def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None) -> OpenFile:
-    """Opens a file of a set, and checks its size and, byte for byte, its header.
+    """Opens a file of a set, and compares its size and its header with its entry.
 
-    Raises FormatError if either differs from the manifest. `sample_shape` is None in a set without pixels.
+    Raises FormatError if either differs. `sample_shape` is None in a set without pixels.
     """
     file = open_sized(path, entry)
     header = entry.header(sample_shape)
@@ -48,7 +48,7 @@ def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: Samp
 
 
 def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None:
-    """Raises FormatError unless `found`, the first bytes of a file, equals its `header` according to the manifest."""
+    """Raises FormatError unless `found`, the first bytes of a file, equals the expected `header`."""
     if found != header:
         at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
         raise FormatError(
@@ -60,10 +60,10 @@ def check_header(path: str | Path | FileAt, header: bytes, found: bytes) -> None
 def open_sound(
     path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape | None, known: SoundFiles | None = None
 ) -> OpenFile:
-    """Opens as `open_checked` does. Indexes, orders and files of checksums must also have the sha256 in `entry`.
+    """Opens a file by `open_checked`. Of indexes, orders and checksums, also checks the sha256.
 
-    Raises FormatError if they have not, OSError if bytes cannot be read after several attempts. Files in `known` are
-    not hashed again; a file whose sha256 is right is added to it.
+    Raises FormatError if it is wrong, OSError if bytes cannot be read after several attempts. Does not hash files in
+    `known` again, and adds each file whose sha256 is right to `known`.
     """
     file = open_checked(path, entry, sample_shape)
     if not isinstance(entry, TableEntry):
@@ -97,7 +97,7 @@ def _sha256(file: OpenFile, path: str | Path | FileAt, entry: FileEntry) -> str:
 
 
 def check_sha256(path: str | Path | FileAt, entry: FileEntry, found: str) -> None:
-    """Raises FormatError unless `found`, the sha256 of the file's bytes, equals the sha256 in the manifest."""
+    """Raises FormatError unless `found`, the sha256 (hex) of the file's bytes, equals the sha256 in its entry."""
     if found != entry.sha256:
         raise FormatError(
             f"{path}: sha256: expected {entry.sha256}, found {found}; `shardio verify` lists what else is "
@@ -106,9 +106,10 @@ def check_sha256(path: str | Path | FileAt, entry: FileEntry, found: str) -> Non
 
 
 def check_not_cut(path: str | Path | FileAt, entry: FileEntry, nbytes: int) -> None:
-    """Raises FormatError if `nbytes`, the size of an opened file now, is less than in the manifest."""
+    """Raises FormatError if `nbytes`, the size of an open file now, is less than the size in its entry."""
     if nbytes < entry.nbytes:
         raise FormatError(
-            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: another process truncated "
-            "it or is writing to it; a published set must not change. Copy the file again, or convert again"
+            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes} bytes: "
+            "another process truncated it or is writing to it; a published set must not change. Copy the file again, "
+            "or convert again"
         )

@@ -1,7 +1,7 @@
-"""Strict parsing of JSON that another program may have written: each value of a manifest is checked in its place.
+"""Strict parsing of JSON that another program may have written: checks each value of a manifest.
 
-Every error is a FormatError with the place in the document, the expected and the found value. Each function takes a
-value and its place, and returns the value with its type.
+Each function takes a value and `where`, the value's place in the document, and returns the value with its type. Each
+error is a FormatError with the place, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _MAX_DEPTH = 100
 
 
 def document(data: bytes) -> Any:
-    """Returns the JSON document in these ASCII bytes. No object may repeat a key, and all numbers must be finite."""
+    """Returns the JSON document in `data`, ASCII bytes.
+
+    Raises FormatError if `data` is invalid, an object repeats a key, or a number is not finite.
+    """
     try:
         return json.loads(
             data.decode("ascii"),
@@ -39,17 +42,17 @@ def document(data: bytes) -> Any:
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"expected a JSON document in ASCII, found something else: {error}") from None
+        raise FormatError(f"expected a JSON document in ASCII; the parser found: {error}") from None
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if (repeated := first_repeated(key for key, _ in pairs)) is not None:
-        raise FormatError(f"expected distinct keys in each object, found {show(repeated)} twice")
+        raise FormatError(f"expected distinct keys in each JSON object, found the key {show(repeated)} twice")
     return dict(pairs)
 
 
 def _no_constant(name: str) -> None:
-    raise FormatError(f"expected finite numbers, found {name}")
+    raise FormatError(f"expected only finite numbers, found {name}")
 
 
 def _finite(text: str) -> float:
@@ -60,7 +63,9 @@ def _finite(text: str) -> float:
 
 def _integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        raise FormatError(f"expected integers of at most {_MAX_DIGITS} digits, found {show(text)}")
+        raise FormatError(
+            f"expected integers of at most {_MAX_DIGITS} digits, found one with {len(text)}: {show(text)}"
+        )
     return int(text)
 
 
@@ -81,7 +86,7 @@ def fault(where: str, expected: str, found: object) -> FormatError:
 
 
 def checked(where: str, check: Callable[..., T], *values: Any) -> T:
-    """Returns check(*values). Its ValueError becomes a FormatError with this place."""
+    """Returns check(*values). Turns its ValueError into a FormatError that names the place `where`."""
     try:
         return check(*values)
     except ValueError as error:
@@ -89,21 +94,25 @@ def checked(where: str, check: Callable[..., T], *values: Any) -> T:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """Returns a JSON object, with any keys, as a dict."""
+    """Returns the JSON object `value` as a dict, with any keys."""
     if type(value) is not dict:
         raise fault(where, "an object", value)
     return value
 
 
 def fields(value: object, where: str, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
-    """Returns the JSON object `value` as a dict. Raises FormatError if it is not an object, lacks one of `keys`, or has
-    a key that is neither in `keys` nor in `optional`."""
+    """Returns the JSON object `value`, which must have `keys` and may have `optional` keys, as a dict.
+
+    Raises FormatError if it is no object, lacks a key, or has a key that is neither required nor optional.
+    """
     found = mapping(value, where)
     if set(found) - optional != keys:
         missing, unknown = sorted(keys - set(found)), sorted(set(found) - keys - optional)
         parts = [f"without {show(missing)}"] if missing else []
         parts += [f"with the unknown {show(unknown)}"] if unknown else []
-        raise FormatError(f"{where}: expected an object with the keys {sorted(keys)}, found one {' and '.join(parts)}")
+        raise FormatError(
+            f"{where}: expected an object with the keys {sorted(keys)}, found an object {' and '.join(parts)}"
+        )
     return found
 
 
@@ -114,18 +123,18 @@ def sequence(value: object, where: str) -> list[Any]:
 
 
 def filled(value: object, where: str) -> list[Any]:
-    """Returns a list that is not empty. (A manifest leaves out empty lists, so equal sets have equal manifests.)"""
+    """Returns a list that is not empty. Raises FormatError for an empty list."""
     found = sequence(value, where)
     if not found:
-        raise fault(where, "a list with at least one element, or no such key", value)
+        raise fault(where, "a list that is not empty (an optional key without values is left out)", value)
     return found
 
 
 def filled_mapping(value: object, where: str) -> dict[str, Any]:
-    """Returns a JSON object that is not empty, as a dict."""
+    """Returns the JSON object `value`, which must not be empty, as a dict."""
     found = mapping(value, where)
     if not found:
-        raise fault(where, "an object with at least one key, or no such key", value)
+        raise fault(where, "an object that is not empty (an optional key without values is left out)", value)
     return found
 
 
@@ -140,9 +149,9 @@ def count(value: object, where: str, minimum: int = 0) -> int:
 
 
 def flag(value: object, where: str) -> bool:
-    """Returns True, the only value allowed: a flag that is false must be left out."""
+    """Returns True, the only value allowed. A flag that is false must be left out."""
     if value is not True:
-        raise fault(where, "true, or no such key", value)
+        raise fault(where, "true (leave the key out if it is false)", value)
     return True
 
 
@@ -150,13 +159,13 @@ def string(value: object, where: str) -> str:
     if type(value) is not str:
         raise fault(where, "a string", value)
     if _SURROGATE.search(value):
-        raise fault(where, "text without lone surrogates other than U+DC80 to U+DCFF, which stand for bytes", value)
+        raise fault(where, "valid Unicode text, or bytes as lone surrogates U+DC80 to U+DCFF", value)
     return value
 
 
 def name(value: object, where: str) -> str:
     if type(value) is not str or not is_safe_name(value):
-        raise fault(where, "a safe name ([A-Za-z0-9][A-Za-z0-9._-]*, at most 200 characters)", value)
+        raise fault(where, "a name that matches [A-Za-z0-9][A-Za-z0-9._-]*, at most 200 characters", value)
     return value
 
 
@@ -167,25 +176,32 @@ def sha256(value: object, where: str) -> str:
 
 
 def anything(value: object, where: str, depth: int = 0) -> None:
-    """Raises FormatError if `value`, any JSON value, is nested too deep, or has text that `string` refuses."""
+    """Raises FormatError if `value`, any JSON value, is nested too deep or has text that `string` refuses."""
     if isinstance(value, str):
         string(value, where)
     if isinstance(value, (dict, list)):
         if depth == _MAX_DEPTH:
-            raise FormatError(f"{where}: expected objects and lists at most {_MAX_DEPTH} deep, found deeper ones")
+            raise FormatError(
+                f"{where}: expected at most {_MAX_DEPTH} levels of objects and lists inside each other, found more"
+            )
         for child in chain(value, value.values()) if isinstance(value, dict) else value:
             anything(child, where, depth + 1)
 
 
 def is_digest(text: str) -> bool:
-    """Whether `text` is a complete digest: 64 hexadecimal digits."""
+    """Returns whether `text` is a complete digest: 64 lower-case hexadecimal digits."""
     return _SHA256.fullmatch(text) is not None
 
 
 def check_text(names: Sequence[object], where: str) -> None:
-    """Raises TypeError or ValueError unless all names are strings that a manifest may hold."""
+    """Raises TypeError or ValueError unless all `names` are strings that a manifest may hold.
+
+    `where` names the argument in the message.
+    """
     for one in names:
         if not isinstance(one, str):
             raise TypeError(f"{where} must be strings, found {show(one)}")
         if _SURROGATE.search(one):
-            raise ValueError(f"{where} must have no lone surrogates other than U+DC80 to U+DCFF, found {show(one)}")
+            raise ValueError(
+                f"{where} must be valid Unicode (or have lone surrogates U+DC80 to U+DCFF for bytes), found {show(one)}"
+            )

@@ -1,4 +1,4 @@
-"""Lists the shard sets in roots (folders or URLs) from their manifests and file sizes."""
+"""Lists the shard sets in roots (folders or URLs) from their manifests and the sizes of their files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root. Fields from its manifest are empty or 0 if the manifest is missing or unreadable."""
+    """A set in a root. Fields from the manifest are empty or 0 if the manifest is missing or unreadable."""
 
     name: str
     path: str
@@ -54,11 +54,14 @@ class RootContent:
     problem: str = ""
     """Why the root could not be listed; "" if it could."""
     left_overs: tuple[LeftOver, ...] = ()
-    """The temporary folders of running publishers and of killed ones. An object store has none."""
+    """Temporary folders of publishers, running or killed. An object store has none."""
 
 
 def list_sets(roots: Sequence[str]) -> list[RootContent]:
-    """Returns the sets directly below each of `roots`, folders or URLs; if one cannot be read, with the reason."""
+    """Returns the content of each of `roots`, folders or URLs: the sets directly below it.
+
+    If a root cannot be read, its result has no sets, and the reason as its `problem`.
+    """
     found = _map(_look_into, roots)
     silent: set[str] = set()
     children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]
@@ -75,9 +78,10 @@ def list_sets(roots: Sequence[str]) -> list[RootContent]:
 
 
 def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
-    """Returns the result of `call` for each argument, from threads, as servers are slow to answer.
+    """Returns the result of `call` for each argument. Makes the calls in threads, as servers are slow to answer.
 
-    After a Ctrl-C, no further call begins, and running calls are not waited for."""
+    After a Ctrl-C, no further call starts, and running calls are not waited for.
+    """
     pool = ThreadPool(_NUM_THREADS, "shardio-list")
     try:
         found = list(pool.map(call, arguments))
@@ -88,7 +92,7 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
 
 
 def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
-    """Returns the fields of a RootContent, with names of folders in the place of sets."""
+    """Returns (names of the folders in the root, problem, left-overs); see RootContent for the last two."""
     try:
         names = open_storage(root).list_folders()
         return names, "", () if is_url(root) else tuple(find_left_overs(root))
@@ -99,7 +103,7 @@ def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
 def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
     """Returns the entry of the folder `name` in a root; None if the folder is not a set.
 
-    `silent` has the roots whose servers did not answer within the time limit.
+    `silent` has the roots whose servers did not answer within the time limit. A timeout here adds the root.
     """
     place = join_place(root, name)
     path = shown(place)

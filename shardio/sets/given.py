@@ -1,4 +1,4 @@
-"""Reads files that callers pass in: arrays of numbers, lists of keys, parquet. The files are not trusted."""
+"""Reads files that callers pass in, which are not trusted: arrays of numbers, lists of keys, parquet."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def show_key(key: bytes) -> str:
 
 
 def some_keys(keys: Sequence[bytes]) -> str:
-    """Returns the first keys as text for a message."""
+    """Returns the first three keys, as text for a message, and how many keys there are besides."""
     return first_of(keys, 3, show_key)
 
 
 def hash_of(parts: Iterable[bytes]) -> str:
-    """Returns the sha256 (hex) that a provenance records for the parts of a caller's input."""
+    """Returns the sha256 (hex) of a caller's input, given in parts, as a provenance records it."""
     sha256 = hashlib.sha256()
     for part in parts:
         sha256.update(b"%d " % len(part) + part)
@@ -52,7 +52,10 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def refusing(path: str | Path) -> Iterator[None]:
-    """Turns errors about content that is no array into a SourceError that names the file."""
+    """Turns exceptions in the block into a SourceError that says that the file `path` holds no array.
+
+    Lets shardio's own errors pass, and OSErrors of the system.
+    """
     try:
         yield
     except ShardioError:
@@ -62,7 +65,7 @@ def refusing(path: str | Path) -> Iterator[None]:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(
-            f"{path}: expected an array as `np.save` writes it, without Python objects, found: {first}"
+            f"{path}: expected an array as `np.save` writes it, without Python objects: {first}"
         ) from None
 
 
@@ -73,50 +76,54 @@ class ArrayHeader(NamedTuple):
     shape: tuple[int, ...]
     by_columns: bool
     start: int
-    """The first byte of the values."""
+    """The offset of the values in the file."""
 
     @property
     def nbytes(self) -> int:
-        """The size of the file."""
+        """The size in bytes that the file must have at least."""
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
 def parse_header(first: bytes) -> ArrayHeader:
-    """Returns the header from the first HEADER_MOST bytes of an NPY file.
+    """Returns the header in `first`, the first HEADER_MOST bytes of an NPY file.
 
-    May raise any exception if there is no header of an array: call it inside `refusing`.
+    May raise any exception if `first` holds no header of an array, so call this inside `refusing`.
     """
     file = io.BytesIO(first)
     # Version 3 has names of fields in UTF-8, and no array of a set has fields.
     read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)[0]
     if version not in read:
-        raise ValueError(f"version {version} of the format")
+        raise ValueError(f"version {version} of the NPY format, where 1 and 2 are supported")
     shape, by_columns, dtype = read[version](file)
     if dtype.hasobject:
-        raise ValueError("Python objects")
+        raise ValueError("the dtype has Python objects")
     if min(shape, default=0) < 0:
-        raise ValueError(f"the shape {shape}")
+        raise ValueError(f"the shape {shape} has a negative number")
     return ArrayHeader(dtype, shape, by_columns, file.tell())
 
 
 class ArrayFile:
-    """The array in an NPY file, whose rows are read only when requested, and not mapped: the file may be truncated.
+    """The array in an NPY file. Rows are read when requested, and not mapped, as the file may be truncated meanwhile.
 
-    Raises SourceError if the file holds no array or was truncated; OSError if it cannot be read.
+    Raises SourceError if the file holds no array or was truncated, OSError if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = file = open_untrusted(path, refusal=SourceError)
         if os.pread(file.fileno(), len(_ZIP), 0) == _ZIP:
-            raise SourceError(f"{path}: expected an NPY file, found an archive: save each array by `np.save`")
+            raise SourceError(
+                f"{path}: expected an NPY file, found an archive (NPZ or ZIP): save each array by `np.save`"
+            )
         with refusing(path):
             header = parse_header(os.pread(file.fileno(), HEADER_MOST, 0))
             self.dtype, self.shape, by_columns, self._start = header
             self._row_nbytes = math.prod(self.shape[1:]) * self.dtype.itemsize
             if os.fstat(file.fileno()).st_size < header.nbytes:
-                raise ValueError(f"fewer bytes than the {header.nbytes:,} of an array of shape {self.shape}")
+                raise ValueError(
+                    f"the file is shorter than the {header.nbytes:,} bytes of an array of shape {self.shape}"
+                )
             # A row of an array that is stored by columns is nowhere in one piece.
             in_memory = by_columns or not self.shape
             self._whole: NDArray[Any] | None = np.load(file, allow_pickle=False) if in_memory else None
@@ -125,7 +132,7 @@ class ArrayFile:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a range of rows, or the rows with these numbers; of an array without rows, its only value."""
+        """Returns a range of rows, or the rows with these numbers. An array of shape () returns its only value."""
         if self._whole is not None:
             return self._whole[rows] if self.shape else self._whole
         numbers = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
@@ -142,14 +149,16 @@ class ArrayFile:
             while done < len(buffer):
                 offset = self._start + row * self._row_nbytes + done
                 if not (count := os.preadv(self._file.fileno(), [buffer[done:]], offset)):
-                    raise SourceError(f"{self._path}: expected {len(self):,} rows, found it truncated at byte {offset}")
+                    raise SourceError(
+                        f"{self._path}: expected {len(self):,} rows, found the file truncated at byte {offset}"
+                    )
                 done += count
 
 
 def read_keys(keys: Keys) -> list[bytes]:
-    """Returns the keys in a sequence, in a file with one key per line, or in an NPY or NPZ file.
+    """Returns the keys in a sequence, in a text file with a key per line, or in an NPY or NPZ file.
 
-    Raises SourceError if a file holds no keys, TypeError if the sequence holds something other than keys.
+    Raises SourceError if a file or array holds no keys, TypeError if a sequence holds something other than keys.
     """
     if not isinstance(keys, (str, os.PathLike)):
         return _checked_keys(keys)
@@ -162,7 +171,7 @@ def read_keys(keys: Keys) -> list[bytes]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the names in a file with one name per line. Raises SourceError if the file or a line is empty."""
+    """Returns the lines of a file with a name per line. Raises SourceError if the file or a line is empty."""
     with open_untrusted(path, refusal=SourceError) as file:
         return [os.fsdecode(line) for line in _lines(path, file.readall())]
 
@@ -185,7 +194,9 @@ def _load(path: Path, file: IO[bytes]) -> NDArray[Any]:
     with loaded:
         names = [name for name in loaded.files if name in ("keys", "key")] or loaded.files
         if len(names) != 1:
-            raise SourceError(f"{path}: expected an array 'keys' in the archive, found {', '.join(loaded.files)[:200]}")
+            raise SourceError(
+                f"{path}: expected one array, or an array 'keys', in the archive, found {', '.join(loaded.files)[:200]}"
+            )
         # Another archive than NumPy's may hold the name without its ending.
         members = [one for one in loaded.zip.infolist() if one.filename.removesuffix(".npy") == names[0]]
         check_unpacked(path, sum(one.file_size for one in members))
@@ -211,9 +222,9 @@ def _checked_keys(keys: NDArray[Any] | Sequence[str | bytes], where: str = "") -
 
 @contextlib.contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """Yields the file as a pyarrow.parquet.ParquetFile, and closes it at the end of the `with` block.
+    """Yields the file as a pyarrow.parquet.ParquetFile, which is closed at the end of the `with` block.
 
-    Raises SourceError if the file is damaged, also inside the block, or if pyarrow is not installed.
+    Raises SourceError, also from inside the block, if the file is damaged; and if pyarrow is not installed.
     """
     try:
         import pyarrow.parquet
@@ -236,13 +247,13 @@ def open_parquet(path: Path) -> Iterator[Any]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's; pyarrow's errors about damage have no number
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SourceError(f"{path}: expected a sound parquet file, found: {first_line}") from None
+        raise SourceError(f"{path}: damaged, or no parquet file: {first_line}") from None
 
 
 def read_table(path: Path, file: Any, columns: Sequence[str]) -> Any:
-    """Returns the `columns` as a pyarrow.Table. Raises SourceError for a decompression bomb.
+    """Returns the `columns` of a parquet file as a pyarrow.Table. `file` comes from `open_parquet(path)`.
 
-    `file` comes from `open_parquet(path)`.
+    Raises SourceError for a decompression bomb.
     """
     import pyarrow
 

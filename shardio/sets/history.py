@@ -1,4 +1,7 @@
-"""The provenance of a set made from others: the operation, its arguments, and the provenance of its parents."""
+"""Writes and reads the provenance of a set made from other sets, its parents.
+
+It records the operation, its arguments, and the provenance of the parents.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _LONGEST_VALUE = 40
 
 
 def describe_change(operation: str, arguments: Mapping[str, Any], parents: Sequence[Manifest]) -> dict[str, Any]:
-    """Returns the provenance of the new set. It holds no paths, so equal changes have equal provenances."""
+    """Returns the provenance of a set made from `parents`. It has no paths: equal changes give equal provenances."""
     earlier: list[Any] = []
     conversions: list[Any] = []
     for parent in parents:
@@ -40,7 +43,7 @@ def describe_change(operation: str, arguments: Mapping[str, Any], parents: Seque
 
 
 def conversions_of(manifest: Manifest) -> list[dict[str, Any]]:
-    """Returns the recorded conversions that made the pixels of the set."""
+    """Returns the conversions recorded in the provenance of a set, which made the set's pixels."""
     provenance = manifest.provenance
     if isinstance(provenance.get("conversion"), dict):
         return [{name: provenance[name] for name in ("conversion", "libraries") if name in provenance}]
@@ -51,7 +54,7 @@ def conversions_of(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def describe_making(manifest: Manifest) -> str:
-    """Returns a short description of how the set was made; "" if its provenance has none."""
+    """Returns a short text about how the set was made; "" if its provenance does not record this."""
     parts = []
     provenance = manifest.provenance
     if isinstance(change := provenance.get("change"), dict):
@@ -81,7 +84,7 @@ def _short(value: object) -> str:
 
 
 def flattened(values: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the path and the text of each value in a provenance, such as ("conversion.size", "256, 256")."""
+    """Yields (path, text) of each value in a provenance, such as ("conversion.size", "256, 256")."""
     for name, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(x, (dict, list)) for x in value)):
             yield from flattened(value, f"{prefix}{name}.")

@@ -1,4 +1,7 @@
-"""Reads and checks whole indexes of a set: all that is recorded of each sample except its pixels."""
+"""Reads and checks whole indexes of a set, which record everything about the samples except pixels and arrays.
+
+Also computes the counts that commands print.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from shardio.sets.storage import Storage, open_storage
 
 @dataclass(frozen=True, eq=False)
 class IndexedSet:
-    """A set's manifest, and the indexes of some of its splits."""
+    """A set's manifest, with the indexes and selected samples of some of its splits."""
 
     place: str
     """The set's folder or URL, for messages."""
@@ -33,15 +36,15 @@ class IndexedSet:
     splits: Mapping[str, NDArray[np.void]]
     """The index of each split, one row per sample."""
     found: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The selected samples of each split; empty without a selection."""
+    """The indices of the selected samples of each split; empty without a selection."""
 
 
 def read_indexes(
     place: str | os.PathLike[str], splits: Sequence[str] = (), selection: Selection | None = None
 ) -> IndexedSet:
-    """Reads the indexes of the given splits, by default of all splits, and selects samples.
+    """Returns the indexes of `splits`, by default all splits, and the samples that `selection` selects.
 
-    Raises SetNotFoundError if the set or a split does not exist, FormatError or OSError if it cannot be read.
+    Raises SetNotFoundError if the set or a split does not exist, FormatError or OSError if a file cannot be read.
     """
     with closing(open_storage(place)) as storage:
         manifest = storage.load_manifest()
@@ -59,7 +62,7 @@ def read_indexes(
 def read_index(storage: Storage, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Returns the index of a split, one row per sample.
 
-    Raises FormatError if the index differs from the manifest or a label is not a class; OSError if it cannot be read.
+    Raises FormatError if the index differs from the manifest or a label is not a class, OSError if it cannot be read.
     """
     entry = manifest.splits[split].index
     rows = read_rows(storage, entry)
@@ -75,7 +78,7 @@ def labels_of(rows: NDArray[np.void]) -> list[int | None]:
 
 
 def numbers_of(storage: Storage, split: SplitEntry) -> Numbers:
-    """Returns the arrays of a split that `Selection` can compare, each as a function that reads it."""
+    """Returns the arrays of shape () of a split, which a Selection can compare, each as a function that reads it."""
     found = [(name, array) for name, array in split.arrays.items() if not array.row.shape]
     return {name: partial(_read_values, storage, split, array) for name, array in found}
 
@@ -91,7 +94,7 @@ def _read_values(storage: Storage, split: SplitEntry, array: ArrayEntry) -> NDAr
 
 
 def read_rows(storage: Storage, entry: IndexEntry | RowsEntry | ArrayShard) -> NDArray[Any]:
-    """Returns the rows of an index, an order, checksums or an array of shape (), without checking their values.
+    """Returns the rows of an index, an order, checksums or a shard of an array of shape (), with unchecked values.
 
     Raises FormatError if the file differs from the manifest, OSError if it cannot be read.
     """
@@ -101,7 +104,7 @@ def read_rows(storage: Storage, entry: IndexEntry | RowsEntry | ArrayShard) -> N
 
 
 def read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
-    """Returns all bytes of a file. Raises FormatError if they differ from the manifest."""
+    """Returns all bytes of a file, uint8 (nbytes,). Raises FormatError if its size or sha256 is wrong."""
     try:
         data = np.empty(entry.nbytes, np.uint8)
     except MemoryError:
@@ -113,13 +116,16 @@ def read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
 
 
 def check_range(numbers: NDArray[np.int64], stop: int, what: str, path: object) -> None:
-    """Raises FormatError, naming the file `path`, unless all `numbers` are from 0 to `stop` - 1: see `find_outside`."""
+    """Raises FormatError, with `path` and `what` in the message, unless all `numbers` are from 0 to `stop` - 1."""
     if text := find_outside(numbers, stop, what)[1]:
         raise FormatError(f"{path}: {text}")
 
 
 def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDArray[np.int64], str]:
-    """Returns the samples whose number, called `what`, is not from 0 to `stop` - 1, and an error text for the first."""
+    """Returns the indices of `numbers` that are not from 0 to `stop` - 1, and an error text about the first.
+
+    `what` says in the text what the numbers are. The text is "" if all numbers are in the range.
+    """
     wrong = np.flatnonzero((numbers < 0) | (numbers >= stop))
     text = f"sample {wrong[0]}: expected {what}, 0 to {stop - 1}, found {numbers[wrong[0]]}" if wrong.size else ""
     return wrong, text
@@ -130,7 +136,7 @@ def find_outside(numbers: NDArray[np.int64], stop: int, what: str) -> tuple[NDAr
 
 @dataclass(frozen=True)
 class Spread:
-    """Minimum, median and maximum of numbers. NaN is left out, and counted in `num_missing`."""
+    """Minimum, median and maximum of some numbers. NaNs are left out, and counted in `num_missing`."""
 
     minimum: float
     median: float
@@ -139,7 +145,7 @@ class Spread:
 
 
 def spread_of(values: NDArray[Any]) -> Spread | None:
-    """Returns minimum, median and maximum of the numbers; None if all are missing. Integers stay integers."""
+    """Returns the Spread of `values`; None if all of them are NaN, or there are none. Integers stay integers."""
     values = values.view(np.uint8) if values.dtype.kind == "b" else values
     there = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     if not len(there):
@@ -151,7 +157,7 @@ def spread_of(values: NDArray[Any]) -> Spread | None:
 
 
 def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
-    """Returns the `Spread` of each array of one number, and of the original image sizes if the index has them."""
+    """Returns the Spread, by name, of the sizes of source images, if recorded, and of each array in `numbers`."""
     widths, heights = rows["source_width"].astype(np.int64), rows["source_height"].astype(np.int64)
     known = (widths > 0) & (heights > 0)
     widths, heights = widths[known], heights[known]
@@ -161,7 +167,10 @@ def spreads_of(rows: NDArray[np.void], numbers: Numbers) -> dict[str, Spread]:
 
 
 def count_classes(labels: NDArray[np.int64], num_classes: int) -> list[tuple[int, int]]:
-    """Returns (label, samples) for all classes, or for the labels of a set without classes; the rarest come first."""
+    """Returns (label, number of samples) for each class, or for each label that occurs if `num_classes` is 0.
+
+    The rarest labels come first.
+    """
     if num_classes:
         counts = np.bincount(labels, minlength=num_classes)
         found = np.arange(num_classes)

@@ -1,7 +1,7 @@
-"""Mean and standard deviation of a split's pixels, for each channel, as `Normalize` takes them.
+"""Measures the mean and standard deviation of a split's pixels, by channel, as `Normalize` takes them.
 
-They are measured on some lines of some samples, chosen by the number of samples alone. The sums are integers, so the
-result depends neither on how the samples are read nor on the machine.
+They are measured on some lines of some samples, which depend only on the number of samples. The sums are integers, so
+the result depends neither on how the samples are read nor on the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEVELS = "pixels"
 
 @dataclass(frozen=True)
 class Levels:
-    """Mean and standard deviation of each channel, from 0 for black to 1 for white, over some samples of a split."""
+    """Mean and standard deviation of each channel over some samples of a split, from 0 (black) to 1 (white)."""
 
     split: str
     num_samples: int
@@ -35,12 +35,12 @@ class Levels:
     std: tuple[float, ...]
 
     def describe(self) -> dict[str, Any]:
-        """Returns the levels as a set's provenance records them."""
+        """Returns the levels as the JSON object that a set's provenance records."""
         return {**vars(self), "mean": list(self.mean), "std": list(self.std)}
 
 
 def stored_levels(provenance: Mapping[str, Any], num_channels: int) -> Levels | None:
-    """Returns the levels that `describe` recorded in a provenance; None if they are missing or malformed."""
+    """Returns the levels recorded in a set's provenance; None if they are missing or malformed."""
     told = provenance.get(LEVELS)
     if not isinstance(told, dict) or not isinstance(told.get("split"), str) or type(told.get("num_samples")) is not int:
         return None
@@ -55,19 +55,25 @@ def _numbers(value: object, count: int) -> tuple[float, ...]:
 
 
 def first_split(splits: Iterable[str]) -> str:
-    """Returns the split that models are trained with: `train`, or else the first by name."""
+    """Returns the name of the split that models are trained with: `train`, or else the first by name."""
     names = sorted(splits)
     return "train" if "train" in names else names[0]
 
 
 def chosen_samples(num_samples: int, most: int | None = None) -> NDArray[np.int64]:
-    """Returns at most `most` (default: NUM_SAMPLES) samples of a split of `num_samples`, always the same, ascending."""
+    """Returns the samples to measure, at most `most` (by default NUM_SAMPLES) of `num_samples`: int64, ascending.
+
+    Equal arguments always give the same samples.
+    """
     most = NUM_SAMPLES if most is None else most
     return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(most, num_samples))))
 
 
 def sum_levels(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Returns the sums of a picture (height, width, channels) for `levels_of`, to be added: int64 (4, channels)."""
+    """Returns sums over a picture, uint8 (height, width, channels), as int64 (4, channels).
+
+    Add the sums of several pictures, and pass the total to `levels_of`.
+    """
     height, width, channels = picture.shape
     step = max(1, height // _NUM_LINES)
     lines = np.ascontiguousarray(picture[step // 2 :: step]).reshape(-1, width * channels)
@@ -78,7 +84,7 @@ def sum_levels(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def levels_of(split: str, sums: NDArray[np.int64]) -> Levels:
-    """Returns the levels of the pictures whose sums from `sum_levels` add up to `sums`: of at least one."""
+    """Returns the levels of at least one picture. `sums` is the total of the pictures' results of `sum_levels`."""
     num_samples, num_values, total, squares = sums
     mean = total / num_values
     variance = np.maximum(squares / num_values - mean * mean, 0)

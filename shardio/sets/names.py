@@ -1,4 +1,4 @@
-"""Tells URLs from paths, shows URLs without their credentials, and detects folders mixed up."""
+"""Distinguishes URLs from paths, hides credentials in URLs, and checks the folders that a call names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardio.system.files import is_temporary
 from shardio.system.opening import kind_at
 
 PLAN_NAME = "plan.json"
-"""The file in the work folder that says which conversion is under way."""
+"""The file in the work folder that describes the unfinished conversion."""
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _IS_URL = re.compile(_SCHEME)
@@ -29,7 +29,7 @@ def is_url(place: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """Returns the URL for a message: without password, and without query, which may be a signature."""
+    """Returns the URL for a message: without its password, and without its query, which may be a signature."""
     scheme, _, rest = url.partition("://")
     shown = re.split(r"[?#]", rest, maxsplit=1)[0]
     # A password may hold what else ends a host (/ ? #), whether that is allowed or not.
@@ -45,7 +45,7 @@ def without_credentials(url: str) -> str:
 
 
 def without_credentials_in(text: str) -> str:
-    """Returns a text of another program with the credentials removed from every URL in it."""
+    """Returns `text`, which comes from another program, without the credentials of the URLs in it."""
     return _URL_IN_TEXT.sub(lambda match: without_credentials(match[0]), text)
 
 
@@ -55,7 +55,10 @@ def shown(place: str) -> str:
 
 
 def join_place(place: str, name: str) -> str:
-    """Returns the child `name` of a folder or URL. The query of an http URL, perhaps a signature, stays at the end."""
+    """Returns the path or URL of the child `name` of `place`, a folder or URL.
+
+    The query of an http URL, perhaps a signature, stays at the end.
+    """
     if place.lower().startswith(("http://", "https://")):
         parts = urlsplit(place)
         return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}", fragment=""))
@@ -63,9 +66,9 @@ def join_place(place: str, name: str) -> str:
 
 
 def local_folder(place: str | os.PathLike[str]) -> str:
-    """Returns the folder of the set `place`, unchecked, for callers that map or change its files.
+    """Returns `place` as a folder, for callers that map or change the files of the set there. Does not check it.
 
-    Raises SetNotFoundError for a URL.
+    Raises SetNotFoundError if it is a URL.
     """
     place = os.fspath(place)
     if is_url(place):
@@ -80,7 +83,10 @@ def local_folder(place: str | os.PathLike[str]) -> str:
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raises `error`, with `way_out` at its end, if the path is a URL: it would be taken for a local folder's name."""
+    """Raises `error`, whose message ends with `way_out`, if `path` is a URL.
+
+    Without this check, a URL would be used as the path of a local folder.
+    """
     text = os.fspath(path)
     if (match := _URL_OR_PATH.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
@@ -90,13 +96,18 @@ def check_apart(src: Path, out: Path) -> None:
     """Raises ConvertError if one of the two folders is inside the other."""
     real_src, real_out = src.resolve(), out.resolve()
     if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
-        raise ConvertError(f"{out}: expected a folder apart from {src}, the images, found one inside the other")
+        raise ConvertError(
+            f"{out}: expected a folder apart from {src}, the images, found one inside the other: choose another OUT"
+        )
 
 
 def check_usable(out: Path) -> None:
-    """Raises ConvertError if no conversion can write to `out`."""
+    """Raises ConvertError if a conversion cannot write to `out`: a file, or a folder with foreign files.
+
+    A finished set there is not refused.
+    """
     if os.path.lexists(out) and not out.is_dir():
-        raise ConvertError(f"{out}: expected a folder or nothing, found {kind_at(out)}")
+        raise ConvertError(f"{out}: expected a folder, or a free path for one, found {kind_at(out)}")
     try:
         check_free(out)
     except ConvertError:
@@ -117,13 +128,16 @@ def check_free(out: Path) -> None:
 
 
 def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
-    """Returns whether the folder looks like a shard set, finished or not."""
+    """Returns whether the folder looks like a shard set, finished or unfinished."""
     return any(os.path.lexists(os.path.join(folder, name)) for name in (MANIFEST_NAME, WORK_FOLDER))
 
 
 @contextlib.contextmanager
 def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None]:
-    """Adds `hint` to a SetNotFoundError from the block if `second`, the other folder of the call, is a set."""
+    """Adds `hint` to a SetNotFoundError from the block if `second` is a set: the caller probably swapped two folders.
+
+    `second` is the other folder of the call.
+    """
     try:
         yield
     except SetNotFoundError as error:

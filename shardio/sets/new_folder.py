@@ -1,8 +1,8 @@
-"""A folder that appears whole under its name, never over anything, or not at all.
+"""Creates a folder that appears whole under its name or not at all, and never replaces anything.
 
-It is made under a temporary name; then one rename, which replaces nothing, gives it its name. A temporary file next to
-it is its lock, which dies with its process, and so shows which folders killed processes left. The lock is made before
-the folder and removed after it, so a folder without a lock belongs to no process.
+The folder is filled under a temporary name; then a rename that replaces nothing gives it its name. A temporary file
+next to it is its lock. The lock ends with its process, so it shows which folders killed processes left. The lock is
+made before the folder and removed after it, so a folder without a lock belongs to no process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ FOLDER_SUFFIX = ".d"
 
 @contextlib.contextmanager
 def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
-    """Yields a new folder next to `target`, open, and its lock file. The folder is removed at the end of the block,
-    unless it was renamed. It is open because users who may write to the root could put a link in its place."""
+    """Yields a new folder next to `target`, opened, and its lock file.
+
+    When the block ends, the folder is removed unless it was renamed. It is an open handle because users who may write
+    to the root could put a link in its place.
+    """
     with AtomicFile(target) as lock:  # never committed
         folder = folder_of(lock.temporary)
         try:
@@ -50,22 +53,26 @@ def taken(target: Path) -> ConvertError:
 
 
 def check_new(target: Path, sets: list[Path]) -> None:
-    """Raises ConvertError if `target` cannot be made, or is inside one of `sets` (real paths)."""
+    """Raises ConvertError if `target` exists, has no parent folder, or is inside one of `sets`, real paths."""
     root = target.parent
     if not root.is_dir():
-        raise ConvertError(f"{root}: expected a folder for the new set {target.name!r}, found none: make it first")
+        raise ConvertError(f"{root}: expected a folder for the new set {target.name!r}, found none: create it first")
     real = Path(os.path.realpath(root))
     for folder in sets:
         if folder in (real, *real.parents):
-            raise ConvertError(f"{target}: expected a place outside of the set {folder}, found one inside")
+            raise ConvertError(
+                f"{target}: expected a path outside of the set {folder}: a set contains only its own files"
+            )
     if os.path.lexists(target):
         raise taken(target)
 
 
 def rename_new(folder: FolderHandle, target: Path) -> None:
-    """Renames a folder, durably. Raises ConvertError if the target exists, or if `folder` was replaced."""
+    """Renames `folder` to `target`, durably. Raises ConvertError if `target` exists or `folder` was replaced."""
     if not folder.is_in_place():
-        raise ConvertError(f"{folder}: expected the folder of the new set, found that another process replaced it")
+        raise ConvertError(
+            f"{folder}: another process moved or replaced this folder, which is to become the new set: start again"
+        )
     try:
         if not rename_without_replacing(folder.path, target):
             # A filesystem without it, such as NFS. A folder can replace nothing but an empty folder, and that only if
@@ -83,7 +90,10 @@ def rename_new(folder: FolderHandle, target: Path) -> None:
 
 
 def rename_without_replacing(folder: Path, target: Path) -> bool:
-    """Renames a folder with Linux's renameat2. Returns False if the system or filesystem does not support it."""
+    """Renames a folder by Linux's renameat2. Returns False if the system or filesystem does not support this.
+
+    Raises OSError if that fails, FileExistsError if `target` exists.
+    """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -100,12 +110,12 @@ def rename_without_replacing(folder: Path, target: Path) -> bool:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A temporary folder and its lock file, or only one of the two."""
+    """A temporary folder and its lock file, or either of them alone."""
 
     path: str
     nbytes: int
     abandoned: bool
-    """Whether no process writes there. False also if a process of another machine may still write there."""
+    """Whether certainly no process writes there, not even a process of another machine."""
 
 
 def folder_of(lock: Path) -> Path:
@@ -113,9 +123,10 @@ def folder_of(lock: Path) -> Path:
 
 
 def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
-    """Returns the temporary folders and locks in a root, also of running publishers, sorted by name.
+    """Returns the temporary folders and locks in a root, also those of running publishers, sorted by name.
 
-    Changes nothing. Raises the errors of os.listdir."""
+    Changes nothing. Raises the errors of os.listdir.
+    """
     found = []
     for lock in _locks(Path(root)):
         folder, abandoned, nbytes = folder_of(lock), False, 0
@@ -133,7 +144,7 @@ def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
 
 
 def sweep_beside(target: Path) -> None:
-    """Removes the folders and locks that killed processes left next to `target`, as far as permissions allow."""
+    """Removes the temporary folders and locks that killed processes left next to `target`, if permissions allow."""
     if looks_like_a_set(target.parent):  # where temporary files are a conversion's own
         return
     with contextlib.suppress(OSError):  # no folder, or one that may not be read
@@ -152,7 +163,7 @@ def _locks(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
-    """Yields whether the folder of this lock is abandoned. If it is, the block holds the lock, if there is one.
+    """Yields whether the temporary folder of `lock` is abandoned. If it is, holds the lock during the block.
 
     Raises OSError, such as PermissionError, if this cannot be determined.
     """

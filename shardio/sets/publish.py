@@ -1,4 +1,4 @@
-"""`publish`: puts a finished set into a shared root, as one new folder that appears whole."""
+"""`publish` puts a finished set into a shared root, as a new folder that appears whole."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class PublishReport:
     digest: str
     num_files: int
     nbytes: int
-    """The size of all files but the manifest."""
+    """The total size in bytes of all files except the manifest."""
     renamed: bool
-    """Whether the set was renamed, so no file was copied."""
+    """True if the set was renamed, false if its files were copied."""
     readable_by: ReadableBy
     """The users who may read the set, by the permissions of the folder and its files. The umask may exclude some."""
 
@@ -49,14 +49,14 @@ def publish(
 ) -> PublishReport:
     """Copies the finished set in the folder `out` to `target`, a new folder in an existing root.
 
-    Only the set's own files are copied, and compared with the manifest's checksums. With `move`, a set on the root's
+    Copies only the set's own files, and compares them with the manifest's checksums. With `move`, a set on the root's
     filesystem is renamed after `verify(quick=True)`; any other set is copied and then removed. Folder and files get the
-    permissions of new files there, and the root's group if the root hands it on (setgid).
+    permissions of new files there, and the root's group if the root is setgid.
 
-    `workers` threads copy one file each, and call `on_progress` with (bytes copied since the last call, bytes in all).
-    Raises ConvertError if `target` exists, FormatError if a file is damaged, SpaceError, OSError: then nothing is at
-    `target`, and `out` still holds the set (a move may have changed its permissions). A killed process leaves the whole
-    set, or a temporary folder, which the next publisher into the root removes.
+    `workers` threads copy a file each, and call `on_progress` with (bytes copied since the last call, total bytes).
+    Raises ConvertError if `target` exists, FormatError if a file is damaged, SpaceError, OSError. After an error,
+    nothing is at `target`, and `out` still has the set, perhaps with other permissions. A killed process leaves the
+    whole set, or a temporary folder, which the next publisher into the root removes.
     """
     check_local(target, ConvertError, "publish into a folder, or copy the set there (docs/cluster.md)")
     source, target = Path(os.path.realpath(out)), Path(target)
@@ -66,8 +66,8 @@ def publish(
     names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
     if not is_safe_name(target.name):
         raise ConvertError(
-            f"{target}: expected ROOT/NAME, with a name of letters, digits, '.', '_' and '-' that begins with a letter "
-            f"or digit; found {target.name!r}"
+            f"{target}: expected ROOT/NAME, where NAME has letters, digits, '.', '_' and '-', and begins with a "
+            f"letter or digit; found the NAME {target.name!r}"
         )
     check_new(target, [source])
     with temporary_folder(target) as (folder, lock):
@@ -97,12 +97,14 @@ def publish(
 def _copy_set(
     source: Path, manifest: Manifest, folder: FolderHandle, workers: int, on_progress: Callable[[int, int], None] | None
 ) -> None:
-    """Makes `folder` the same set, durably, its manifest last. Raises FormatError if a file differs from the
-    manifest."""
+    """Copies the set's files and then its manifest into `folder`, durably.
+
+    Raises FormatError if a file differs from the manifest, SpaceError if the disk is too full.
+    """
     if manifest.nbytes > (free := shutil.disk_usage(folder.path).free):
         raise SpaceError(
-            f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} free. Make room, or "
-            "give --move if the set lies on the same filesystem"
+            f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} bytes free. Free some "
+            "space, or give --move if the set is on the same filesystem"
         )
     with contextlib.closing(FolderStorage(source)) as storage:
         FileCopier(storage, workers, "shardio-publish", on_progress, manifest.nbytes).copy(folder, manifest.files)
@@ -110,14 +112,16 @@ def _copy_set(
 
 
 def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
-    """Removes a set that was moved to another filesystem: its manifest first, so the rest is no longer a set."""
+    """Removes a set that was copied to another filesystem. Removes its manifest first: the rest is then no set."""
     try:
         (source / MANIFEST_NAME).unlink()
         fsync_folder(source)
         for entry in manifest.files:
             (source / entry.file).unlink()
     except OSError as error:
-        raise ConvertError(f"{target} is published, but {source} could not be removed: {error}") from None
+        raise ConvertError(
+            f"{target} is published, but {source} could not be removed ({error}): remove it yourself"
+        ) from None
     with contextlib.suppress(OSError):  # other files in it stay
         source.rmdir()
 
@@ -130,10 +134,10 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
 
 
 def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> None:
-    """Gives the set's folder and files the permissions of a new folder and a new file (a descriptor) in the root.
+    """Gives the set's folder and files the permissions of a new folder and a new file in the root.
 
-    Raises FormatError if the set is incomplete, ConvertError if the folder contains other files, which would be moved
-    too.
+    `like` has both: the folder, and the file's descriptor. Raises FormatError if the set is incomplete, ConvertError if
+    the folder contains other files, which would be moved too, or if the permissions cannot be changed.
     """
     sweep_temporaries(source)
     if foreign := sorted(set(os.listdir(source)) - set(names)):
@@ -150,16 +154,16 @@ def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]
         has_other_group = hands_on_group and status.st_gid != new.st_gid
         if not has_other_group and stat.S_IMODE(status.st_mode) == stat.S_IMODE(new.st_mode):
             continue
-        problem, way_out = f"{path}: its permissions or its group have to change", "publish a copy (without --move)"
+        problem, way_out = f"{path}: a move must change its permissions or group", "publish a copy (without --move)"
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            raise ConvertError(f"{problem}, and it is a file of another set, too (a hard link): {way_out}")
+            raise ConvertError(f"{problem}, but it has a hard link, perhaps in another set: {way_out}")
         try:
             if has_other_group:
                 os.chown(path, -1, new.st_gid)
             # After that: chown clears bits.
             os.chmod(path, stat.S_IMODE(new.st_mode))
         except PermissionError:
-            raise ConvertError(f"{problem}, which only its owner may do: {way_out}") from None
+            raise ConvertError(f"{problem}, but only its owner may change them: {way_out}") from None
 
 
 # --- the result -----------------------------------------------------------------------------------------------------

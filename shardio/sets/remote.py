@@ -1,7 +1,7 @@
-"""Published sets in an object store or on a web server: at any URL that fsspec supports.
+"""Reads published sets in an object store or on a web server, at any URL that fsspec supports.
 
-It requests ranges of files and measures the answer, since servers and proxies may silently send less. Transient
-errors are retried, after growing waits. No message shows a user, password or signature of a URL.
+It requests ranges of files and checks how many bytes come, since servers and proxies may silently send fewer. Transient
+errors are retried after growing waits. No message shows the user, password or signature in a URL.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class RemoteStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """See `Storage.read_into`. Only checksums show whether the server sent the right bytes."""
+        """Fills `buffer` with a file's bytes from `offset` on: see `Storage.read_into`.
+
+        Only checksums show whether the server sent the right bytes.
+        """
         try:
             try:
                 self._read_into(entry.file, offset, buffer)
@@ -134,7 +137,7 @@ class RemoteStorage:
             raise missing_file(self.path_of(entry)) from None
 
     def close(self) -> None:
-        """Ends requests. Connections stay open: all sets of the same host in the process share them."""
+        """Makes running and later requests fail. Connections stay open, as all sets of the same host share them."""
         self._closed = True
 
     def list_folders(self) -> list[str]:
@@ -144,7 +147,7 @@ class RemoteStorage:
         return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
 
     def _list(self) -> Any:
-        """Returns fsspec's entries directly below the URL, or a web server's page of links."""
+        """Returns fsspec's entries directly below the URL; from a web server, the text of its page of links."""
         _filesystem(self._url).invalidate_cache()  # others publish
         deadline = time.monotonic() + SMALL_FILE_SECONDS
 
@@ -153,7 +156,7 @@ class RemoteStorage:
                 return self._ask("ls", self._url, detail=True, deadline=deadline)
             page = self._wait_for(_fetch(_filesystem(self._url), self._url, _LISTING_NBYTES), deadline)
             if len(page) > _LISTING_NBYTES:
-                raise ValueError(f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, more came")
+                raise ValueError(f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, the server sent more")
             return page.decode("utf-8", "replace")
 
         return self._insist(look, self.name, "listing", deadline)
@@ -166,7 +169,7 @@ class RemoteStorage:
         def look() -> int:
             found = self._ask("info", url, deadline=by)
             if found.get("type") == "directory":
-                raise FileNotFoundError(errno.ENOENT, "a folder")
+                raise FileNotFoundError(errno.ENOENT, "expected a file, found a folder")
             size = found.get("size")
             if type(size) is not int:
                 raise ValueError("the server does not say how large the file is")
@@ -185,29 +188,34 @@ class RemoteStorage:
             done += len(data)
 
     def _read_some(self, name: str, url: str, start: int, nbytes: int, deadline: float | None) -> bytes | bytearray:
-        """Returns bytes of a file from `start`: at least one, at most `nbytes`."""
+        """Returns at least one and at most `nbytes` bytes of a file, from byte `start` on."""
         data: bytes | bytearray
         if self._is_http:
             data = self._wait_for(_fetch(_filesystem(self._url), url, nbytes, start), deadline)
         else:
             data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
-            raise ValueError(f"expected {nbytes:,} bytes, found more: the server ignores requests for a part of a file")
+            raise ValueError(
+                f"expected {nbytes:,} bytes, the server sent more: it ignores requests for a part of a file"
+            )
         if not data:
             if (size := self._size_of(name, deadline)) <= start:
                 raise OSError(errno.EINVAL, f"the file ends at byte {size}")
-            raise OSError(_SERVER_FAILED, "no bytes came")
+            raise OSError(_SERVER_FAILED, "the server sent no bytes")
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """Returns what fsspec's filesystem gives; waits without a limit only if it does not work by asyncio."""
+        """Returns the result of a method of fsspec's filesystem. Raises TimeoutError at `deadline`.
+
+        A filesystem that does not work by asyncio has no deadline.
+        """
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)
         return self._wait_for(getattr(filesystem, f"_{method}")(*arguments, **options), deadline)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
-        """Returns the result of a request. Raises TimeoutError at `deadline`, OSError at `close`."""
+        """Returns the result of a request. Raises TimeoutError at `deadline`, OSError once `close` was called."""
         request = asyncio.run_coroutine_threadsafe(coroutine, _filesystem(self._url).loop)
         try:
             while not wait([request], _LOOK_SECONDS).done:
@@ -220,9 +228,9 @@ class RemoteStorage:
             request.cancel()  # or the end of the process would wait for it
 
     def _insist(self, call: Callable[[], T], path: str, what: str, deadline: float | None = None) -> T:
-        """Returns the result of `call`, retrying transient failures for about a minute, or until the deadline.
+        """Returns the result of `call`. Retries transient failures for about a minute, or until `deadline`.
 
-        Then raises an OSError that names `path` and the last failure.
+        If that does not help, raises an OSError with `path`, `what`, the request in words, and the last failure.
         """
         end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
         attempts = Attempts(_pauses(end), self._sleep)
@@ -238,7 +246,7 @@ class RemoteStorage:
         raise OSError(number, f"{what} failed (attempts: {attempts.failed}): {found}", path)
 
     def _sleep(self, seconds: float) -> None:
-        """Sleeps, but not beyond `close`."""
+        """Sleeps for `seconds`, or until `close` is called."""
         end = time.monotonic() + seconds
         while not self._closed and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
@@ -253,9 +261,10 @@ class RemoteStorage:
 
 
 async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None) -> bytearray:
-    """Returns `most` bytes from a web server, or one more if it sends more; without `start`, no range is asked.
+    """Returns at most `most` bytes of a file on a web server; one byte more if the server sends more.
 
-    fsspec's own calls hold and unpack all that a server sends, however much more than the range that is.
+    Requests the bytes from byte `start` on, or the whole file if `start` is None. fsspec's own calls would hold and
+    unpack all that a server sends, even if that is far more.
     """
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
@@ -266,7 +275,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None)
         answer.raise_for_status()
         if answer.status != 206 and (start or answer.status != 200):
             raise ValueError(
-                f"expected status 206, found {answer.status}: the server ignores requests for a part of a file"
+                f"expected HTTP status 206, found {answer.status}: the server ignores requests for a part of a file"
             )
         if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
             raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")
@@ -279,7 +288,7 @@ async def _fetch(filesystem: Any, url: str, most: int, start: int | None = None)
 
 
 def _folders_below(url: str, page: str) -> set[str]:
-    """Returns the names of the folders directly below the URL that a web page links to."""
+    """Returns the names of the folders directly below `url` to which a web page, in HTML, has links."""
     top = urlsplit(url)._replace(query="", fragment="")
     base = urlunsplit(top._replace(path=top.path.rstrip("/") + "/"))
     found = {urljoin(base, link) for link in _FOLDER_LINK.findall(page)}
@@ -288,7 +297,7 @@ def _folders_below(url: str, page: str) -> set[str]:
 
 
 def _pauses(end: float) -> Iterator[float]:
-    """Yields growing waits in seconds, as long as they are over by `end` (of time.monotonic)."""
+    """Yields growing waits in seconds, for as long as a wait would be over by `end`, a time.monotonic."""
     longest = _FIRST_WAIT_SECONDS
     while time.monotonic() + (pause := longest * _JITTER.uniform(0.5, 1.5)) <= end:
         yield pause
@@ -296,7 +305,7 @@ def _pauses(end: float) -> Iterator[float]:
 
 
 def _filesystem(url: str) -> Any:
-    """Returns fsspec's filesystem for the URL: one for each process and host, for any number of threads."""
+    """Returns fsspec's filesystem for the URL. All threads of a process share a filesystem for each host."""
     parts = urlsplit(url)
     key = (os.getpid(), parts.scheme, parts.netloc)
     if key not in _filesystems:
@@ -333,14 +342,14 @@ def _new_filesystem(url: str) -> Any:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Returns the first cause: fsspec's http calls every error "not found", and keeps the reason as its cause."""
+    """Returns the error's first cause: fsspec's http calls every error "not found", and keeps the reason as cause."""
     while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Returns the HTTP status in an error of a filesystem's client, or in the error of which s3fs made an OSError."""
+    """Returns the HTTP status in an error of a filesystem's client, or in an OSError's cause; None if there is none."""
     for cause in (error, error.__cause__ if isinstance(error, OSError) else None):
         response = getattr(cause, "response", None)
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
@@ -353,7 +362,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _judge(error: BaseException) -> tuple[int, bool]:
-    """Returns the errno of an error, and whether the error may be transient."""
+    """Returns (errno of the error, whether the error may be transient)."""
     error = _root(error)
     kind = type(error).__name__
     number = (error.errno if isinstance(error, OSError) else None) or 0

@@ -34,27 +34,27 @@ from shardio.system.pour import pour
 
 
 def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
-    """Returns the header and the body of an index of `rows`. The body is a view if the rows are contiguous."""
+    """Returns the header and the body of an index file with these `rows`. The body is a view if they are contiguous."""
     dtype = rows.dtype
     header = index_header(len(rows), dtype["key"].itemsize, has_label=has_label(dtype))
     return header, np.ascontiguousarray(rows).view(np.uint8).data
 
 
 def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void]) -> IndexEntry:
-    """Writes the index of a split. Returns its entry for the manifest."""
+    """Writes the index of a split, one row per sample. Returns the file's entry for the manifest."""
     name, dtype = index_name(split), rows.dtype
     nbytes, sha256 = _write(folder / name, *index_content(rows))
     return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, has_label(dtype))
 
 
 def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
-    """Writes order `number` of a split: the stored row of each sample. Returns its entry for the manifest."""
+    """Writes order `number` of a split: `rows`, the stored row of each sample. Returns its entry for the manifest."""
     name = order_name(split, number)
     return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
 
 
 def write_crc32s(folder: Path | FolderHandle, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
-    """Writes the checksums of an array's stored rows. Returns their entry for the manifest."""
+    """Writes the checksums of an array's stored rows. Returns the file's entry for the manifest."""
     name = array_crc32_name(split, array)
     return Crc32Entry(name, *_write_numbers(folder / name, CRC32_ROW, crc32s))
 
@@ -65,7 +65,7 @@ def _write_numbers(path: Path | FileAt, row: RowType, numbers: NDArray[Any]) -> 
 
 
 def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, str]:
-    """Writes a file. Returns its size and its sha256."""
+    """Writes a file durably. Returns its size in bytes and its sha256."""
     sha256 = hashlib.sha256(header)
     sha256.update(body)
     write_atomic(path, header, body)
@@ -78,15 +78,15 @@ def _as_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def crc32s_of(values: NDArray[Any]) -> NDArray[np.uint32]:
-    """Returns the checksum of each value, (n, ...)."""
+    """Returns the crc32 of each of the n values in `values`, (n, ...), as uint32 (n,)."""
     return np.fromiter(map(crc32, _as_bytes(values)), np.uint32, len(values))
 
 
 class ArrayWriter:
-    """Writes an array's values for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
+    """Writes the values of an array for the samples of a split, in order, to files of at most `shard_nbytes` bytes.
 
-    A small array gets one file, of any size. Each file appears when it is complete. Leaving the `with` block without
-    `finish` removes the files. Not thread safe.
+    A small array gets a single file, of any size. Each file appears when it is complete. Leaving the `with` block
+    without `finish` removes the files. Not thread safe.
     """
 
     def __init__(
@@ -105,11 +105,14 @@ class ArrayWriter:
         self._finished = False
 
     def append(self, values: NDArray[Any]) -> None:
-        """Adds values, (n, *shape of a value), of the array's dtype. Raises ValueError for another shape or dtype."""
+        """Writes the values of the next n samples, (n, *row shape), in the array's dtype.
+
+        Raises ValueError if their shape or dtype differs.
+        """
         if values.dtype != self._dtype or values.shape[1:] != self._row.shape:
             raise ValueError(
-                f"expected values of the array {self._name!r} of {self._dtype} {self._row.shape}, found "
-                f"{values.dtype} {values.shape[1:]}"
+                f"array {self._name!r}: expected values of {self._dtype}, shape {self._row.shape}, found values of "
+                f"{values.dtype}, shape {values.shape[1:]}"
             )
         rows = _as_bytes(values)
         self._crc32s += map(crc32, rows)
@@ -131,10 +134,13 @@ class ArrayWriter:
                 file.commit()
 
     def finish(self) -> ArrayEntry:
-        """Writes the last values and the checksums. Returns the array's entry. Raises ValueError without any value."""
+        """Writes the last values and the checksums. Returns the array's entry for the manifest.
+
+        Raises ValueError if no value was appended.
+        """
         self._finish_file()
         if not self._shards:
-            raise ValueError(f"an array needs at least one value; found none of {self._name!r}")
+            raise ValueError(f"array {self._name!r}: expected at least one value, found none")
         entry = write_crc32s(self._folder, self._split, self._name, np.array(self._crc32s, np.uint32))
         self._finished = True
         return ArrayEntry(self._kind, self._row, tuple(self._shards), entry)
@@ -147,7 +153,7 @@ class ArrayWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Removes the array's files, finished ones too. May be called again."""
+        """Removes the array's files, also finished files. May be called again."""
         if self._file is not None:
             self._file.discard()
         numbers = (None, *range(len(self._shards) + 1))  # the last may have been published by a call that then failed
@@ -159,7 +165,10 @@ class ArrayWriter:
 
 
 class RowsFile(AtomicFile):
-    """A file of rows. If it gets fewer rows than `expected`, it is read again for its sha256."""
+    """A file that is written row by row, in order. Its sha256 is computed meanwhile.
+
+    If it gets fewer rows than `expected`, its header changes, and it is read again for its sha256.
+    """
 
     def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         super().__init__(path)
@@ -182,7 +191,7 @@ class RowsFile(AtomicFile):
         self.num_rows += len(rows)
 
     def complete(self) -> ArrayShard:
-        """Completes the content, and returns the file's entry in a manifest. Only `commit` may follow."""
+        """Completes the file's content. Returns the file's entry for the manifest. After this, only call `commit`."""
         nbytes, sha256 = self._row.file_nbytes(self.num_rows), self._sha256.hexdigest()
         if self.num_rows != self._expected:
             with naming(self.path):

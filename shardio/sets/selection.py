@@ -1,4 +1,4 @@
-"""Chooses samples of a set by class, key, numbers, a list of keys, or index, alike in every command."""
+"""Chooses samples of a set by class, key, number, list or index. Every command chooses by this module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardio.order.permutation import Permutation
 from shardio.sets.given import ArrayFile, Keys, as_key, hash_of, read_keys
 
 Numbers = Mapping[str, Callable[[], NDArray[Any]]]
-"""For each array of shape (), a function that returns its value for every sample of the split."""
+"""By name of each array of shape (): a function that returns the array's values, one per sample of the split."""
 Indices = str | os.PathLike[str] | NDArray[Any] | Sequence[int]
 
 # A manifest is no place for thousands of names.
@@ -41,7 +41,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of each sample's number with a number: "year >= 2000"."""
+    """A comparison of a number of each sample with a fixed number, such as "year >= 2000"."""
 
     name: str
     operator: str
@@ -51,13 +51,15 @@ class Condition:
         return f"{self.name} {self.operator} {self.number}"
 
     def holds(self, rows: NDArray[np.void], numbers: Numbers) -> NDArray[np.bool_]:
-        """Returns whether each sample meets the condition. Raises ValueError if the split has no such numbers."""
+        """Returns which samples meet the condition, bool (samples,). `rows` is the index of the split.
+
+        Raises ValueError if neither the index nor `numbers` has the condition's name.
+        """
         names = [*(name for name in rows.dtype.names or () if name != "key"), *numbers]
         if self.name not in names:
             hint = did_you_mean(self.name, names)
             raise ValueError(
-                f"{self}: expected a number of the index, or an array of shape () ({', '.join(names)}), found "
-                f"{self.name!r}{hint}"
+                f"condition {self}: expected one of the numbers {', '.join(names)}, found {self.name!r}{hint}"
             )
         values = numbers[self.name]() if self.name in numbers else rows[self.name]
         if values.dtype.kind == "f":
@@ -67,7 +69,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """Parses a condition such as "year >= 2000". Raises ValueError for any other text."""
+    """Returns the condition in a text such as "year >= 2000". Raises ValueError for any other text."""
     match = _CONDITION.fullmatch(text)
     try:
         if match is None:
@@ -91,7 +93,10 @@ class HasClasses(Protocol):
 
 
 def find_labels(of: HasClasses, name: str | int) -> list[int]:
-    """Returns the labels of a class's name, or else of a readable name, which several may have, or else of a number."""
+    """Returns the labels that `name` means; [] if there are none.
+
+    It is a class, or else the readable name of one or several classes, or else a label as a number.
+    """
     if isinstance(name, str):
         if name in of.classes:
             return [of.classes.index(name)]
@@ -105,38 +110,40 @@ def find_labels(of: HasClasses, name: str | int) -> list[int]:
 
 
 def describe_unknown(of: HasClasses, name: str | int) -> str:
-    """Returns an error text for a name that `find_labels` does not find."""
+    """Returns an error text about a `name` for which `find_labels` returns []."""
     if not of.classes:
-        return f"expected a number, as the set has no classes, found {name!r}"
+        return f"expected an integer label, as the set has no classes, found {name!r}"
     hint = did_you_mean(str(name), [*of.class_names, *of.classes])
-    return f"expected a class of the set, or a number from 0 to {len(of.classes) - 1}, found {name!r}{hint}"
+    return f"expected a class of the set, or its number from 0 to {len(of.classes) - 1}, found {name!r}{hint}"
 
 
 def check_share(name: str, share: float, seed: int) -> None:
-    """Raises ValueError unless a share of samples, the argument `name`, can be drawn by this seed."""
+    """Raises ValueError unless 0 < `share` <= 1 and `seed` is a uint64. `name` is the argument that holds the share."""
     if not 0 < share <= 1:
-        raise ValueError(f"`{name}` must be a share of the samples, more than 0 and at most 1; found {share}")
+        raise ValueError(f"`{name}` must be a fraction of the samples, more than 0 and at most 1; found {share}")
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
 
 
 def draw_share(num_samples: int, share: float, seed: int, number: int = 0) -> NDArray[np.int64]:
-    """Returns at least this share of the samples of `num_samples`, ascending. Each `number` draws another share."""
+    """Returns random samples, ceil(`share` * `num_samples`) of `num_samples`: int64, ascending.
+
+    Equal arguments give equal samples. Each `number` gives other samples for the same seed.
+    """
     return np.sort(Permutation(num_samples, seed, number)(np.arange(math.ceil(share * num_samples))))
 
 
 class Selection:
-    """Chooses samples: those that match every condition given.
+    """Chooses the samples that match every condition given. Reads files in the constructor.
 
-    - `classes`: any of these, by name, readable name or number
-    - `keys`: any of these patterns with * and ?
-    - `where`: each of these comparisons with a number, such as "year >= 2000", of an array of shape (), label,
-      source_width, source_height or crc32
-    - `listed`: keys in a sequence, in a file with one per line, or in an NPY or NPZ file
-    - `random`: this share of the samples that match the rest, drawn by `seed`
-    - `indices`: sample numbers in the wanted order, or a mask; an array or an NPY file. Allows no other condition.
+    - `classes`: have one of these classes, given by name, readable name or number
+    - `keys`: have a key that matches one of these patterns, with * and ?
+    - `where`: meet each of these comparisons, such as "year >= 2000" (see `Condition`)
+    - `listed`: have a key in this sequence, text file (a key per line), NPY or NPZ file
+    - `random`: are in this fraction of the samples that match the rest, drawn by `seed`
+    - `indices`: sample numbers in the wanted order, or a mask; array or NPY file; excludes other conditions
 
-    Files are read at once. Raises ValueError for an invalid condition, SourceError for an invalid file.
+    Raises ValueError for an invalid condition, SourceError for an invalid file.
     """
 
     def __init__(
@@ -166,14 +173,14 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether there is no condition: every sample matches."""
+        """Whether no condition was given, so every sample matches."""
         has_list = self.listed is not None or self.indices is not None
         return not (self.classes or self.globs or self.where or self.share or has_list)
 
     def samples(self, rows: NDArray[np.void], of: HasClasses, numbers: Numbers) -> NDArray[np.int64]:
-        """Returns the samples that match: ascending, or in the order of `indices`. `rows` is the index of the split.
+        """Returns the samples that match, int64: ascending, or in the order of `indices`. `rows` is the split's index.
 
-        Raises ValueError if the set has no such class, number or sample; SourceError if a sample number is from a file.
+        Raises ValueError if the set has no such class, array or sample; SourceError if the sample is from a file.
         """
         if self.indices is not None:
             return self._numbers(self.indices, len(rows))
@@ -181,7 +188,7 @@ class Selection:
         if self.classes:
             if not has_label(rows.dtype):
                 raise ValueError(
-                    f"class {self.classes[0]!r}: expected a split with labels in its index, found one without"
+                    f"class {self.classes[0]!r}: expected a split with integer labels, found a split without"
                 )
             labels: list[int] = []
             for name in self.classes:
@@ -208,20 +215,23 @@ class Selection:
         where, error = ("indices", ValueError) if self._file is None else (self._file, SourceError)
         if indices.ndim == 1 and indices.dtype == np.bool_:
             if len(indices) != count:
-                raise error(f"{where}: expected a mask of {count:,} samples, found {len(indices):,}")
+                raise error(
+                    f"{where}: expected a mask with {count:,} values, one per sample, found {len(indices):,} values"
+                )
             return np.flatnonzero(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise error(
-                f"{where}: expected one row of integers, or a mask, found {indices.dtype} of shape {indices.shape}"
+                f"{where}: expected a one-dimensional array of integers or bools, found {indices.dtype} of shape "
+                f"{indices.shape}"
             )
         if len(indices) and not (indices.min() >= 0 and indices.max() < count):
             raise error(
-                f"{where}: expected numbers of samples from 0 to {count - 1}, found {indices.min()} to {indices.max()}"
+                f"{where}: expected sample numbers from 0 to {count - 1}, found {indices.min()} to {indices.max()}"
             )
         return indices.astype(np.int64)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the selection as a provenance records it, without paths."""
+        """Returns the selection as the JSON object that a provenance records. It contains no paths."""
         facts = {
             "classes": _described([str(name) for name in self.classes]),
             "keys": _described([os.fsdecode(glob) for glob in self.globs]),
@@ -234,7 +244,7 @@ class Selection:
         return {name: fact for name, fact in facts.items() if fact not in (None, [])}
 
     def describe_none(self, keys: Sequence[bytes]) -> str:
-        """Returns, in words, why no sample matches, with similar keys from `keys`, the keys of all samples."""
+        """Returns a text about why no sample matches. It suggests similar keys of `keys`, the keys of all samples."""
         for glob in self.globs:
             core = glob.strip(b"*")
             if any(map(_pattern(glob).match, keys)):

@@ -1,7 +1,7 @@
 """Reads published sets in a folder or at an fsspec URL, and copies their files.
 
-A storage reads whole ranges of named files and lists folders. Errors and retries are handled inside these calls. A copy
-of a file gets its name only if its sha256 is right.
+A storage reads ranges of bytes of named files and lists folders. Retries are made inside these calls. A copied file
+gets its name only if its sha256 is right.
 """
 
 from __future__ import annotations
@@ -36,25 +36,27 @@ class Storage(Protocol):
     """The folder or URL, for people to read: credentials in a URL are left out."""
 
     def list_folders(self) -> list[str]:
-        """Returns the names of the folders directly below, in order. Raises OSError if that fails."""
+        """Returns the names of the folders directly below, sorted. Raises OSError if that fails."""
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
-        """See `manifest_file.load_manifest`. Raises OSError if the manifest cannot be read."""
+        """Returns the manifest of the set: see `manifest_file.load_manifest`.
+
+        Raises OSError if the manifest cannot be read.
+        """
 
     def path_of(self, entry: FileEntry) -> str:
-        """Returns the name of one of the set's files for a message."""
+        """Returns the path or URL of one of the set's files, for messages."""
 
     def find_fault(self, manifest: Manifest) -> str:
-        """Returns, in words, the first file that is missing or has another size than the manifest says; "" without any.
+        """Returns an error text about the first file that is missing or of the wrong size; "" if there is none.
 
-        Opens no file. A web server, which cannot list sizes, is not checked. Raises OSError if the listing fails.
+        Opens no file. Returns "" for a web server, which cannot list sizes. Raises OSError if the listing fails.
         """
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` with the file's bytes from `offset` on.
+        """Fills `buffer` with the file's bytes from `offset` on. Retries transient errors.
 
-        Transient errors are retried for a while. Raises OSError with file and offset, or FormatError if the file
-        ends too early.
+        Raises OSError, which names file and offset, or FormatError if the file ends too early.
         """
 
     def close(self) -> None:
@@ -62,7 +64,7 @@ class Storage(Protocol):
 
 
 class FolderStorage:
-    """A set in a folder, on any filesystem. Recently read files stay open."""
+    """The Storage of a folder, on any filesystem. Recently read files stay open."""
 
     def __init__(self, folder: str | os.PathLike[str] | FolderHandle) -> None:
         self._opened = folder if isinstance(folder, FolderHandle) else None
@@ -107,13 +109,13 @@ class FolderStorage:
                     raise reading_failed(error, str(path), f"{len(buffer):,} bytes", offset, attempts.failed) from None
 
     def _read_some(self, path: str | FileAt, entry: FileEntry, offset: int, buffer: memoryview) -> int:
-        """Reads at least one byte into `buffer`. Returns the number of bytes read."""
+        """Reads at least one byte into `buffer`, from `offset` on. Returns the number of bytes read."""
         file = self._files.get((path, entry))
         try:
             if count := os.preadv(file.fileno(), [buffer], offset):
                 return count
             check_not_cut(path, entry, os.fstat(file.fileno()).st_size)
-            raise OSError(errno.EIO, "no bytes came")
+            raise OSError(errno.EIO, "the file has its full size, but reading returned no bytes")
         finally:
             del file  # or a caller that keeps an error would keep the file open
 
@@ -122,7 +124,7 @@ class FolderStorage:
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """Returns the storage of a folder or URL without reading from it. Raises the errors of RemoteStorage."""
+    """Returns the storage of a folder or URL, without reading from it. Raises the errors of RemoteStorage."""
     place = os.fspath(place)
     if place.startswith("file://"):
         return FolderStorage(place.removeprefix("file://"))
@@ -130,7 +132,7 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
 
 
 class FileCopier:
-    """Copies files of `storage` into a folder, `workers` at a time, in threads named `name`, until `stop` is set.
+    """Copies files of `storage` in `workers` threads, whose names start with `name`, until `stop` is set.
 
     The threads call `on_progress` with the number of bytes since the last call, which is negative when the copy of a
     file starts again, and with `total`, the bytes of all files.
@@ -158,11 +160,14 @@ class FileCopier:
         self._failed = Flag()
 
     def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
-        """Copies the files, or only some of them if `stop` is set meanwhile. Raises FormatError if one is damaged."""
+        """Copies the files `entries` into `folder`; only some of them if `stop` is set meanwhile.
+
+        Raises FormatError if a file of the storage is damaged.
+        """
         self.each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
     def find_damaged(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Returns the files of the copy that have a wrong sha256 or cannot be read."""
+        """Returns the files in `folder`, a copy, that have a wrong sha256 or cannot be read."""
         copy = FolderStorage(folder)
         damaged: list[FileEntry] = []
 
@@ -181,7 +186,10 @@ class FileCopier:
         return [entry for entry in entries if entry in damaged]
 
     def each(self, do: Callable[[FileEntry], None], entries: Sequence[FileEntry]) -> None:
-        """Calls `do` with each file, in threads. When one thread fails, the other threads end soon."""
+        """Calls `do` with each of `entries`, in threads. When a call fails, no further call starts.
+
+        Raises the error of the first entry whose call failed.
+        """
         self._failed = Flag()
 
         def work(entry: FileEntry) -> None:
@@ -203,7 +211,7 @@ class FileCopier:
                 raise
 
     def ends(self) -> bool:
-        """Whether copying ends early: `stop` is set, or a file has failed."""
+        """Returns whether copying ends early: `stop` is set, or a file has failed."""
         return self._failed.is_set() or self._stop.is_set()
 
     def _copy(self, path: Path | FileAt, entry: FileEntry) -> None:
@@ -222,14 +230,14 @@ class FileCopier:
         raise self.damaged(entry, found)
 
     def damaged(self, entry: FileEntry, found: str) -> FormatError:
-        """Returns the error of a file whose sha256 is `found`."""
+        """Returns the FormatError for a file of the storage whose sha256 is `found`."""
         return FormatError(
             f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
             f"`shardio verify {self._storage.name}` names the samples, and says how to repair it"
         )
 
     def count(self, nbytes: int) -> None:
-        """Counts bytes as progress."""
+        """Reports `nbytes` more bytes, or fewer if negative, to `on_progress`."""
         if self._on_progress is not None:
             self._on_progress(nbytes, self.total)
 

@@ -1,8 +1,9 @@
-"""`verify`: checks a published set against its checksums, and names damage down to the sample.
+"""`verify` checks a published set against its checksums, and names damage down to the sample.
 
-`quick` checks what opening checks, the full check reads every byte of every file, and a `subset` of the samples and of
-the arrays' values is compared with its crc32. Files are read and not mapped: a failing disk or a shrinking file is then
-a reported problem, not a fatal signal. Damage is located in stored rows, and reported as the samples that use them.
+`quick` makes the checks of opening a set. The full check reads every byte of every file. With `subset`, a part of the
+samples and of the arrays' values is compared with their crc32. Files are read and not mapped, so a failing disk or a
+shrinking file is a reported problem, not a fatal signal. Damage is located in stored rows, and reported as the samples
+that use these rows.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Problem:
-    """One damaged file. `samples` has the indices, in their split, of the samples that are damaged or lost."""
+    """A damaged file. `samples` has the indices, within the split, of the samples that are damaged or lost."""
 
     file: str
     detail: str
@@ -64,7 +65,7 @@ class CheckedShare:
     share: float
     seed: int
     num_samples: int = 0
-    """How many were read, in all shards."""
+    """How many samples were read, in all shards together."""
     num_values: int = 0
 
 
@@ -74,7 +75,7 @@ class VerifyReport:
     quick: bool
     num_files: int
     nbytes: int
-    """Bytes read, or with `quick` the size of all files."""
+    """The bytes read or, with `quick`, the size of all files."""
     problems: tuple[Problem, ...]
     subset: CheckedShare | None = None
     """The subset that was read; None if whole files were read."""
@@ -94,18 +95,20 @@ def verify(
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Checks every file of the set in the folder `path`. Raises SetNotFoundError if there is no set.
+    """Checks every file of the set in the folder `path`. Returns a report with all problems found.
 
     - `quick`: read no pixels and no values of arrays
-    - `subset`: read this share of the samples (more than 0, at most 1) at random, at least one per shard
+    - `subset`: read this fraction of the samples (more than 0, at most 1) at random, at least one per shard
     - `seed`: draw the same subset again; by default it is random, and in the report
     - `digest`: the set's digest, or its first 12 digits or more; another digest is reported as a problem
     - `workers`: threads that read at the same time
-    - `on_progress`: called in these threads with (bytes read since the last call, bytes in all)
+    - `on_progress`: called in these threads with (bytes read since the last call, total bytes)
+
+    Raises SetNotFoundError if there is no set.
     """
     if subset is None:
         if seed is not None:
-            raise ValueError("`seed` draws the subset: give `subset`, too")
+            raise ValueError("`seed` only has a meaning with `subset`: give `subset` too, or no `seed`")
         drawn = None
     elif quick:
         raise ValueError("`quick` reads no samples, but `subset` does: give only one of them")
@@ -136,7 +139,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _Verifier:
-    """The checks of one set, one per file. The checks may run in any order and at the same time."""
+    """The checks of a set: one check per file. They may run in any order and at the same time."""
 
     folder: Path
     storage: FolderStorage
@@ -145,11 +148,11 @@ class _Verifier:
     progress: Callable[[int], None]
     subset: CheckedShare | None = None
     num_compared: list[int] = field(default_factory=list)
-    """With a subset, the numbers of samples of the shards: each is appended by the thread that compared them."""
+    """With a subset: how many samples were compared in each shard, appended by the thread that compared them."""
     num_values_compared: list[int] = field(default_factory=list)
 
     def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
-        """Returns the checks, and how many bytes they read."""
+        """Returns a function for each check, which returns a Problem or None, and how many bytes the checks read."""
         rejects = self.manifest.rejects
         checks: list[Callable[[], Problem | None]] = [] if rejects is None else [partial(self.check_file, rejects)]
         every: list[_Values] = []
@@ -209,14 +212,20 @@ class _Verifier:
         return self.check_numbers(split.index, len(self.manifest.classes) if is_class else None, "a label")
 
     def check_order(self, split: SplitEntry, number: int) -> Problem | None:
-        """Compares an order with its entry, and its numbers with the stored rows of pixels and arrays in this order."""
+        """Checks an order's file, and that its numbers are stored rows of the pixels and arrays that use the order.
+
+        Returns the problem, or None if there is none.
+        """
         values = _values_of(split, self.manifest.sample_shape)
         stored = {each.name or "pixels": each.stored.num_rows for each in values if each.stored.order == number}
         what, fewest = min(stored.items(), key=lambda item: item[1])
         return self.check_numbers(split.orders[number], fewest, f"a stored row of the {what}")
 
     def check_numbers(self, entry: IndexEntry | OrderEntry, stop: int | None, what: str) -> Problem | None:
-        """Compares a file with its entry, and the labels or stored rows in it with their range, 0 to `stop` - 1."""
+        """Checks a file, and that its labels or stored rows are from 0 to `stop` - 1.
+
+        Returns the problem, or None if there is none. `what` says in the problem's text what the numbers are.
+        """
         problem = self.check_file(entry)
         if problem is not None or self.quick or stop is None:
             return problem
@@ -250,7 +259,10 @@ class _Verifier:
     def check_samples(
         self, values: _Values, shard: ShardEntry, sums: _Sums | None, drawn: CheckedShare, number: int
     ) -> Problem | None:
-        """Checks size and header of a shard, and the crc32 of some of its rows."""
+        """Checks the size and header of a shard, and the crc32 of a random part of its rows.
+
+        Returns the problem, or None if there is none. `number` makes each shard's random numbers different.
+        """
         path = self.folder / shard.file
         try:
             opened = open_checked(path, shard, self.manifest.sample_shape)
@@ -275,7 +287,10 @@ class _Verifier:
         return _described(problem, values, sums, None, is_damaged)
 
     def check_file(self, entry: FileEntry) -> Problem | None:
-        """Compares one file with its entry."""
+        """Compares a file's size, header and sha256 with its entry. Returns the problem, or None if there is none.
+
+        With `quick`, compares the sha256 only of indexes, orders and checksums.
+        """
         path = self.folder / entry.file
         try:
             with open_checked(path, entry, self.manifest.sample_shape) as file:
@@ -292,7 +307,7 @@ class _Verifier:
 
 @dataclass(frozen=True)
 class _Values:
-    """The stored rows of a split's pixels, or of the array `name`, which is "" for the pixels."""
+    """The stored rows of a split's pixels, where `name` is "", or of the array `name`."""
 
     split: SplitEntry
     name: str
@@ -301,22 +316,22 @@ class _Values:
 
     @property
     def crc32(self) -> Crc32Entry | None:
-        """The checksums of an array; the index has the checksums of pixels."""
+        """The entry of an array's checksums; None for pixels, whose checksums are in the index."""
         return self.stored.crc32 if isinstance(self.stored, ArrayEntry) else None
 
 
 def _values_of(split: SplitEntry, sample_shape: SampleShape | None) -> list[_Values]:
-    """Returns the pixels, if the split has any, and then the arrays, sorted by name."""
+    """Returns the values of the split's pixels, if it has any, and of its arrays, sorted by name."""
     pixels = [] if sample_shape is None else [_Values(split, "", split, pixels_row(sample_shape))]
     return [*pixels, *(_Values(split, name, array, array.row) for name, array in sorted(split.arrays.items()))]
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """The checksums of stored rows, in the order of the rows: `rows[i]` has `crc32s[i]` and holds `samples[i]`.
+    """The checksums of stored rows: row `rows[i]` has the crc32 `crc32s[i]`, and holds sample `samples[i]`.
 
-    A row is listed once for each sample that uses it. An unused row is listed with the sample -1, or left out if its
-    crc32 is unknown.
+    Sorted by row. A row is listed once for each sample that uses the row. An unused row is listed with the sample -1,
+    or left out if its crc32 is unknown.
     """
 
     rows: NDArray[np.int64]
@@ -326,7 +341,7 @@ class _Sums:
     """The keys of all samples of the split; None if the index cannot be trusted."""
 
     def of(self, first: int, count: int) -> _Sums:
-        """Returns the checksums of `count` rows from `first` on; row `first` becomes row 0 of the result."""
+        """Returns the checksums of `count` rows from row `first` on, which becomes row 0 of the result."""
         part = self.part(slice(*np.searchsorted(self.rows, [first, first + count])))
         return replace(part, rows=part.rows - first)
 
@@ -334,7 +349,7 @@ class _Sums:
         return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
 
     def known_rows(self) -> NDArray[np.int64]:
-        """Returns the rows that have a checksum, each once."""
+        """Returns the rows that have a checksum, ascending, without repeats."""
         rows: NDArray[np.int64] = np.unique(self.rows)
         return rows
 
@@ -342,7 +357,7 @@ class _Sums:
 def _compare_rows(
     file: IO[bytes], row: RowType, sums: _Sums, progress: Callable[[int], object] = lambda nbytes: None
 ) -> tuple[NDArray[np.bool_], OSError | None]:
-    """Returns a mask, true for each of `sums` whose row in `file` is damaged, and the last error of the disk, if any.
+    """Returns a mask, bool (len(sums.rows),), true for damaged rows, and the last OSError of reading `file`, or None.
 
     A row is damaged if it has the wrong crc32, is truncated, cannot be read, or is |b1 with other bytes than 0 and 1.
     """
@@ -371,7 +386,7 @@ def _problem(path: Path, error: FormatError | OSError) -> Problem:
 def _described(
     problem: Problem, values: _Values, sums: _Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
 ) -> Problem:
-    """Returns the problem with the damaged samples. `shard` is given if the sums cover all of its rows."""
+    """Returns `problem` with the damaged samples added. `shard` is given if the sums cover all of its rows."""
     samples = np.sort(sums.samples[is_damaged & (sums.samples >= 0)])
     unused = sums.rows[is_damaged & (sums.samples < 0)]
     text = ""
@@ -390,7 +405,7 @@ def _described(
 
 
 def _some(numbers: NDArray[np.int64], keys: NDArray[np.bytes_] | None) -> str:
-    """Returns the first of the numbers, with their keys if there are any."""
+    """Returns the first 20 of `numbers` as text, with their keys if `keys` is given."""
 
     def named(i: int) -> str:
         return f"{i}" if keys is None else f"{i} ({printable(os.fsdecode(keys[i]))})"

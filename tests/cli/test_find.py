@@ -111,7 +111,11 @@ def test_a_hostile_key_is_one_visible_line_and_exact_in_json(out: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        (["--class", "tenhc"], 1, "expected a class of the set, or a number from 0 to 2, found 'tenhc': did you mean"),
+        (
+            ["--class", "tenhc"],
+            1,
+            "expected a class of the set, or its number from 0 to 2, found 'tenhc': did you mean",
+        ),
         (["--where", "yaer > 1"], 1, "found 'yaer': did you mean year?"),
         (["--where", "year"], 1, "a condition must be NAME"),
         (["--split", "tran"], 1, "expected a split 'tran', found train, val: did you mean train?"),

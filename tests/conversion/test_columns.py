@@ -196,7 +196,7 @@ BAD_CSV: dict[str, tuple[list[str], str]] = {
     "other paths": (["path,x", *(f"other/{row}" for row in ROWS)], "SRC such as 'n01/a.jpg', found 'other/n01/a.jpg'"),
 }
 BAD_NAMES = {
-    "label": "column 'label': an array must not have a name",
+    "label": "column 'label': an array's name must not be",
     "labels": "column 'labels': labels must be",
     "my score": "found 'my score'",
 }

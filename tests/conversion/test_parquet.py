@@ -277,7 +277,7 @@ def test_damage_among_the_images_is_refused_by_name_and_mended_files_go_on(
     data = bytearray(path.read_bytes())
     data[1000] ^= 16
     path.write_bytes(data)
-    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: .*(CRC|crc|checksum)"):
+    with pytest.raises(SourceError, match=f"^{path}: damaged, or no parquet file: .*(CRC|crc|checksum)"):
         convert(src, tmp_path / "out", **OPTIONS)
     copies = {name: stamp for name, stamp in everything(tmp_path / "out").items() if name.endswith(".images")}
     assert len(copies) == 1  # the file before it

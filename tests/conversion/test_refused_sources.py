@@ -269,7 +269,7 @@ ARRAYS: dict[str, Refusal] = {
         ("complex numbers", "a.npy", npy_bytes(np.zeros(3, complex)), "type must be one of"),
         ("a single value", "a.npy", npy_bytes(np.array(3)), "first axis"),
         ("no samples", "a.npy", npy_bytes(np.zeros((0, 3))), r"shape \(0, 3\)"),
-        ("empty samples", "a.npy", npy_bytes(np.zeros((3, 0))), "numbers from 1 to"),
+        ("empty samples", "a.npy", npy_bytes(np.zeros((3, 0))), "integers from 1 to"),
         ("by columns", "a.npy", npy_bytes(np.asfortranarray(np.zeros((3, 4)))), "Fortran"),
         ("negative", "a.npy", claimed("(-1, 4)"), r"\(-1, 4\)"),
         ("petabytes", "a.npy", claimed("(1000000000000, 65536)"), "as its header says"),

@@ -171,12 +171,14 @@ def test_orders_are_used_and_exist() -> None:
         for holder in (train, *train["arrays"].values()):
             holder.pop("order", None)
 
-    expect(without, "each in use by pixels or an array, found [] in use")
-    expect(lambda train: train.update(order=1), "found [0, 1] in use")
-    expect(lambda train: train["arrays"]["mask"].update(order=7), "found [0, 7] in use")
-    expect(lambda train: train.pop("orders"), "expected no key `order`, as there are no orders, found the numbers [0]")
+    expect(without, "to use each order, 0 to 0, found that they use []")
+    expect(lambda train: train.update(order=1), "found that they use [0, 1]")
+    expect(lambda train: train["arrays"]["mask"].update(order=7), "found that they use [0, 7]")
+    expect(
+        lambda train: train.pop("orders"), "expected no key `order`, as the split has no `orders`, found the orders [0]"
+    )
     again = {"file": "again.npy", "nbytes": 4096 + 24, "sha256": "0" * 64}
-    expect(lambda train: train["orders"].append(again), "0 to 1, each in use by pixels or an array, found [0] in use")
+    expect(lambda train: train["orders"].append(again), "to use each order, 0 to 1, found that they use [0]")
     expect(lambda train: train["orders"][0].update(nbytes=4096 + 32), "train-order-0.npy: nbytes: expected 4120")
 
 
@@ -186,7 +188,7 @@ def test_sums_and_sizes_agree() -> None:
     expect(lambda train: train["arrays"]["clip"]["shards"][0].update(nbytes=4096), "clip-00000.npy: nbytes: expected")
     expect(lambda train: train["arrays"]["mask"]["shards"][0].update(num_samples=2), "train-mask.npy: nbytes: expected")
     expect(lambda train: train["arrays"]["clip"].update(shape=[13]), "clip-00000.npy: nbytes: expected 4148")
-    expect(lambda train: train["shards"].clear(), "splits.train.shards: expected at least one, found none")
+    expect(lambda train: train["shards"].clear(), "splits.train.shards: expected at least one shard")
     expect(lambda train: train.update(num_samples=4), "train-index.npy: nbytes")
     # Without an order there is a stored row for each sample.
     changed = document()
@@ -194,7 +196,7 @@ def test_sums_and_sizes_agree() -> None:
     train["shards"].pop()
     parse_manifest(dump(seal(changed)))  # a stored row that is not there is found when it is read
     del train["order"]
-    assert "num_samples: expected 2, as in the shards, found 3" in refused(dump(seal(changed)))
+    assert "num_samples: expected 2, as many as in the shards, found 3" in refused(dump(seal(changed)))
 
 
 @pytest.mark.parametrize(
@@ -212,16 +214,16 @@ def test_there_are_at_most_fifty_arrays() -> None:
                 file["file"] = f"{number}-{file['file']}"
             train["arrays"][f"a{number}"] = array
 
-    expect(change, "splits.train.arrays: expected at most 50, found")
+    expect(change, "splits.train.arrays: expected at most 50 arrays, found")
 
 
 def test_manifests_made_in_memory_are_checked_too() -> None:
     manifest = parse_manifest(dump(document()))
     train = manifest.splits["train"]
     arrays: list[tuple[str, dict[str, Any]]] = [
-        ("each in use", {"orders": (*train.orders, replace(train.orders[0], file="again.npy"))}),
+        ("to use each order", {"orders": (*train.orders, replace(train.orders[0], file="again.npy"))}),
         ("found this name twice", {"arrays": {**train.arrays, "again": train.arrays["mask"]}}),
-        ("must not have a name that batches", {"arrays": {"pixels": train.arrays["mask"]}}),
+        ("an array's name must not be", {"arrays": {"pixels": train.arrays["mask"]}}),
         ("kind must be one of", {"arrays": {"mask": replace(train.arrays["mask"], kind="masks")}}),
     ]
     for text, changes in arrays:

@@ -353,7 +353,7 @@ def test_bad_split_names_are_refused() -> None:
         changed = document()
         changed["splits"][name] = changed["splits"].pop("train")
         message = refused(dump(seal(changed)))
-        assert message.startswith("splits: expected a safe name"), message
+        assert message.startswith("splits: expected a name"), message
         assert repr(name)[:70] in message
 
 
@@ -363,9 +363,9 @@ def test_any_text_is_a_class_name() -> None:
         assert parse_manifest(dump(changed)).classes == ("x", name)
     for key in ("classes", "class_names"):
         for name in ("\ud800", "a\udc7fb", "\udfff"):
-            assert sealed_refused((key,), [name, "x"]).startswith(f"{key}[0]: expected text")
+            assert sealed_refused((key,), [name, "x"]).startswith(f"{key}[0]: expected valid Unicode text")
     changed = seal({**document(), "classes": []})
-    assert "class_names: expected one for each of the 0 classes, found 2" in refused(dump(changed))
+    assert "class_names: expected 0 names, one for each class, found 2" in refused(dump(changed))
     del changed["class_names"]
     assert parse_manifest(dump(seal(changed))).classes == ()
 
@@ -383,17 +383,17 @@ def test_no_two_files_have_one_name_even_in_another_case(change: Callable[[str],
     for path in names:
         for name in {*names.values(), "manifest.json"} - {names[path]}:
             message = sealed_refused(path, change(name))
-            assert "expected distinct names" in message, message
+            assert "found this name twice" in message, message
             assert name.lower() in message.lower(), message
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("splits",), {}, "splits: expected at least one, found none"),
+        (("splits",), {}, "splits: expected at least one split, found none"),
         (("classes",), ["dog", "dog"], "classes: expected distinct names, found 'dog' twice"),
-        (("splits", "val", "num_samples"), 4, "splits.val.num_samples: expected 1, as in the shards, found 4"),
-        (("splits", "val", "shards"), [], "splits.val.num_samples: expected 0, as in the shards, found 1"),
+        (("splits", "val", "num_samples"), 4, "splits.val.num_samples: expected 1, as many as in the shards, found 4"),
+        (("splits", "val", "shards"), [], "splits.val.num_samples: expected 0, as many as in the shards, found 1"),
         *(
             (
                 ("splits", "val", "shards", 0, "nbytes"),
@@ -412,13 +412,13 @@ def test_parts_that_contradict_each_other_are_refused(path: JsonPath, value: obj
 
 def test_manifests_made_in_memory_are_checked_too() -> None:
     manifest = small_manifest()
-    with pytest.raises(FormatError, match=r"expected 3, as in the shards, found 2"):
+    with pytest.raises(FormatError, match=r"expected 3, as many as in the shards, found 2"):
         replace(manifest, splits={"train": replace(manifest.splits["train"], num_samples=2)})
     with pytest.raises(ValueError, match=r"must be \(height, width, channels\).*found \(0, 3, 3\)"):
         replace(manifest, sample_shape=(0, 3, 3))
     with pytest.raises(
         FormatError,
-        match=r"file 'train-index.npy': expected distinct names, even without regard to case, found this name twice",
+        match=r"file 'train-index.npy': expected file names that differ in more than case",
     ):
         replace(manifest, rejects=RejectsEntry("train-index.npy", 77, sha("r"), 2))
 
@@ -432,7 +432,7 @@ def test_another_version_is_named_whatever_else_it_has(version: int, word: str) 
 
 @pytest.mark.parametrize("value", [None, "jpeg", {}, 1])
 def test_other_pixels_are_refused_by_name(value: object) -> None:
-    assert "pixels: expected no such key" in sealed_refused(("pixels",), value)
+    assert "pixels: expected no key" in sealed_refused(("pixels",), value)
 
 
 # --- bytes that are no manifest --------------------------------------------------------------------------------------
@@ -474,19 +474,19 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 
 _BEYOND = {
-    **dict.fromkeys(("NaN", "Infinity", "-Infinity"), "expected finite numbers, found "),
+    **dict.fromkeys(("NaN", "Infinity", "-Infinity"), "expected only finite numbers, found "),
     "1e999": "numbers in the range of float64, found '1e999'",
     "-1e999": "numbers in the range of float64, found '-1e999'",
-    "1" * 4301: "integers of at most 4300 digits, found '1111",
-    r'"\ud800"': r"lone surrogates other than U+DC80 to U+DCFF, which stand for bytes, found '\ud800'",
+    "1" * 4301: "integers of at most 4300 digits, found one with 4301",
+    r'"\ud800"': r"lone surrogates U+DC80 to U+DCFF, found '\ud800'",
     r'"\udc7f"': r"found '\udc7f'",
     r'"x\udd00x"': r"found 'x\udd00x'",
     r'"\udfff"': r"found '\udfff'",
     r'"\ude00\ud83d"': r"found '\ude00\ud83d'",
     r'{"\ud800": 1}': r"found '\ud800'",
     r'[[{"a": ["\ud800"]}]]': r"found '\ud800'",
-    "[" * 100 + "]" * 100: "objects and lists at most 100 deep, found deeper ones",
-    '{"x":' * 100 + "0" + "}" * 100: "objects and lists at most 100 deep, found deeper ones",
+    "[" * 100 + "]" * 100: "at most 100 levels",
+    '{"x":' * 100 + "0" + "}" * 100: "at most 100 levels",
 }
 
 
@@ -568,7 +568,7 @@ def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
         try:
             parsed = parse_manifest(data)
         except FormatError:
-            assert re.search("document in ASCII, found|at most 100 deep, found deeper ones", refused(data))
+            assert re.search("document in ASCII; the parser found|at most 100 levels", refused(data))
         else:
             taken += 1
             assert parsed.digest == DIGEST
@@ -643,7 +643,9 @@ def test_a_manifest_of_more_than_64_mib_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     with path.open("wb") as file:
         file.truncate((64 << 20) + 1)
-    assert load_fails(tmp_path).endswith(f"expected a manifest of at most {64 << 20:,} bytes, found {(64 << 20) + 1:,}")
+    assert load_fails(tmp_path).endswith(
+        f"expected a manifest of at most {64 << 20:,} bytes, found {(64 << 20) + 1:,} bytes"
+    )
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a TiB on paper
     load_fails(tmp_path)
