@@ -1,9 +1,9 @@
 """SplitTransform and Cut, which find the windows of stored images that a transform needs, before the images are read.
 
 This works because crop boxes depend on random numbers, not on pixels. A SplitTransform has two parts: the transform's
-crops, resizes and flips at its beginning, and the rest. A Cut is the first part, applied to a batch: the window of each image
-to read, and how to resample the window. For batches on the CPU that are read from mapped memory, the threads that read
-images also resample them. Otherwise whole batches of windows are resampled, on the CPU or on CUDA.
+crops, resizes and flips at its beginning, and the rest. A Cut is the first part, applied to a batch: the window of each
+image to read, and how to resample the window. For batches on the CPU that are read from mapped memory, the threads that
+read images also resample them. Otherwise whole batches of windows are resampled, on the CPU or on CUDA.
 """
 
 from __future__ import annotations
