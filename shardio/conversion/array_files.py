@@ -1,7 +1,7 @@
-"""Makes the arrays of a shard: for each array a file with the values for the shard's samples, in the shard's order.
-Values of small arrays stay in the task's record: they get one file for all shards, when the set is published.
+"""Makes the arrays of a shard: a file for each array, with the values of the shard's samples in the same order.
 
-All arrays are made in one pass over the sources, together with the shard, if samples have pixels.
+Values of small arrays stay in the task's record: a small array gets one file for all shards, when the set is published.
+One pass over the sources makes all arrays and the pixels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class PartWriter:
-    """Writes an array's values for the samples of a shard. Leaving the `with` block without `finish` discards them."""
+    """Writes the values of one array for the samples of a shard. Without `finish`, the `with` block discards them."""
 
     def __init__(self, task: ShardTask, spec: ArraySpec, num_rows: int) -> None:
         self._task = task
@@ -65,10 +65,10 @@ class PartWriter:
 def map_ahead(
     function: Callable[[T], R], blocks: Iterable[Sequence[T]], threads: int, ahead: int
 ) -> Generator[Iterator[R], None, None]:
-    """Yields, for each block, the results of `function` for its items, in order. Close the generator after use.
+    """Yields one iterator per block, over the results of `function` for the block's items, in order.
 
-    Threads work on `ahead` items or more beyond the block that the caller has. With one thread, no thread is started:
-    each result is computed in the calling thread when the caller asks for it.
+    Threads work on at least `ahead` items beyond the block that the caller iterates over. With one thread, no thread is
+    started: each result is computed when the caller asks for it. Close the generator after use.
     """
 
     def work(items: Sequence[T]) -> list[R]:
@@ -98,10 +98,10 @@ def map_ahead(
 def make_values(
     task: ShardTask, source: Source, found: bytes | DatasetItem, decoded: DecodedImage | None
 ) -> dict[str, NDArray[Any]]:
-    """Returns a sample's values for the task's arrays. `found` is the source as read, `decoded` its picture, if any.
+    """Returns a sample's value for each array of the task, by name. `decoded` is the picture, if samples have pixels.
 
-    Raises DecodeError if the source is to be refused, TypeError or ValueError if an item of a dataset does not match
-    the declaration of an array.
+    `found` is what the origin read for `source`. Raises DecodeError if the source has to be refused, TypeError or
+    ValueError if an item of a dataset does not match the declaration of an array.
     """
     values = {}
     for spec in task.arrays:
@@ -127,20 +127,20 @@ def _where(source: Source) -> str:
 def _mask(
     task: ShardTask, spec: ArraySpec, source: Source, found: bytes | DatasetItem, decoded: DecodedImage
 ) -> NDArray[Any]:
-    """Returns the source's mask before it is cropped and resized, rotated like the source's picture."""
+    """Returns the source's mask, rotated like the source's picture, but not cropped or resized yet."""
     orientation, source_size = decoded.orientation, decoded.source_size
     if spec.source == "file":
         try:
             mask: NDArray[Any] = turn(decode_mask(task.origin.read_mask(source)), orientation)
             if mask.shape != source_size:
-                turned = ", when turned as the picture is" if orientation != 1 else ""
+                turned = " after rotating the mask like the picture" if orientation != 1 else ""
                 found_size = f"{mask.shape[1]} x {mask.shape[0]}{turned}"
-                expected_size = f"{source_size[1]} x {source_size[0]} pixels, as the picture has"
+                expected_size = f"{source_size[1]} x {source_size[0]} pixels, the size of the picture"
                 raise DecodeError("damaged", f"expected {expected_size}, found {found_size}")
             if mask.max() > np.iinfo(spec.row.dtype).max:
                 found_instead = f"{mask.max()}: store the first mask with 16 bits"
                 raise DecodeError(
-                    "unsupported", f"expected numbers of 8 bits, as the first mask has, found {found_instead}"
+                    "unsupported", f"expected numbers of 8 bits, as in the first mask, found {found_instead}"
                 )
         except DecodeError as error:
             raise DecodeError(error.reason, f"mask: {error.detail}") from None

@@ -1,4 +1,4 @@
-"""Arrays of a set, other than its pixels: how a caller declares them, and how their values are checked."""
+"""Declares the arrays of a set, other than its pixels, and checks their values."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
 docs/format.md says what the kinds mean."""
 
 Label = int | tuple[float, ...] | None
-"""A label: the number of a class; float32 numbers, as many as in all labels of the split; or none."""
+"""A label: an integer; a tuple of float32 numbers, of the same length in the whole split; or None for no label."""
 
 ARRAY = "array"
-"""The name of the array of samples that come without a name: an NPY file, or an item that is only an array."""
+"""The name of an array that SRC does not name: the rows of an NPY file, or dataset items that are only an array."""
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array to make: its name, its kind, the type of its rows, and where its values come from."""
+    """An array to make: its name, its kind, the type of its rows, and the origin of its values."""
 
     name: str
     kind: ArrayKind
     row: RowType
     source: Literal["item", "file", "label", "column"] = "item"
     """Where values come from: the entry of a dataset's item with the array's name ("item"), the file of a mask
-    ("file"), the labels, which are no integers ("label"), or a column of a table ("column")."""
+    ("file"), labels that are not integers ("label"), or a column of a table ("column")."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -60,7 +60,7 @@ class ArraySpec:
         return found
 
     def check_dtype(self, value: object, where: str = "") -> NDArray[Any]:
-        """Returns the value as an array of any shape. Raises TypeError unless it has the declared dtype."""
+        """Returns `value` as an array of its own shape. Raises TypeError unless it has the declared dtype."""
         try:
             found = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
@@ -71,7 +71,10 @@ class ArraySpec:
 
 
 def as_float32(label: object) -> NDArray[np.float32]:
-    """Returns numbers as float32. Raises TypeError for anything else, ValueError for a number beyond float32."""
+    """Returns a number or numbers as a float32 array of the same shape.
+
+    Raises TypeError for anything else, ValueError for a number that is too large for float32.
+    """
     found = np.asarray(label)
     if found.dtype.kind not in "biuf":
         raise TypeError(f"label must be a number or a vector of numbers, found {label!r:.80}")
@@ -83,7 +86,7 @@ def as_float32(label: object) -> NDArray[np.float32]:
 
 
 def label_array(label: Label) -> tuple[ArraySpec, ...]:
-    """Returns the array for the labels of a split, of which `label` is one; none if they are integers or missing."""
+    """Returns the array for the labels of a split, given any label; () if labels are integers or missing."""
     if not isinstance(label, tuple):
         return ()
     return (ArraySpec(LABELS_NAME, "array", RowType("<f4", (len(label),) if len(label) > 1 else ()), "label"),)
@@ -92,7 +95,7 @@ def label_array(label: Label) -> tuple[ArraySpec, ...]:
 def declare(
     arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape | None, taken: Iterable[str] = ()
 ) -> tuple[ArraySpec, ...]:
-    """Returns the specs of the arrays that the caller has declared, for samples of this shape.
+    """Returns the specs of the arrays in the declarations `arrays`, for samples of `sample_shape`.
 
     Raises ValueError or TypeError for a name in `taken`, or a declaration that is invalid or does not fit the samples.
     """
@@ -120,9 +123,9 @@ def declare(
 
 
 def label_name(names: Iterable[str], where: str = "") -> str:
-    """Returns which of the names of a sample's values is that of its label: `label`, `labels`, or "" without a label.
+    """Returns the name of the label among `names`, the names of a sample's values: "label", "labels", or "" for none.
 
-    Raises ValueError if there are both. The message begins with `where`.
+    Raises ValueError, with a message that begins with `where`, if `names` has both.
     """
     found = [name for name in names if name in ("label", LABELS_NAME)]
     if len(found) > 1:
@@ -132,7 +135,7 @@ def label_name(names: Iterable[str], where: str = "") -> str:
 
 def check_count(specs: Sequence[ArraySpec]) -> None:
     if len(specs) > MAX_ARRAYS:
-        raise ValueError(f"a set may have at most {MAX_ARRAYS} arrays; found {len(specs)}")
+        raise ValueError(f"a set may have at most {MAX_ARRAYS} arrays; found {len(specs)} arrays")
 
 
 def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:

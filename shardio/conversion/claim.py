@@ -29,7 +29,7 @@ _REMOVAL_TRIES = 10
 def published(plan: Plan) -> Manifest | None:
     """Returns the manifest if OUT holds the finished set of this plan, None if it holds no set.
 
-    Raises ConvertError if it holds another set.
+    Raises ConvertError if OUT holds another set.
     """
     out = plan.out
     if not os.path.lexists(out / MANIFEST_NAME):
@@ -45,11 +45,11 @@ def published(plan: Plan) -> Manifest | None:
 
 @contextlib.contextmanager
 def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Path | None]:
-    """Makes OUT the folder of this plan. If the block fails before `has_begun()` is true, OUT is restored.
+    """Makes OUT the folder of this plan, and yields the path of a file that this call has made in the work folder.
 
-    Yields the path of a file that this call has made in the work folder. As long as it exists, other calls leave the
-    plan in place. Yields None if another process has finished the same conversion meanwhile. Raises ConvertError if OUT
-    belongs to anything else.
+    While the file exists, other calls leave the plan in place. Yields None if another process has finished the same
+    conversion. If the block fails before `has_begun()` is true, removes what this call made in OUT. Raises ConvertError
+    if OUT holds anything else, such as another conversion.
     """
     out, work = plan.out, plan.out / WORK_FOLDER
     fresh = not (work / PLAN_NAME).exists()
@@ -114,7 +114,7 @@ def _claim(plan: Plan, run_file: Path) -> bool:
 
 
 def _read_plan(path: Path) -> dict[str, object]:
-    """Returns the plan's description from its file; {} if the file holds anything else."""
+    """Returns the description of the plan in the file `path`; {} if the file holds anything else."""
     hint = ": remove it, or convert into a new folder"
     try:
         there = json.loads(read_untrusted(path, refusal=ConvertError, way_out=hint))

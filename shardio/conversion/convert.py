@@ -79,7 +79,7 @@ def convert(src: Src, out: str | os.PathLike[str], options: ConvertOptions) -> C
 
 
 def _plan(src: Src, out: Path, options: ConvertOptions, engine: Engine) -> Plan:
-    """Returns the plan. Checks all arguments first, and then scans SRC, which may take minutes."""
+    """Returns the plan of the conversion. Checks all arguments before scanning SRC, which may take minutes."""
     check(src, out, options)
     if not (out / MANIFEST_NAME).exists():
         engine.check()
@@ -94,7 +94,7 @@ _MOST_NAMED = 20
 
 
 class Conversion:
-    """The work of one call of `convert` after planning: finds or makes shards, and publishes. Not thread safe."""
+    """The work of one call of `convert` after planning: finds or makes shards, publishes. Not thread safe."""
 
     def __init__(self, plan: Plan, engine: Engine, on_progress: Callable[[Progress], None] | None) -> None:
         self._plan = plan
@@ -112,7 +112,7 @@ class Conversion:
         """The tasks of other parts that are not finished."""
 
     def run(self, start: float) -> ConvertReport:
-        """Runs the conversion and returns its report. `start` is the `time.monotonic()` at which the call began."""
+        """Runs the conversion and returns its report. `start` is `time.monotonic()` when `convert` was called."""
         plan, monitor = self._plan, self._monitor
         manifest = published(plan) or self._make_set()
         if manifest is not None:
@@ -122,7 +122,10 @@ class Conversion:
         return replace(work, unfinished=self._unfinished()) if manifest is None else report_set(work, plan, manifest)
 
     def _make_set(self) -> Manifest | None:
-        """Returns the manifest of the set, published by this or another process; None while other parts are at work."""
+        """Makes this part's shards, and publishes the set if no shard is missing.
+
+        Returns the manifest if the set is published, by this or another process; None if other parts are not finished.
+        """
         plan = self._plan
         try:
             with claimed(plan, lambda: self._monitor.progress.done > 0) as run_file:
@@ -173,7 +176,7 @@ class Conversion:
         self._records = records
 
     def _find_done(self) -> dict[str, ShardRecord]:
-        """Returns the records of this part's tasks that need not be done again, and discards its other records."""
+        """Returns the sound records of this part's tasks, by name of the shard. Discards this part's other records."""
         unrecorded = {task.name for task in without_record(self._mine)}
         found = load_records(self._mine)
         # A source that could not be read is tried again: its storage may have failed for a moment.
@@ -185,7 +188,7 @@ class Conversion:
         return records
 
     def _discard_damaged(self, records: dict[str, ShardRecord]) -> list[str]:
-        """Discards the records of shards with a damaged file, and returns the names of the shards."""
+        """Discards the records of shards with a damaged file, also in `records`. Returns the names of these shards."""
         owners = {entry: name for name, record in records.items() for entry in record.files}
         out, workers = self._plan.out, count_workers(self._plan.options.workers)
         copier = FileCopier(FolderStorage(out), workers, "shardio-compare")
@@ -205,7 +208,7 @@ class Conversion:
             copies = f" and {copied:,} for copies of the images until the set is published" if copied else ""
             raise SpaceError(
                 f"{plan.out}: expected room for {room:,} more bytes ({plan.nbytes:,} in all){copies}, found {free:,} "
-                f"free. Make room{', or choose a smaller size' if plan.options.size else ''}"
+                f"bytes free. Make room{', or choose a smaller size' if plan.options.size else ''}"
             )
 
     # --- the set ------------------------------------------------------------------------------------------------------
@@ -217,14 +220,14 @@ class Conversion:
         ):
             raise ConvertError(
                 f"{plan.out / damaged[0]}: expected the bytes that were written, found other bytes. Run the same "
-                "command again, which makes the shard again"
+                "command again to make the shard again"
             )
         splits = {}
         for name in collection.splits:
             records = [self._records[task.name] for task in plan.tasks if task.split == name]
             shards = [record.entry for record in records if record.entry is not None]
             if not any(len(record.rows) for record in records):
-                raise ConvertError(f"{plan.out}: split {name!r}: every image was refused; nothing is published")
+                raise ConvertError(f"{plan.out}: split {name!r}: every image was refused, so nothing is published")
             rows = np.concatenate([record.rows for record in records])
             joined = joined_arrays(plan, rows, records)
             arrays = {
@@ -259,7 +262,7 @@ class Conversion:
         return UnfinishedParts(len(tasks), len(tasks) - len(missing), tuple(sorted(parts)))
 
     def _describe_kept(self) -> str:
-        """Returns in words how many images of this part are in finished shards."""
+        """Returns in words how many images of this part are in finished shards, which are kept."""
         out, total = self._plan.out, self._monitor.progress.total
         try:
             undone = {task.name for task in without_record(self._mine)}
@@ -287,8 +290,10 @@ class Conversion:
 
 
 def _numbers(splits: Iterable[SplitContent]) -> tuple[str, ...]:
-    """Returns numbers as the classes of a collection without class names, up to the largest label in `splits`; () if a
-    label is no number of a class."""
+    """Returns "0", "1", ... up to the largest label in `splits`, as the classes of a collection without class names.
+
+    Returns () if there are no labels, or if a label is negative or too large for the number of a class.
+    """
     labels = [content.rows["label"] for content in splits if has_label(content.rows.dtype)]
     most = max((int(found.max()) for found in labels), default=-1)
     are_classes = most < MAX_CLASSES and all(found.min() >= 0 for found in labels)

@@ -42,12 +42,12 @@ class SplitEstimate:
     num_shards: int
     smallest: ClassSize | None
     largest: ClassSize | None
-    """None if the images of the split have no labels."""
+    """`smallest` and `largest` are None if the split has no integer labels, or the collection has no class names."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected outcome of a conversion. Sizes assume that no source is refused."""
+    """The expected outcome of a conversion. Sizes are in bytes, and assume that no source is refused."""
 
     source: str
     """The kind of storage in SRC."""
@@ -72,8 +72,8 @@ class Estimate:
     refused: Mapping[str, int]
     """Measured sources that would be refused, per reason."""
     short_sides: tuple[int, ...]
-    """Shorter sides of the other measured images, in pixels: 10% are at most the first number, 50% the second and 90%
-    the third. Empty without images."""
+    """The 10%, 50% and 90% quantiles of the shorter sides of measured images that were not refused, in pixels; () if
+    there are no such images."""
     max_bad: int | float
     """The refused sources that the conversion would accept, as a count or a share."""
     workers: int
@@ -85,24 +85,24 @@ class Estimate:
 
     @property
     def most_bad(self) -> int:
-        """How many of the `num_sources` sources may be refused, by `max_bad`."""
+        """The number of the `num_sources` sources that may be refused, by `max_bad`."""
         return count_bad(self.max_bad, self.num_sources)
 
     @property
     def expected_bad(self) -> int:
-        """How many of the `num_sources` sources would be refused if the measured sources are typical."""
+        """The number of the `num_sources` sources that would be refused if the measured sources are typical."""
         return round(sum(self.refused.values()) / self.num_measured * self.num_sources)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the set, and the copies made meanwhile, fit into the free bytes; None without OUT."""
+        """Whether the set and the temporary copies fit into the free bytes; None without OUT."""
         return None if self.free_nbytes is None else self.nbytes + self.spool_nbytes <= self.free_nbytes
 
 
 def estimate(
     src: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, seconds: float = 2.0, **given: Any
 ) -> Estimate:
-    """Estimates what `convert` would do with the same options. Nothing is written, and `out` need not exist.
+    """Returns an estimate of what `convert` would do with the same options. Writes nothing; `out` need not exist.
 
     The rate is measured for about `seconds`. Raises the errors that `convert` would raise before its first image, for
     example if it cannot use `out`.
@@ -161,9 +161,11 @@ def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstim
 def _measure(
     task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
 ) -> tuple[float, list[str], list[int]]:
-    """Returns (images per second of all workers, why each source that was tried is refused or "", shorter sides).
+    """Measures the rate of a conversion on evenly spaced sources, for about `seconds`.
 
-    `task` stands for all tasks; its own sources are not used.
+    Returns (images per second of all workers; for each measured source, the reason why it would be refused, or "";
+    the shorter side in pixels of each measured image that would not be refused). `task` is any task of the conversion;
+    its own sources are not used.
     """
     order = spread(len(sources))
     if task.origin.copies_nbytes():
@@ -198,7 +200,7 @@ def _measure(
 
 @dataclass(frozen=True)
 class _ReadAhead(Origin):
-    """An origin of images in memory. Reading from parquet is not timed, as a conversion reads its copies instead."""
+    """An origin of images already in memory: a conversion reads copies instead of parquet, so reading is not timed."""
 
     images: Mapping[Source, bytes | DatasetItem | DecodeError]
 
@@ -215,7 +217,7 @@ class _ReadAhead(Origin):
 def _read_ahead(
     origin: Origin, sources: Iterable[Source], seconds: float
 ) -> Mapping[Source, bytes | DatasetItem | DecodeError]:
-    """Returns the images, or the errors, of as many sources as can be read in `seconds`, and at least one."""
+    """Returns the image or the error of each source that can be read within `seconds`, at least of the first source."""
     deadline = time.monotonic() + seconds
     found: dict[Source, bytes | DatasetItem | DecodeError] = {}
     for source in sources:

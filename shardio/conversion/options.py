@@ -1,6 +1,7 @@
-"""The options of `convert`. Each is defined once: its type, its default, its help, and the case in which it is right.
+"""Defines each option of `convert` once: its type, its default, its help, and when to choose which value.
 
-`convert` takes them as arguments, and the command line makes its options from them: this module imports nothing slow.
+`convert` takes these options as arguments, and the command line makes its options from them. So this module imports
+nothing slow.
 """
 
 import functools
@@ -58,47 +59,50 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """What a caller of `convert` chooses. Raises ValueError for an invalid value.
+    """The options of `convert`; `shardio convert --help` explains them, and the text after each says when to choose it.
 
-    The command line has the options with a `help`. It also takes their `metavar` and their `least` number from here.
+    Raises ValueError for an invalid value. The command line has each option with a `help`, with its `metavar` and with
+    `least` as its minimum.
     """
 
     source: SourceKind = field(
         default="auto",
         metadata={"help": f"Kind of SRC: {', '.join(get_args(SourceKind)[1:])}. auto: detect it.", "metavar": "KIND"},
     )
-    """The kind of a path. Choose one where "auto" finds two; the report names the kind that it found."""
+    """The kind of storage at a path. Choose a kind if "auto" finds two; the report names the kind that was found."""
     labels: Labels | None = field(
         default=None,
         metadata={
-            "help": "folders: the first folders in SRC or a split are classes. none: no image has a label.  "
+            "help": "folders: the top folders of SRC, or of each split, are classes. none: no image has a label.  "
             "[default: folders of images are classes]"
         },
     )
-    """Choose one where folders may be classes or not. "none" is also for training that needs no labels."""
+    """Choose a value if the folders in SRC may or may not be classes. "none" is also for training without labels."""
     empty_classes: EmptyClasses = field(
         default="refuse",
         metadata={
-            "help": "Class folders without images. omit: labels number the other classes. keep: a label of no sample."
+            "help": "Class folders without images. omit: they get no label. keep: they get a label that no sample has."
         },
     )
-    """"omit" for part of a collection with classes of its own, "keep" if labels must be those of the whole."""
-    size: Size | None = field(default=256, metadata={"help": "Pixels of every sample.", "metavar": "N|HxW"})
-    """Height and width, or one number for both: a little more than training crops. None: only arrays, no pixels."""
+    """For a part of a collection: "omit" for classes of its own, "keep" for the same labels as the whole collection."""
+    size: Size | None = field(
+        default=256, metadata={"help": "Height and width of every sample, in pixels.", "metavar": "N|HxW"}
+    )
+    """(height, width), or one number for both: a little more than the crops of training. None for no pixels."""
     fit: FitMode = field(
         default="crop",
         metadata={
-            "help": "crop: short side to SIZE, then the center. squash: ignore the aspect ratio. pad: black margins. "
-            "adm: as ADM, DiT, SiT and EDM2."
+            "help": "crop: resize the short side to SIZE, then crop the center. squash: ignore the aspect ratio. pad: "
+            "add black margins. adm: crop as ADM, DiT, SiT and EDM2 do."
         },
     )
-    """"squash" for random crops of the whole picture, "pad" if its borders matter, "adm" for FID that compares."""
-    resample: Resample = field(default="bicubic", metadata={"help": "Filter, antialiased."})
-    """Choose the filter that a pretrained model has seen."""
+    """Choose "squash" to crop the whole picture in training, "pad" to keep all borders, "adm" to compare FIDs."""
+    resample: Resample = field(default="bicubic", metadata={"help": "Filter for resizing, antialiased."})
+    """Choose the filter that a pretrained model was trained with."""
     quality: Quality = field(
         default="exact",
         metadata={
-            "help": "fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
+            "help": "fast: decode JPEGs of at least four times SIZE at 1/2, 1/4 or 1/8 of their size (50 dB PSNR).",
         },
     )
     """"fast" for large photos: a JPEG is decoded at 1/2, 1/4 or 1/8 if that is at least twice the resized picture."""
@@ -109,21 +113,21 @@ class ConvertOptions:
             "metavar": "SIZE",
         },
     )
-    """In bytes. Less if there are more workers than shards."""
+    """In bytes. Choose less if there are more workers than shards."""
     order: StoredOrder = field(
         default="shuffled",
-        metadata={"help": "How samples are stored. shuffled: any contiguous run is a fair sample of the whole."},
+        metadata={"help": "Order of the samples. shuffled: any contiguous run is a random sample of the set."},
     )
-    """"source" keeps the order of a list, for samples that others know by number."""
+    """Choose "source", the order of the sources, if other files refer to the samples by number."""
     seed: int = field(default=0, metadata={"help": "Seed of the order.", "least": 0})
-    """Another number for another order of the same sources."""
+    """Choose another number for another shuffled order of the same sources."""
     exif_rotate: bool = field(default=False, metadata={"help": "Apply the Exif orientation of pictures."})
-    """For photos of phones and cameras. Pictures that a dataset has decoded stay as they are."""
+    """Choose True for photos of phones and cameras. Does not change pictures that a dataset has decoded."""
     background: tuple[int, int, int] | str = field(
         default="white",
         metadata={"help": "Color under transparent pixels: R,G,B or #rrggbb or a name.", "metavar": "COLOR"},
     )
-    """For drawings: the color on which they are seen."""
+    """Choose the color of the page for drawings with a transparent background."""
     max_bad: int | float = field(
         default=0.01,
         metadata={
@@ -131,23 +135,23 @@ class ConvertOptions:
             "metavar": "N|P%",
         },
     )
-    """A count (int) or a share (float). 0 for a collection that is known to be sound."""
+    """A count (int) or a share (float). Choose 0 for a collection that is known to be sound."""
     table: "Tables | None" = None
-    """For labels, splits or numbers in a file: a table that describes the images in SRC, or one for each split. If SRC
-    is a table itself, it is a `Table` or the path of a file."""
+    """For labels, splits or numbers in a file: a table that describes the images in SRC, or a table for each split. To
+    use a table as SRC itself, pass a `Table` or the path of the table as `src`."""
     masks: str | os.PathLike[str] | None = field(
         default=None,
         metadata={
-            "help": "A mask for each picture, for the array `mask`: a PNG or lossless WebP at the same path below DIR. "
-            "A picture without its mask is refused.",
+            "help": "Folder of a mask for each picture, for the array `mask`: PNGs or lossless WebPs at the same paths "
+            "as in SRC. A picture without its mask is refused.",
             "metavar": "DIR",
         },
     )
-    """For segmentation. Masks are gray of 8 or 16 bits, or a palette."""
+    """For segmentation. Masks are gray images of 8 or 16 bits, or palette images."""
     arrays: "Mapping[str, ArrayDeclaration] | None" = None
-    """For datasets whose items are dicts: (kind, dtype, shape) of each entry that becomes an array, by its name."""
+    """For datasets whose items are dicts: (kind, dtype, shape) of each entry to store as an array, by name."""
     workers: int | None = field(default=None, metadata={"help": "Cores to use.  [default: all]", "least": 1})
-    """Fewer than all cores for a machine that does other work, too."""
+    """Choose fewer than all cores on a machine that also does other work."""
     scheduler: str | None = field(
         default=None,
         metadata={
@@ -167,9 +171,9 @@ class ConvertOptions:
     """For a cluster without Dask: (k, n), with one call for each k from 1 to n, on any machines and in any order. For
     `max_bad` a part counts the images that it refuses, and those of shards that were finished before it began."""
     on_progress: Callable[[Progress], None] | None = field(default=None, compare=False)
-    """For a bar of your own. It is called in the thread of `convert`."""
+    """For your own progress bar: called with a `Progress`, in the thread that called `convert`."""
     progress: bool = field(default=False, compare=False)
-    """For a terminal or a notebook: shows a bar."""
+    """Choose True in a terminal or a notebook, to show a progress bar."""
 
     def __post_init__(self) -> None:
         from shardio.conversion.images.decode import parse_color
@@ -184,9 +188,9 @@ class ConvertOptions:
             if (literal := literal_of(one)) is not None and (value is not None or one.default is not None):
                 check_choice(one.name, value, literal)
         if (self.fit, self.quality) == ("adm", "fast"):
-            raise ValueError("fit 'adm' gives the pixels of its source: it needs quality 'exact'; found 'fast'")
+            raise ValueError("fit 'adm' needs quality 'exact'; found quality 'fast'")
         if type(self.shard_size) is not int or self.shard_size <= 0:
-            raise ValueError(f"shard size must be a positive integer, in bytes; found {self.shard_size!r}")
+            raise ValueError(f"shard_size must be a positive integer, in bytes; found {self.shard_size!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
         count_workers(self.workers)
@@ -201,11 +205,11 @@ class ConvertOptions:
         return None if self.size is None else (*self.size, 3)  # type: ignore[misc]  # __post_init__ made it a tuple
 
     def without_pixels(self) -> "ConvertOptions":
-        """Returns the options for samples without pixels. Raises ValueError if an option of images has been chosen."""
+        """Returns the options with size=None, for samples without pixels. Raises ValueError for options of images."""
         plain = replace(ConvertOptions(), size=self.size and ConvertOptions.size)
         if given := [name for name in _OF_IMAGES if getattr(self, name) != getattr(plain, name)]:
             raise ValueError(
-                f"{', '.join(given)}: expected no options of images, as SRC has only arrays: leave them out"
+                f"{', '.join(given)}: options of images do not apply, as SRC has only arrays: leave them out"
             )
         return replace(self, size=None)
 
@@ -217,7 +221,7 @@ class ConvertOptions:
         return described
 
     def as_described(self, values: Mapping[str, Any]) -> "ConvertOptions":
-        """Returns these options with the values that `describe` returned. Raises ValueError for other values."""
+        """Returns these options, changed to the result `values` of `describe`. Raises ValueError for other `values`."""
         try:
             names = ("size", *_OF_ARRAYS) if values["size"] is None else (*_OF_IMAGES, *_OF_ARRAYS)
             given = {name: values[_DESCRIBED.get(name, name)] for name in names}
@@ -229,14 +233,14 @@ class ConvertOptions:
 
 
 def literal_of(one: "Field[Any]") -> Any:
-    """Returns the Literal of an option that is one of a few words, perhaps or None; else None."""
+    """Returns the Literal type of an option that is one of a few words, or None, such as FitMode; else None."""
     return next((kind for kind in (one.type, *get_args(one.type)) if get_origin(kind) is Literal), None)
 
 
 def with_options(
     options: Callable[P, ConvertOptions],
 ) -> Callable[[Callable[[Src, Out, ConvertOptions], R]], Callable[Concatenate[Src, Out, P], R]]:
-    """Returns a decorator for a function of (src, out, options), which then takes each option as an argument."""
+    """Returns a decorator with which a function (src, out, options) takes each option as an argument of its own."""
 
     def decorate(run: Callable[[Src, Out, ConvertOptions], R]) -> Any:
         @functools.wraps(run)
@@ -266,7 +270,7 @@ def count_bad(max_bad: int | float, num_sources: int) -> int:
 
 
 def count_workers(workers: int | None) -> int:
-    """Returns the number of workers, one per core if None. Raises ValueError if it is not a positive integer."""
+    """Returns `workers`, or for None the number of usable cores. Raises ValueError for an invalid `workers`."""
     if workers is None:
         return usable_cores()
     if not isinstance(workers, Integral):

@@ -45,7 +45,7 @@ keeps that loss to seconds of work, with small images too."""
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to make: the unit of work. Picklable, and has everything that a worker needs."""
+    """The task to make one shard and its arrays: the unit of work. Picklable, with everything that a worker needs."""
 
     origin: Origin
     out: Path
@@ -58,9 +58,9 @@ class ShardTask:
     arrays: tuple[ArraySpec, ...] = ()
     """The arrays that the task makes, other than the pixels."""
     measured: frozenset[int] = frozenset()
-    """Which sources to measure for the mean and standard deviation of the set's pixels: their places in `sources`."""
+    """Indices in `sources` of the sources to measure for the mean and standard deviation of the set's pixels."""
     wanted: Mapping[str, str] | None = None
-    """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes no other file."""
+    """In a repair, the sha256 of each damaged file of the set, by file name: the task publishes only these files."""
 
     @property
     def has_labels(self) -> bool:
@@ -79,7 +79,7 @@ class ShardTask:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether torch resizes the pictures, not the kernel."""
+        """Whether torch resizes the pictures, instead of the C kernel."""
         return self.fit is not None and self.fit.needs_torch
 
     @property
@@ -88,21 +88,21 @@ class ShardTask:
 
     @property
     def file_names(self) -> list[str]:
-        """The names of the shard, if samples have pixels, and of its arrays' files. Small arrays have none yet."""
+        """The file names of the shard, if samples have pixels, and of its arrays. Small arrays have no file yet."""
         arrays = [self.array_name(spec) for spec in self.arrays if not spec.row.is_small]
         return [*([] if self.fit is None else [self.name]), *arrays]
 
     def publishes(self, entry: FileEntry) -> bool:
-        """Whether the task publishes the file: always in a conversion; in a repair if it is a wanted file, intact."""
+        """Whether the task publishes the file: always in a conversion; in a repair only with the `wanted` sha256."""
         return self.wanted is None or self.wanted.get(entry.file) == entry.sha256
 
     def array_name(self, spec: ArraySpec) -> str:
-        """Returns the name of the file with the array's values for the shard's samples."""
+        """Returns the name of the array's file for this shard, or for all shards if the array is small."""
         return array_shard_name(self.split, spec.name, None if spec.row.is_small else self.number)
 
     @property
     def nbytes(self) -> int:
-        """Size of the task's files if no source is refused."""
+        """Size of the task's files in bytes if no source is refused."""
         count, shape = len(self.sources), self.sample_shape
         pixels = 0 if shape is None else shard_nbytes(count, shape)
         return pixels + sum(spec.row.file_nbytes(count) for spec in self.arrays if not spec.row.is_small)
@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Size of all shards, arrays and indexes if no source is refused."""
+        """Size of all shards, arrays and indexes in bytes if no source is refused."""
         total = sum(task.nbytes for task in self.tasks)
         for task in {task.split: task for task in self.tasks}.values():
             count = len(self.collection.splits[task.split])
@@ -129,7 +129,7 @@ class Plan:
         return total
 
     def arrays_of(self, split: str) -> tuple[ArraySpec, ...]:
-        """Returns the arrays of a split: those that its tasks make, and the columns of tables."""
+        """Returns the arrays of a split: the arrays that its tasks make, and the columns of tables."""
         columns = self.collection.columns
         return (*next(task.arrays for task in self.tasks if task.split == split), *(columns.specs if columns else ()))
 
@@ -159,8 +159,8 @@ def library_versions() -> dict[str, str]:
 def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
     """Returns the plan of a conversion into `out`.
 
-    Raises ConvertError if a manifest could not describe the set, and ValueError if two arrays have the same name, or if
-    the options are those of images, or of arrays, and there are none.
+    Raises ConvertError if the names of classes and files do not fit in a manifest. Raises ValueError if the names of
+    arrays clash, if an option of images is set and samples have no pixels, or if `size` is None and they have pixels.
     """
     if not collection.has_pixels:
         options = options.without_pixels()
@@ -206,8 +206,10 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
-    """Returns the sources in the order of the set. The shuffled order sorts by a hash of the seed and the key, which is
-    the same in all versions of libraries."""
+    """Returns the sources in the order of the set.
+
+    The order "shuffled" sorts by a hash of the seed and the key, so it does not depend on versions of libraries.
+    """
     if options.order == "source":
         return list(sources)
     secret = options.seed.to_bytes(8, "little")
@@ -235,7 +237,7 @@ _HASHED = {
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Returns the differences between two descriptions in words; "" if they are equal."""
+    """Returns in words which values differ between two descriptions; "" if the descriptions are equal."""
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

@@ -1,7 +1,7 @@
 """The record of a shard task: written when its files are published, and read by every later run of the conversion.
 
-A task with a record is skipped as long as its sources have not changed. A task without a record leaves only the list of
-the sources that it has refused so far.
+A task with a record is skipped unless its sources have changed. An unfinished task has no record, only a list of the
+sources that it has refused so far.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ class Reject:
     detail: str
 
     def to_line(self) -> bytes:
-        """Returns the line, ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as from
-        `os.fsdecode`."""
+        """Returns the line of rejects.jsonl: ASCII JSON, with the key decoded as by `os.fsdecode`."""
         return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
 
 
 @dataclass(frozen=True)
 class MendedSource:
-    """A source that was converted although its header had to be mended, or with a warning."""
+    """A source that was converted after its header had been mended, or with a warning of a library."""
 
     split: str
     key: bytes
@@ -61,9 +60,9 @@ class ArrayPart:
     """An array's values for the samples of one shard."""
 
     entry: ArrayShard | None
-    """The finished file with the values. A small array has none: it gets one file when the set is published."""
+    """The finished file with the values; None for a small array, which gets one file when the set is published."""
     numbers: NDArray[Any]
-    """The values of a small array, or else the checksum of each value."""
+    """The values of a small array; for other arrays the crc32 of each value."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,9 @@ class ShardRecord:
     rejects: tuple[Reject, ...]
     mended: tuple[MendedSource, ...]
     sources_sha256: str
-    """The digest of the sources' fingerprints. It changes if a source changes."""
+    """The digest of the sources' fingerprints, which changes if a source changes."""
     level_sums: NDArray[np.int64]
-    """The sums from `sum_levels` of the samples that were measured."""
+    """The total of `sum_levels` over the samples that were measured, int64 (4, channels)."""
     arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
     """The values of the task's arrays, by name; empty if there is no sample."""
 
@@ -92,9 +91,10 @@ class ShardRecord:
 
 
 def joined_arrays(plan: Plan, rows: NDArray[np.void], records: Sequence[ShardRecord]) -> dict[str, NDArray[Any]]:
-    """Returns the `numbers` of a split's arrays, by name, for the samples with these index rows.
+    """Returns the values or checksums (`ArrayPart.numbers`) of each array of a split, by name, for all its samples.
 
-    `records` are of the tasks that made the samples. Columns of tables need none.
+    `rows` are the index rows of the samples, and `records` the records of the tasks that made them. The values of
+    columns come from tables, by the keys in `rows`.
     """
     columns = plan.collection.columns
     parts: dict[str, list[NDArray[Any]]] = {}
@@ -152,7 +152,7 @@ def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
 
 
 def save_record(task: ShardTask, record: ShardRecord) -> None:
-    """Writes the record with a checksum, because its labels and crc32s are published without another check."""
+    """Writes the record of a task, with a checksum, as its labels and crc32s are published without another check."""
     fields = {
         "entry": record.entry and asdict(record.entry),
         "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),
@@ -186,7 +186,7 @@ def load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
 
 
 def load_record(task: ShardTask) -> ShardRecord | None:
-    """Returns the task's record; None if there is no sound record, or if the task's sources have changed since."""
+    """Returns the task's record; None if it is missing or damaged, or if the task's sources have changed since."""
     try:
         fields = json.loads(read_untrusted(_record_path(task)))
         if fields.pop("sha256") != _checksum(fields):
@@ -249,8 +249,10 @@ def refused_so_far(task: ShardTask) -> list[bytes]:
 
 
 def read_rejects(path: Path | None) -> list[Reject]:
-    """Returns the refused sources in a rejects.jsonl, or none without a path. Raises FormatError with the number of the
-    first invalid line."""
+    """Returns the refused sources in the rejects.jsonl at `path`; [] if `path` is None.
+
+    Raises FormatError, with the number of the line, for the first invalid line.
+    """
     rejects = []
     for number, line in enumerate(read_untrusted(path).splitlines() if path else (), start=1):
         try:
@@ -268,7 +270,7 @@ def read_rejects(path: Path | None) -> list[Reject]:
 
 
 def write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry | None:
-    """Writes rejects.jsonl, if there are rejects. Returns its entry for the manifest."""
+    """Writes rejects.jsonl and returns its manifest entry. Without rejects, removes the file and returns None."""
     lines = [reject.to_line() for reject in rejects]
     if not lines:
         (folder / REJECTS_NAME).unlink(missing_ok=True)  # of an earlier call, which ended with too many

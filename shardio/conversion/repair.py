@@ -1,4 +1,4 @@
-"""`repair`: makes the files of a set that `verify` finds damaged again from the sources, with the same bytes.
+"""`repair` makes the files of a set that `verify` finds damaged from the sources again, with the same bytes.
 
 The tasks that made the damaged files run again in the folder of the set. A new file replaces a damaged file only if it
 has the sha256 in the manifest. So a repair never makes a set worse, two repairs at the same time do no harm, and a
@@ -74,7 +74,7 @@ def repair(
     folder = Path(os.path.abspath(path))
     if not isinstance(src, (str, os.PathLike)):
         raise TypeError(
-            f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
+            f"expected the path of the images, found {type(src).__name__}. The set of a Python dataset cannot be "
             "repaired: convert the dataset again into a new folder"
         )
     options = ConvertOptions(**given)
@@ -113,7 +113,7 @@ def repair(
 
 
 def _files_without_source(manifest: Manifest, plan: Plan) -> dict[str, set[str]]:
-    """Returns the files of arrays that `convert` made from `masks` or `table`, if the caller has not given these."""
+    """Returns the array files that cannot be made without an option, "masks" or "table", that the caller left out."""
     lost: dict[str, set[str]] = {"table": set(), "masks": set()}
     conversion = manifest.provenance["conversion"]
     for name, split in manifest.splits.items():
@@ -125,7 +125,7 @@ def _files_without_source(manifest: Manifest, plan: Plan) -> dict[str, set[str]]
 
 
 def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], options: ConvertOptions) -> Plan:
-    """Returns the plan of the set's conversion. Raises ConvertError if SRC no longer gives that plan."""
+    """Returns the plan of the set's conversion. Raises ConvertError if `src` no longer gives the same plan."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
         change = manifest.provenance.get("change")
@@ -134,7 +134,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
                 f"{folder}: expected a set that `convert` has made, found one that {change.get('operation')!r} made "
                 "from another set: repair the other set, and make this set from it again"
             )
-        raise ConvertError(f"{folder}: expected a set that `convert` has made, found another set: copy it again")
+        raise ConvertError(f"{folder}: `convert` has not made this set, so it cannot be repaired: copy it again")
     try:
         options = options.as_described(there)
         if options.size is not None:
@@ -144,7 +144,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
     changes = []
     for collection in _readings(src, options):
         if (options.size is None) is collection.has_pixels:
-            changes.append(f"{'images' if options.size is None else 'arrays'} instead of the others")
+            changes.append("images instead of arrays" if options.size is None else "arrays instead of images")
             continue
         plan = make_plan(folder, annotate(collection, options), options)
         # The names of classes are in the manifest alone, and not every kind of storage has them.
@@ -156,11 +156,11 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], o
         if not changes[-1]:
             return plan
     closest = min(changes, key=len)
-    raise ConvertError(f"{folder}: cannot be made again from {src}, as it holds other sources than then ({closest})")
+    raise ConvertError(f"{folder}: cannot be made again from {src}, which holds other sources now ({closest})")
 
 
 def _readings(src: str | os.PathLike[str], options: ConvertOptions) -> Iterator[Collection]:
-    """Yields the collections that SRC may have been converted as: with empty classes, without them, without labels.
+    """Yields each way to read SRC that `convert` may have used: with empty classes, without them, without labels.
 
     Raises SourceError if SRC cannot be converted in any way.
     """
@@ -225,14 +225,14 @@ class _Repair:
         return not self.damaged.isdisjoint(files)
 
     def _published_crc32s(self, split: str) -> Mapping[bytes, int]:
-        """Returns the checksum of each key in an index; none if the index is damaged."""
+        """Returns the crc32 of each published sample of a split, by key; {} if the split's index is damaged."""
         if self.manifest.splits[split].index.file in self.damaged:
             return {}
         rows = self._published_rows(split)
         return dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
 
     def _changes(self, task: ShardTask, record: ShardRecord, published: Mapping[bytes, int]) -> str:
-        """Returns in words which samples differ from the `published` samples."""
+        """Returns in words which samples of a record have other crc32s than `published`; "" if `published` is empty."""
         if not published:
             return ""
         then = {source.key: published[source.key] for source in task.sources if source.key in published}
@@ -242,8 +242,7 @@ class _Repair:
         return f" ({len(changed)} samples differ: {named})"
 
     def _make_tables(self, name: str, records: Sequence[ShardRecord]) -> None:
-        """Makes a split's index, small arrays and the checksums of its arrays, if damaged, from the records of its
-        tasks."""
+        """Makes the damaged files among a split's index, small arrays and checksums, from the records of its tasks."""
         split = self.manifest.splits[name]
         files = {entry.file for array in split.arrays.values() for entry in array.files}
         if split.index.file in self.damaged:
@@ -265,7 +264,7 @@ class _Repair:
             self._replace(entry, (entry.header(None), rows.astype(entry.dtype).tobytes()))
 
     def _published_rows(self, split: str) -> NDArray[np.void]:
-        """Returns the rows of an index that is not damaged."""
+        """Returns the rows of a split's published index, which must not be damaged."""
         index = self.manifest.splits[split].index
         return np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
 
@@ -275,7 +274,7 @@ class _Repair:
             write_atomic(self.plan.out / entry.file, data)
 
     def _note(self, entry: FileEntry, sha256: str) -> bool:
-        """Notes whether a file was made with the published bytes, and returns it."""
+        """Returns whether a file was made with its published sha256. Notes it in `repaired` or in `faults`."""
         if is_same := sha256 == entry.sha256:
             self.repaired.append(entry.file)
         else:

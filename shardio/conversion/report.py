@@ -47,23 +47,23 @@ class ConvertReport:
     refused: Mapping[str, int]
     """Refused sources per reason; rejects.jsonl lists every refused source."""
     source: str
-    """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" for a Python dataset; of
-    arrays "arrays" (a tree), "npy" or "npz"."""
+    """The kind of storage of the sources: for images "tree", "ilsvrc", ...; for arrays "arrays" (a tree), "npy" or
+    "npz"; for a Python dataset "dataset"."""
     mended: tuple[MendedSource, ...]
     """Sources whose header had to be mended, with the reason."""
     ignored: Mapping[str, int]
     """Entries of SRC that are not images to convert, per kind."""
     seconds: float
     num_converted: int
-    """Sources that this call worked on; earlier calls did the others."""
+    """The number of sources that this call converted or refused; earlier calls did the rest."""
     warned: tuple[MendedSource, ...] = ()
-    """Sources of several pictures or that a library warned about while decoding them, with the warning."""
+    """Sources with several pictures, and sources that a library warned about while decoding, with the warning."""
     notes: tuple[str, ...] = ()
     """How SRC was understood, where that was guessed."""
     unlabeled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
     unfinished: UnfinishedParts | None = None
-    """What other parts still have to do; None if the set is published."""
+    """The state of the other parts; None if the set is published."""
 
 
 # A caller who mends images wants all of them in one list, but should not wait for the end of a wrong folder.
@@ -99,14 +99,14 @@ class Monitor:
         self._tell(replace(self.progress, spooled=self.progress.spooled + count))
 
     def report_kept(self, records: Collection[ShardRecord]) -> None:
-        """Adds the sources of the shards that earlier calls have finished."""
+        """Adds the sources of shards that earlier calls have finished. `records` are the records of these shards."""
         kept = sum(record.num_sources for record in records)
         if kept:
             self.progress = replace(self.progress, kept=kept)
             self.report(kept, sum(len(record.rejects) for record in records))
 
     def report(self, done: int, refused: int, /) -> None:
-        """Adds to the counts. Raises TooManyBad if the work has to stop."""
+        """Adds `done` sources, of which `refused` were refused. Raises TooManyBad if the work has to stop."""
         now = self.progress
         self._tell(replace(now, done=now.done + done, refused=now.refused + refused))
         if self.num_refused >= _MOST_REFUSED or self.progress.done >= _MOST_DONE:
@@ -129,7 +129,7 @@ class Monitor:
 def report_work(
     plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], progress: Progress, seconds: float
 ) -> ConvertReport:
-    """Returns the report of the tasks that have records, as for a set that is not published yet: `digest` is ""."""
+    """Returns a report of the tasks with records, as long as the set is not published: `digest` is ""."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
     samples: Counter[str] = Counter()
     for split, record in done:
@@ -156,7 +156,7 @@ def report_work(
 
 
 def report_set(work: ConvertReport, plan: Plan, manifest: Manifest) -> ConvertReport:
-    """Returns the report of the published set: `work`, from `report_work`, with the numbers of the whole set."""
+    """Returns the report of the published set: `work`, a result of `report_work`, with numbers of the whole set."""
     return replace(
         work,
         digest=manifest.digest,
@@ -206,8 +206,10 @@ class ImagesBar(Bar):
 
 @contextlib.contextmanager
 def bar_of(src: object, on_progress: Tell | None) -> Iterator[Tell]:
-    """Yields a function that shows the progress as a bar, and passes it to `on_progress`. Until the first progress, the
-    bar names `src`."""
+    """Yields a function that shows a `Progress` in a bar, and passes it to `on_progress`.
+
+    Until the function is first called, the bar says that `src` is being scanned.
+    """
     what = shortened(os.fspath(src), 30) if isinstance(src, (str, os.PathLike)) else "the dataset"
     with ImagesBar() as bar, bar.before_it_begins(f"scanning {what}"):
 

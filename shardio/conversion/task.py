@@ -1,4 +1,4 @@
-"""Makes one shard: reads, decodes, resizes and writes its images and arrays, and last the record of both.
+"""Makes one shard: reads, decodes, resizes and writes its images and arrays, and last the record of the task.
 
 A task can be done any number of times, by any process, and writes the same bytes each time. A task is finished when its
 record is written; if it ends earlier, the shard is made again.
@@ -45,11 +45,11 @@ _LEAST_AHEAD_PER_THREAD = 2
 _VALUES_NBYTES = 8 << 20
 
 Report = Callable[[int, int], None]
-"""Takes the number of sources done since the last call, and how many were refused. May raise, to end the task."""
+"""Called with (sources done since the last call, sources refused among them). May raise to stop the task."""
 
 
 class PreparedSample(NamedTuple):
-    """A decoded sample's data other than its pixels, which are in a row of a block."""
+    """The data of a decoded sample without its pixels, which are in a row of a block."""
 
     key: bytes
     label: int | None
@@ -63,7 +63,8 @@ class PreparedSample(NamedTuple):
 def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> PreparedSample | Reject:
     """Reads and decodes a source, and resizes it into a row of pixels. `item` is (source, row).
 
-    If the source is refused, or samples have no pixels, the row may hold anything.
+    Returns the rest of the sample, or a Reject if the source is refused. The content of the row is then arbitrary, and
+    also if samples have no pixels.
     """
     source, row = item
     fit = task.fit
@@ -86,7 +87,7 @@ def prepare(task: ShardTask, item: tuple[Source, NDArray[np.uint8]]) -> Prepared
 def _prepare_blocks(
     task: ShardTask, shard: ShardFileWriter | None, threads: int
 ) -> Generator[tuple[NDArray[np.uint8], Iterator[PreparedSample | Reject]], None, None]:
-    """Yields (block of pixels, what its sources became) for the whole shard. Row i of a block has the i-th source."""
+    """Yields (block of pixels, iterator of its samples and rejects) for the whole shard. Result i belongs to row i."""
     taken: deque[NDArray[np.uint8]] = deque()
     # Where arrays are larger than the pixels, a block is not filled.
     most = max(1, _VALUES_NBYTES // max(1, sum(spec.row.nbytes for spec in task.arrays)))
@@ -116,8 +117,9 @@ _before = 1
 def one_torch_thread(needed: bool = True) -> Iterator[None]:
     """Sets torch to one thread inside the `with` block, for the calling thread and the threads that it starts.
 
-    Pictures are too small to be split. Several threads may be inside at once; when the last one leaves, torch gets back
-    the number of threads that it had before the first one entered. If torch is not `needed`, it is not imported.
+    Pictures are too small to be split. Several threads may be inside at the same time; when the last thread leaves,
+    torch gets back the number of threads that it had before the first thread entered. If torch is not `needed`, it is
+    not imported.
     """
     global _inside, _before
     if not needed and "torch" not in sys.modules:
@@ -141,7 +143,7 @@ def one_torch_thread(needed: bool = True) -> Iterator[None]:
 
 
 def do_task(task: ShardTask, report: Report, threads: int = 1) -> ShardRecord:
-    """Makes the task's shard and arrays, writes their record, and returns it.
+    """Makes the task's shard and arrays, writes the task's record, and returns the record.
 
     A task that repairs a published set replaces only the damaged files, and writes no record.
     """

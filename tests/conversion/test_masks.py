@@ -186,7 +186,7 @@ def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) ->
     assert report.refused == {"incomplete": 1, "empty": 1, "damaged": 1, UNREADABLE: 1}
     details = {reject["key"]: reject["detail"] for reject in rejects(tmp_path / "out")}
     assert details["a/0.png"] == "mask: expected a/0.png or a/0.webp, found none"
-    assert details["a/2.png"] == "mask: expected 37 x 20 pixels, as the picture has, found 20 x 37"
+    assert details["a/2.png"] == "mask: expected 37 x 20 pixels, the size of the picture, found 20 x 37"
     found = masks_of(open_shards(tmp_path / "out"))
     assert found.keys() == {"a/4.png", "b/5.png"}
     for key, mask in found.items():
@@ -225,7 +225,7 @@ def test_a_number_above_255_is_refused_if_the_first_mask_has_eight_bits(tmp_path
     assert report.refused == {"unsupported": 1}
     (reject,) = rejects(tmp_path / "out")
     assert reject["key"] == "b/3.png"
-    assert "expected numbers of 8 bits, as the first mask has, found 256" in reject["detail"]
+    assert "expected numbers of 8 bits, as in the first mask, found 256" in reject["detail"]
     assert (masks_of(open_shards(tmp_path / "out"))["b/1.png"] == 255).all()
 
 

@@ -373,7 +373,7 @@ BEYOND_REPAIR: dict[str, tuple[Callable[[Path], object], dict[str, Any], type[Ex
         lambda out: edit(out, provenance={}),
         {},
         ConvertError,
-        "expected a set that `convert` has made",
+        "`convert` has not made this set",
     ),
     **{
         f"options {options}": (

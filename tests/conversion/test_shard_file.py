@@ -697,7 +697,7 @@ def test_no_samples_are_no_set(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConvertError) as caught, ShardWriter(out, SHAPE):
         pass
-    assert str(caught.value) == f"{out}: expected at least one sample, found none: nothing to publish"
+    assert str(caught.value) == f"{out}: expected at least one sample, found none, so nothing is published"
     assert not out.exists()
 
 
@@ -770,7 +770,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_left_alone(tmp_path: Path, 
     with pytest.raises(ConvertError) as caught:
         ShardWriter(tmp_path, SHAPE)
     message = str(caught.value)
-    assert message.startswith(f"{tmp_path}: expected no folder or an empty one, found {name!r} in it"), message
+    assert message.startswith(f"{tmp_path}: expected no folder or an empty folder, found {name!r} in it"), message
     assert "write to a new folder" in message
     assert names(tmp_path) == [name]
 

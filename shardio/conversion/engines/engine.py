@@ -46,18 +46,18 @@ class Engine:
     options: ConvertOptions
     """`workers` are the cores to use, by default all; with a `scheduler`, the cores for each shard, by default one."""
     serial: bool = False
-    """One thread per worker; a single worker runs in the calling thread. For Python datasets."""
+    """Whether each worker has one thread, and a single worker runs in the calling thread: for Python datasets."""
 
     def __post_init__(self) -> None:
         workers = self.options.workers or 1
         if self.serial and self.options.scheduler is not None and workers > 1:
             raise ValueError(
-                f"each shard of a dataset is made by one thread: workers must be 1 or left out; found {workers}"
+                f"on a cluster, one thread makes each shard of a dataset: workers must be 1 or None; found {workers}"
             )
 
     @property
     def sends(self) -> bool:
-        """Whether the tasks of a dataset run in other processes, so the dataset has to be sent there."""
+        """Whether the tasks of a Python dataset run in other processes, so the dataset has to be sent there."""
         return self.options.scheduler is not None or (self.options.workers or 1) > 1
 
     def check(self) -> None:
@@ -67,7 +67,7 @@ class Engine:
                 pass
 
     def run(self, tasks: Sequence[ShardTask], report: Report, run_file: Path) -> list[ShardRecord]:
-        """Does all tasks, and returns their records in the order of the tasks.
+        """Runs all tasks, and returns their records in the order of the tasks.
 
         `report` is called in the calling thread. The work stops if `report` raises, if a task fails, or on Ctrl-C.
         `run_file` is the path of a file to create, for the progress of tasks in other processes: see `run_on_pool`.
@@ -84,7 +84,7 @@ class Engine:
         return [do_task(task, report, threads) for task in tasks]
 
     def _split_workers(self, num_tasks: int) -> tuple[int, int]:
-        """Returns (threads per process, processes) of this machine."""
+        """Returns (threads per process, number of processes) to use on this machine for `num_tasks` tasks."""
         workers = 1 if self.serial and self.options.workers is None else count_workers(self.options.workers)
         processes = min(-(-workers // (1 if self.serial else THREADS_PER_PROCESS)), num_tasks)
         # Rather an idle core than one more than was asked for.

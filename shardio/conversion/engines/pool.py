@@ -2,7 +2,7 @@
 
 Other machines must have the same folders under the same paths, and the same libraries: each task checks that first.
 A task returns its record. While it works, it shares a file in OUT, the run file, with the process that started it: the
-task writes its counts to its own place in the file, about once a second, and stops when the file is gone.
+task writes its counts to its own row of the file, about once a second, and stops when the file is gone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ RESUME = "Run the same command again: finished shards are kept"
 
 @dataclass(frozen=True)
 class Terms:
-    """Conditions that a machine must meet to work on a conversion: same libraries, same sources, OUT under the same
-    path. Picklable."""
+    """The conditions that a machine must meet to work on a conversion. Picklable.
+
+    It must have the same libraries and the same sources, and OUT under the same path.
+    """
 
     run_file: Path
     libraries: Mapping[str, str]
@@ -83,7 +85,7 @@ class Pool:
         """Raises ConvertError if a machine that the pool knows does not meet the terms. Each task checks again."""
 
     def most_in_flight(self) -> int:
-        """Returns how many tasks may be submitted at once: no limit, as executors queue tasks in this process."""
+        """Returns the maximum number of submitted tasks: here no limit, as executors queue tasks in this process."""
         return sys.maxsize
 
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
@@ -98,7 +100,7 @@ class Pool:
 def run_on_pool(
     tasks: Sequence[ShardTask], pool: Pool, report: Report, run_file: Path, threads: int
 ) -> list[ShardRecord]:
-    """Does all tasks, each with `threads` threads, and returns their records in the order of the tasks.
+    """Runs all tasks, each with `threads` threads, and returns their records in the order of the tasks.
 
     The work stops if `report` raises, if a task fails, or on Ctrl-C: tasks that have not begun are cancelled, and
     `run_file` is removed, which stops running tasks. Raises ConvertError if the pool fails.
@@ -149,7 +151,7 @@ def run_on_pool(
 
 
 def _read_counts(run_file: Path) -> NDArray[np.int64]:
-    """Returns one row (sources done, sources refused) per task. Raises FileNotFoundError if the file was removed."""
+    """Returns a row (sources done, sources refused) per task, int64 (tasks, 2). Raises FileNotFoundError."""
     return np.frombuffer(read_untrusted(run_file), _COUNTS.base).astype(np.int64).reshape(-1, 2)
 
 
@@ -171,7 +173,7 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: Path) -> Sha
 
 
 def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
-    """Does a task and returns its record. Runs in a worker.
+    """Runs a task and returns its record. Runs in a worker.
 
     If the task has a record, because Dask runs it again after losing the worker that finished it, the record is
     returned. A repair ignores the record: a conversion killed right after publishing leaves records of damaged files.
@@ -183,7 +185,7 @@ def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardReco
 
 
 class TaskLine:
-    """Writes a task's counts to line `number` of the run file, as long as the file is there. Not thread safe."""
+    """Writes the counts of task `number` to its row of the run file, as long as the file exists. Not thread safe."""
 
     def __init__(self, path: Path, number: int) -> None:
         self._path = path
@@ -192,7 +194,7 @@ class TaskLine:
         self._next_look = 0.0
 
     def report(self, done: int, refused: int, /) -> None:
-        """Adds to the counts, and writes them to the file, about once a second. Raises Stop if the file is gone."""
+        """Adds to the counts, and about once a second writes them to the file. Raises Stop if the file is gone."""
         self._counts += np.array((done, refused), _COUNTS.base)
         now = time.monotonic()
         if now < self._next_look:

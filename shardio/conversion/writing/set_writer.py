@@ -1,4 +1,4 @@
-"""Publishes a set. ShardWriter makes one from the caller's own arrays."""
+"""Publishes a set: `publish_set` publishes finished shards, `ShardWriter` makes a set from the caller's arrays."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def publish_set(
     provenance: Mapping[str, Any],
     class_names: Sequence[str] = (),
 ) -> Manifest:
-    """Writes the indexes and the manifest, which publishes the set and is returned."""
+    """Writes the indexes of the set in `folder`, and then its manifest, which publishes it. Returns the manifest."""
     manifest = Manifest(
         sample_shape=sample_shape,
         classes=tuple(classes),
@@ -118,9 +118,9 @@ class ShardWriter:
                 writer.append(image, label)
 
     - `sample_shape`: (height, width, channels), or None for samples that have `arrays` but no pixels
-    - `labels`: "int64"; "float32" for numbers; ("float32", K) for vectors; None for no labels
-    - `classes`: names of integer labels, or of the K numbers of a vector. Without names, integers may be any int64.
-      `class_names` are readable names in the same order
+    - `labels`: "int64"; "float32" for numbers; ("float32", K) for vectors of K numbers; None for no labels
+    - `classes`: names of the labels 0, 1, ..., or of the K numbers of a vector. Without names, labels may be any int64.
+      `class_names` are readable names of the classes, in the same order
     - `arrays`: values of a fixed shape for each sample, in files of their own, by name: (kind, dtype, shape)
     - `squashed`: images were resized to the set's shape without keeping their aspect ratios, as by `--fit squash`; a
       loader's transforms then treat an image as a picture of its `source_size`
@@ -157,19 +157,23 @@ class ShardWriter:
             raise ValueError(f"classes must be distinct, found {repeated!r} twice")
         if self.classes and labels not in ("int64", ("float32", len(self.classes))):
             raise ValueError(
-                f"classes must name integer labels, or each number of a vector; found {len(self.classes)} for "
-                f"labels={labels!r}"
+                f'classes need labels="int64", or labels=("float32", N) for N classes; found {len(self.classes)} '
+                f"classes and labels={labels!r}"
             )
         if self.class_names and len(self.class_names) != len(self.classes):
             raise ValueError(
-                f"class_names must be one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
+                f"class_names must have a name for each of the {len(self.classes)} classes; found "
+                f"{len(self.class_names)} names"
             )
         self.arrays = declare(arrays, self.sample_shape, _PARAMETERS)
         self._stored = self.arrays
         if self._label_row not in (None, LABEL_ROW):
             self._stored += (ArraySpec(LABELS_NAME, "array", self._label_row),)
         if self.sample_shape is None and (squashed or not self.arrays):
-            raise ValueError("a set without pixels (sample_shape=None) must have arrays, and cannot be squashed")
+            raise ValueError(
+                "a set without pixels (sample_shape=None) "
+                + ("has no images to squash: leave `squashed` out" if squashed else "needs at least one of `arrays`")
+            )
         check_names_fit(self.classes, self.class_names)
         self.squashed = squashed
         self._shard_nbytes = shard_nbytes
@@ -179,7 +183,7 @@ class ShardWriter:
         sweep_temporaries(self.out)
         if found := sorted(entry.name for entry in self.out.iterdir()):
             raise ConvertError(
-                f"{self.out}: expected no folder or an empty one, found {found[0]!r} in it. A published set never "
+                f"{self.out}: expected no folder or an empty folder, found {found[0]!r} in it. A published set never "
                 "changes: write to a new folder"
             )
 
@@ -196,9 +200,9 @@ class ShardWriter:
         """Copies one sample into the set. Leave out the arguments for parts that the set does not have.
 
         - `image`: uint8 of the set's (height, width, channels)
-        - `label`: an integer, a number or K numbers, as the set's `labels` say
-        - `key`: a name that says where the sample comes from, by default its number in the split. The longest key
-          decides the width of all rows of the index
+        - `label`: an integer, a number or K numbers, according to the set's `labels`
+        - `key`: a name that says where the sample comes from, by default its number in the split. The length of the
+          longest key decides the size of each row of the index
         - `source_size`: the (height, width) of the original image, by default the size of the sample
         - other arguments: the values of the set's arrays, by name, of the declared dtype and shape
 
@@ -210,7 +214,7 @@ class ShardWriter:
         number = self._check_label(label)
         key = key.encode() if isinstance(key, str) else key
         if len(key) > MAX_KEY_NBYTES:
-            raise ValueError(f"key must have at most {MAX_KEY_NBYTES} bytes, found {len(key)}")
+            raise ValueError(f"key must have at most {MAX_KEY_NBYTES} bytes, found {len(key)} bytes")
         if key.endswith(b"\0"):
             raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
         source_size = (self.sample_shape or (0, 0))[:2] if source_size is None else source_size
@@ -249,7 +253,7 @@ class ShardWriter:
                 self._finish_shard(state)
 
     def _check_label(self, label: Any) -> int | None:
-        """Returns the label for the index; None if the index has no labels."""
+        """Returns the label as an int for the index; None if the index has no labels."""
         if self._label_row is None and label is not None:
             raise TypeError(f"label must be left out, as the set has no labels (labels=None); found {label!r:.80}")
         if self._label_row != LABEL_ROW:
@@ -264,7 +268,9 @@ class ShardWriter:
     def _array_values(self, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
         if given.keys() != {spec.name for spec in self.arrays}:
             expected = ", ".join(spec.name for spec in self.arrays) or "none"
-            raise TypeError(f"expected the arrays of the set ({expected}), found {', '.join(given) or 'none'}")
+            raise TypeError(
+                f"expected values of the arrays of the set ({expected}), found {', '.join(given) or 'none'}"
+            )
         return {spec.name: spec.check(given[spec.name]) for spec in self.arrays}
 
     def _finish_shard(self, state: _OpenSplit) -> None:
@@ -296,12 +302,12 @@ class ShardWriter:
                 arrays = {name: array.finish() for name, array in state.arrays.items()}
                 splits[name] = SplitContent(state.shards, rows, arrays, self.squashed)
         if not splits:
-            raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
+            raise ConvertError(f"{self.out}: expected at least one sample, found none, so nothing is published")
         provenance = {"shardio": __version__}
         publish_set(self.out, self.sample_shape, self.classes, splits, None, provenance, self.class_names)
 
     def _discard(self) -> None:
-        """Removes what this writer wrote, unless the set was published already."""
+        """Removes the files that this writer wrote, unless the set was published already."""
         if (self.out / MANIFEST_NAME).exists():
             return
         for name, state in self._splits.items():

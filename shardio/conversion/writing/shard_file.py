@@ -1,8 +1,8 @@
 """Writes fixed-shape samples into one shard.
 
 Pixels are collected in blocks: a sample of any memory layout (say, a crop of a larger picture) is copied once,
-checksummed in its block, and written together with many others. While a block is written, the caller's threads can fill
-other blocks.
+checksummed in its block, and written together with the rest of the block. While a block is written, the caller's
+threads can fill other blocks.
 
 A large shard is written past the page cache (O_DIRECT): finding pages for bytes that are not read soon costs more than
 hashing them, and would push the sources out of the cache.
@@ -71,7 +71,7 @@ class IndexRows:
         self.crc32s.append(crc32)
 
     def to_array(self, key_nbytes: int, *, has_label: bool) -> NDArray[np.void]:
-        """Returns the rows as an array of `index_dtype` with keys of `key_nbytes` bytes."""
+        """Returns the rows as an array of `index_dtype(key_nbytes, has_label=has_label)`."""
         rows = np.zeros(len(self), index_dtype(key_nbytes, has_label=has_label))
         if has_label:
             rows["label"] = self.labels
@@ -157,7 +157,7 @@ class ShardFileWriter:
         self._filled = 0
 
     def take_block(self) -> NDArray[np.uint8]:
-        """Returns a block for the next samples, (n, *sample_shape), with arbitrary content. n is the same at each call.
+        """Returns a block for n samples, uint8 (n, *sample_shape) of any content; n is always the same.
 
         The caller owns the block until it calls `write_block`. Waits while two blocks are being written, which bounds
         memory, and raises OSError if a write has failed.
@@ -178,7 +178,7 @@ class ShardFileWriter:
         self._writing.append((self._write_thread.submit(self._write, runs), block))
 
     def _write(self, runs: Sequence[NDArray[np.uint8]]) -> None:
-        """Runs in the writing thread."""
+        """Writes arrays of samples to the end of the file. Runs in the writing thread."""
         unsynced_nbytes = 0
         with naming(self.path):
             for run in runs:
@@ -255,7 +255,7 @@ def samples_per_shard(shard_nbytes: int, sample_nbytes: int) -> int:
 
 
 def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
-    """Returns a block of whole samples of at least BLOCK_NBYTES, and of whole pages unless samples are too large."""
+    """Returns a block of whole samples, of at least BLOCK_NBYTES; of whole pages unless samples are too large."""
     nbytes = sample_nbytes(sample_shape)
     count = max(1, -(-BLOCK_NBYTES // nbytes))
     whole = ALIGNMENT // math.gcd(ALIGNMENT, nbytes)
@@ -265,6 +265,6 @@ def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
 
 
 def _stretches(numbers: Sequence[int]) -> list[NDArray[np.intp]]:
-    """Returns the numbers split into runs of consecutive numbers; a single empty run if there are no numbers."""
+    """Returns `numbers` split into runs of consecutive numbers; one empty run if `numbers` is empty."""
     array = np.asarray(numbers, np.intp)
     return np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)
