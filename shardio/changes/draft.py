@@ -97,7 +97,7 @@ class StoredRows:
 
 
 def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
-    """Returns the stored rows of all `parts`, one part after the other, with the samples in the same order."""
+    """Returns the stored rows and the samples of all `parts`, one part after the other."""
     order = None
     if any(part.order is not None for part in parts):
         starts = np.cumsum([0, *(part.num_rows for part in parts)])

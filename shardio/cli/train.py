@@ -66,8 +66,8 @@ _MOST_DEPTH = 10
 def bench(out: Path, split: str, chain: str | None, as_json: bool, **options: Any) -> None:
     """Measure how fast a loader reads the set in OUT, compared with the limits of this machine.
 
-    The loader and the limits take turns in rounds. A ratio is the speed of the loader over the speed of a limit in the
-    same round. The limits are:
+    Each round measures the loader and each limit once. A ratio is the speed of the loader divided by the speed of a
+    limit in the same round. The limits are:
 
     \b
     memcpy   one large block, copied in memory by one thread

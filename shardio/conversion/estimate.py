@@ -55,7 +55,7 @@ class Estimate:
     num_classes: int
     splits: Mapping[str, SplitEstimate]
     notes: tuple[str, ...]
-    """How SRC was understood, where that was guessed."""
+    """In words, what the conversion has guessed about SRC, such as the column of the labels."""
     ignored: Mapping[str, int]
     source_nbytes: int | None
     """Size of the encoded images, approximate for parquet; None if it is unknown without reading them."""

@@ -54,7 +54,7 @@ class Progress:
     kept: int = 0
     """Sources in shards that earlier calls finished. `done` includes them before this call converts a source."""
     notes: tuple[str, ...] = ()
-    """How SRC was understood, where that was guessed."""
+    """In words, what the conversion has guessed about SRC, such as the column of the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class ConvertOptions:
             "help": "fast: decode JPEGs of at least four times SIZE at 1/2, 1/4 or 1/8 of their size (50 dB PSNR).",
         },
     )
-    """"fast" for large photos: a JPEG is decoded at 1/2, 1/4 or 1/8 if that is at least twice the resized picture."""
+    """Choose "fast" for large photos: decodes JPEGs at 1/2, 1/4 or 1/8, but at least at twice the resized size."""
     shard_size: int = field(
         default=1 << 30,
         metadata={

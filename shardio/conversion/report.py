@@ -59,7 +59,7 @@ class ConvertReport:
     warned: tuple[MendedSource, ...] = ()
     """Sources with several pictures, and sources that a library warned about while decoding, with the warning."""
     notes: tuple[str, ...] = ()
-    """How SRC was understood, where that was guessed."""
+    """In words, what the conversion has guessed about SRC, such as the column of the labels."""
     unlabeled: tuple[str, ...] = ()
     """The splits whose samples have no labels."""
     unfinished: UnfinishedParts | None = None

@@ -151,7 +151,7 @@ def run_on_pool(
 
 
 def _read_counts(run_file: Path) -> NDArray[np.int64]:
-    """Returns a row (sources done, sources refused) per task, int64 (tasks, 2). Raises FileNotFoundError."""
+    """Returns (sources done, sources refused) per task, int64 (tasks, 2). Raises FileNotFoundError if it is gone."""
     return np.frombuffer(read_untrusted(run_file), _COUNTS.base).astype(np.int64).reshape(-1, 2)
 
 
