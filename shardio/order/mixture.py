@@ -157,7 +157,7 @@ class MixedOrder:
         int64. Raises ValueError for a position before `start`."""
         if len(positions) and positions.min() < self.start:
             raise ValueError(
-                f"positions must be from {self.start}, where the shares are known from; found {positions.min()}"
+                f"the shares of this mixture apply from position {self.start}; found position {positions.min()}"
             )
         turns = self._turns
         period, place = divide(positions - self.start, np.int64(len(turns.sets)))

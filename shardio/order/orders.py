@@ -43,7 +43,7 @@ class BlockShuffle:
         for name in ("size", "window"):
             object.__setattr__(self, name, as_integer(name, getattr(self, name)))
         if self.size < 1 or self.window < 1:
-            raise ValueError(f"size and window of a BlockShuffle must be at least 1; found {self.size}, {self.window}")
+            raise ValueError(f"size and window of a BlockShuffle must be at least 1; found {self}")
 
 
 Shuffle = Literal["block"] | BlockShuffle | bool

@@ -54,13 +54,15 @@ class Sampler:
         check_choice("tail", self.tail, Tail)
         if not 0 <= self.start <= self.num_samples:
             raise ValueError(f"`start` must be from 0 to {self.num_samples}; found {self.start}")
-        if self.repeats < 1 or (self.repeats > 1 and self.tail != "drop"):
-            raise ValueError(f'repeats must be at least 1, and more needs tail="drop"; found {self.repeats}')
-        if self.global_batch_size % self.repeats or self.start % self.repeats:
-            raise ValueError(
-                f"expected a global batch, and samples consumed before, that are multiples of repeats={self.repeats}; "
-                f"found {self.global_batch_size} and {self.start}"
-            )
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1; found {self.repeats}")
+        if self.repeats > 1 and self.tail != "drop":
+            raise ValueError(f'repeats={self.repeats} needs tail="drop"; found tail={self.tail!r}')
+        if self.global_batch_size % self.repeats:
+            found = f"{self.batch_size} * {self.world_size}"
+            raise ValueError(f"batch_size * world_size must be a multiple of repeats={self.repeats}; found {found}")
+        if self.start % self.repeats:
+            raise ValueError(f"the samples consumed must be a multiple of repeats={self.repeats}; found {self.start}")
 
     @property
     def num_samples(self) -> int:
