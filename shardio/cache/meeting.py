@@ -228,8 +228,9 @@ class Meeting:
     ) -> Any:
         """Returns the result of `decide`, which rank `decider` calls with {rank: that rank's `mine`}.
 
-        The dict lacks ranks that do not send their value, as JSON, within `seconds`. Raises RuntimeError if the store
-        or the decider does not answer.
+        The dict lacks ranks that do not send their value, as JSON, within `seconds`. The decider returns after the
+        other ranks have read the result, or 10 seconds later. Raises RuntimeError if the store or the decider does not
+        answer.
         """
 
         def ask() -> Any:
