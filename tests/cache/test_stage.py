@@ -713,7 +713,7 @@ cli.main()
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert [line for line in stderr.splitlines() if line] == [
-        f"shardio: finished files are kept in {cache}: the same command continues with them",
+        f"shardio: finished files are kept in {cache}: the same command resumes the copy",
         "shardio: interrupted",
     ]
     assert not list(cache.rglob("*.tmp"))

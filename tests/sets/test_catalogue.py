@@ -162,7 +162,7 @@ def test_what_publishers_left_is_listed_with_its_size_and_stays(make_set: Callab
     assert sorted(root.rglob("*")) == before
     lines = result.stdout.splitlines()[1:]
     assert [line.startswith(f"left over: {root}/.") for line in lines] == [True] * 3
-    assert sum(line.endswith("5 kB; the next `shardio publish` there removes it, if it may") for line in lines) == 1
+    assert sum(line.endswith("5 kB; the next `shardio publish` there tries to remove it") for line in lines) == 1
     facts = json.loads(shardio("list", root, "--json").stdout)
     assert len(facts["roots"][0]["left_overs"]) == 3
 
@@ -246,7 +246,7 @@ def test_publish_sums_up_what_it_did(root: Path, tmp_path: Path, make_set: Calla
     assert_one_clear_error(shardio("publish", out, root / "copied"), 1, "expected nothing there, found something")
     result = shardio("publish", out, root / "private", "--move", umask=0o077)
     assert result.stdout.startswith("moved 5 files, ")
-    assert f"only its owner can read it, as the umask says: `chmod -R a+rX {root / 'private'}`" in result.stdout
+    assert f"only its owner can read it, because of the umask: `chmod -R a+rX {root / 'private'}`" in result.stdout
     facts = json.loads(shardio("publish", root / "private", root / "again", "--json").stdout)
     assert (facts["digest"], facts["renamed"], facts["num_files"]) == (digest, False, 5)
 
