@@ -1,7 +1,7 @@
-"""Makes a collection of SRC, as the options of a conversion describe it: with labels, splits, columns and masks.
+"""Scans SRC and returns its Collection, with the labels, splits, columns and masks that the options describe.
 
-A kind of storage is detected only by unambiguous signs: the names of ImageNet's archives, Kaggle's folders, the first
-bytes of a file, files named parquet. Every other folder is a tree, and may have any files next to its class folders.
+The kind of storage is detected only by unambiguous signs: the names of ImageNet's archives, Kaggle's folders, the first
+bytes of a file, the suffix .parquet. Every other folder is a tree, and may have any files next to its class folders.
 """
 
 from __future__ import annotations
@@ -49,72 +49,72 @@ Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 _MOST_TRIED = 1000
 
 _CIFAR = {("data_batch_1", "batches.meta"): "CIFAR10", ("train", "test", "meta"): "CIFAR100"}
-"""The files by which the datasets are known, which are pickles."""
+"""The pickle files that identify a CIFAR dataset, and the name of its class in torchvision."""
 
 # Archives and pictures have a NUL among their first bytes, text has none.
 _SNIFFED_NBYTES = 8192
 
 MASK = "mask"
-"""The name of the array with the masks from a folder of masks."""
+"""The name of the set's array of masks, if the option `masks` gives a folder of masks."""
 
 
 def check(src: Src, out: Path | None, options: ConvertOptions) -> None:
-    """Checks the arguments as far as possible without scanning SRC. Raises an error for the first wrong one."""
+    """Raises an error for the first invalid argument. Checks only what needs no scan of SRC."""
     if isinstance(src, (str, os.PathLike)):
         check_local(src, SourceError, "images are read from files, so copy or mount them here first")
         if out is not None:
             check_apart(Path(os.path.abspath(src)), out)
         if options.arrays:
-            raise ValueError("arrays is for the items of a dataset, and `src` is a path: leave `arrays` out")
+            raise ValueError("`arrays` declares arrays of a dataset's items, but `src` is a path: leave `arrays` out")
     else:
         for name in ("source", "masks", "labels", "empty_classes"):
             if getattr(options, name) != getattr(ConvertOptions, name):
-                raise ValueError(f"{name} is for images in files, and `src` is a dataset: leave it out")
+                raise ValueError(f"`{name}` is for images in files, but `src` is a dataset: leave `{name}` out")
     if out is not None:
         check_usable(out)
     if options.table is not None and isinstance(src, Table):
-        raise ValueError("SRC is a table, and `table` describes the images of another SRC: leave one out")
+        raise ValueError("SRC is a table, so `table` cannot be another: leave `table` out, or pass the images as SRC")
     if any(table.root is not None for table in _tables(options).values()):
-        raise ValueError("root is for a table that is SRC, and paths in `table` are relative to SRC: leave root out")
+        raise ValueError("`root` is for a table that is SRC, but paths in `table` are relative to SRC: leave it out")
     if options.size is not None:
         Fit.of(options)
     _declared(options)
     if options.masks is not None:
         check_local(options.masks, SourceError, "masks are read from files, so copy or mount them here first")
         if not os.path.isdir(options.masks):
-            raise SourceError(f"{options.masks}: expected a folder of masks, found none")
+            raise SourceError(f"{options.masks}: expected a folder of masks, found no folder")
         if out is not None:
             check_apart(Path(os.path.abspath(options.masks)), out)
 
 
 def _declared(options: ConvertOptions) -> tuple[ArraySpec, ...]:
-    """Returns the arrays declared for a dataset's items."""
+    """Returns the specs of the arrays that `options.arrays` declares for a dataset's items."""
     return declare(options.arrays or {}, options.sample_shape, ("image", "label"))
 
 
 def collect(src: Src, options: ConvertOptions) -> Collection:
-    """Scans SRC."""
+    """Scans SRC, and returns its collection with the labels, splits, columns and masks of the options."""
     if isinstance(src, (str, os.PathLike)):
         try:
             return annotate(read(src, options), options)
         except SourceError as error:
             if looks_like_a_set(Path(src)):
-                raise SourceError(f"{error}. SRC is a shard set: SRC, the images, comes first; OUT second") from None
+                raise SourceError(f"{error}. SRC is a shard set: pass the images as SRC, the set as OUT") from None
             raise
     collection = list_datasets(src, _declared(options)).collect("folders")
     contents = _read_tables(options, unlabeled=False)
     if any(content.label_names for content in contents.values()):
-        raise ValueError("a table of the items of a dataset adds columns of numbers alone: items have their labels")
+        raise ValueError("`table` has labels, but a dataset's items have their own: leave the table's labels out")
     return describe(collection, contents) if contents else collection
 
 
 def read(src: str | os.PathLike[str], options: ConvertOptions) -> Collection:
-    """Returns the images in SRC, as its tables describe them."""
+    """Returns the collection of SRC with the labels, splits and columns of its tables, but without masks."""
     return next(readings(src, options, options.empty_classes))
 
 
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
-    """Yields what `read` returns for each way to treat empty classes. Lists SRC once."""
+    """Yields the collection from `read` for each value of `empty_classes` in `ways`. Scans SRC only once."""
     contents = _read_tables(options, unlabeled=options.labels == "none")
     labels = "none" if any(content.label_names for content in contents.values()) else options.labels
     listing = list_source(src, options, labels)
@@ -124,7 +124,10 @@ def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyC
 
 
 def read_again(src: Path, keys: Set[bytes]) -> Collection:
-    """Returns the images of SRC with the keys that they have in a set, of whose keys `keys` are some."""
+    """Returns the collection of SRC with the same keys as in a set that was made from SRC.
+
+    `keys` are some keys of the set. For parquet files, they show whether its keys begin with the class.
+    """
     collection = read(src, ConvertOptions(labels="none"))
     if collection.kind != "parquet" or any(one.key in keys for one in chain.from_iterable(collection.splits.values())):
         return collection
@@ -132,11 +135,15 @@ def read_again(src: Path, keys: Set[bytes]) -> Collection:
 
 
 def annotate(collection: Collection, options: ConvertOptions) -> Collection:
-    """Returns the collection with its masks, of the dtype of the first readable mask, if there are `masks`."""
+    """Returns the collection with an array of masks if `options.masks` is given; otherwise unchanged.
+
+    The array has the dtype of the first readable mask. Raises SourceError if no image of the first 1,000 has a readable
+    mask, and ValueError if the collection has no images.
+    """
     if options.masks is None:
         return collection
     if not collection.has_pixels:
-        raise ValueError("masks are for images, and SRC has arrays without images: leave them out")
+        raise ValueError("`masks` is for images, but SRC has only arrays: leave `masks` out")
     origin = replace(collection.origin, masks=Path(os.path.abspath(options.masks)))
     first: DecodeError | None = None
     for source in islice(chain.from_iterable(collection.splits.values()), _MOST_TRIED):
@@ -148,15 +155,15 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
         masks = ArraySpec(MASK, "mask", RowType(dtype.str, Fit.of(options).size), "file")
         return replace(collection, origin=origin, arrays=(*collection.arrays, masks))
     raise SourceError(
-        f"{origin.masks}: expected a mask for each picture, at the same path below this folder as below SRC; for "
-        f"the first: {first.detail if first else 'no picture'}; and none for the others that were tried"
+        f"{origin.masks}: expected a mask for each image, at the image's path below SRC with .png or .webp as suffix; "
+        f"found none for the first {_MOST_TRIED:,} images. The first image: {first.detail if first else 'none'}"
     )
 
 
 def _tables(options: ConvertOptions) -> Mapping[str, Table]:
-    """Returns the tables by split, or one by "".
+    """Returns the tables in `options.table` by split; a table for all splits by "".
 
-    Raises ValueError for a word that cannot name a split, and SourceError for two words for one split.
+    Raises ValueError for an invalid name of a split, and SourceError for two names of the same split.
     """
     given = options.table if isinstance(options.table, Mapping) else {"": options.table}
     tables = {word: one if isinstance(one, Table) else Table(one) for word, one in given.items() if one is not None}
@@ -173,15 +180,15 @@ def _read_tables(options: ConvertOptions, *, unlabeled: bool) -> Mapping[str, Co
 
 
 def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: Labels | None) -> Listing:
-    """Returns the images, or the arrays, in SRC as it lists them.
+    """Scans SRC, and returns the Listing of its images or arrays.
 
-    `labels` says whether folders are classes, where a tree could be understood in two ways; "none" takes the images of
-    any kind of SRC without their labels. Raises SourceError if SRC cannot be converted, or matches two kinds.
+    If it is ambiguous whether folders are classes, `labels` decides: "folders" or "none". With "none", no kind of SRC
+    needs labels. Raises SourceError if SRC cannot be converted, or could be of two kinds.
     """
     table, path = src if isinstance(src, Table) else Table(src), Path(os.path.abspath(src))
     kind = "list" if isinstance(src, Table) else options.source if options.source != "auto" else find_kind(path)
     if labels == "folders" and (kind not in KINDS_OF_FOLDERS or path.is_file()):
-        raise SourceError(f"{path}: expected a tree, for labels from folders; found {kind}")
+        raise SourceError(f"{path}: `--labels folders` needs a folder tree, found the kind {kind!r}")
     unlabeled = labels == "none"
     lists: Mapping[str, Callable[[], Listing]] = {
         "tree": partial(list_tree, path, labels),
@@ -197,7 +204,10 @@ def list_source(src: str | os.PathLike[str], options: ConvertOptions, labels: La
 
 
 def find_kind(src: Path) -> str:
-    """Returns the kind of SRC, never "auto". Reads only a little of SRC. Raises SourceError for two kinds."""
+    """Returns the kind of storage in SRC, never "auto", from names in SRC and the first bytes of files.
+
+    Raises SourceError if SRC could be of two kinds, or is of no known kind.
+    """
     if src.is_dir():
         return _kind_of_folder(src)
     if src.is_file():
@@ -209,7 +219,7 @@ def _kind_of_folder(src: Path) -> str:
     for names, dataset in _CIFAR.items():
         if all((src / name).is_file() for name in names):
             way = f'shardio.convert({{"train": torchvision.datasets.{dataset}(ROOT), "val": ...}}, OUT, size=32)'
-            raise SourceError(f"{src}: expected images, found the pickles of {dataset}: from Python, `{way}`")
+            raise SourceError(f"{src}: expected images, found the pickles of {dataset}: convert them by `{way}`")
     if images_folder(src) is not None:
         return "kaggle"
     if is_tiny_imagenet(src):
@@ -222,8 +232,8 @@ def _kind_of_folder(src: Path) -> str:
         tars = [name for name in is_folder if name.endswith(".tar") and not is_folder[name]]
         if TRAIN_NAME in tars or VAL_NAME in tars:
             if folders:
-                both = f"{min(tars)!r} and {folders[0]!r}: pass `--source ilsvrc` or `--source tree`"
-                raise SourceError(f"{src}: expected ImageNet's archives or a folder tree, found both: {both}")
+                both = f"both ({min(tars)!r} and {folders[0]!r}): pass `--source ilsvrc` or `--source tree`"
+                raise SourceError(f"{src}: expected ImageNet's archives or a folder tree, found {both}")
             return "ilsvrc"
         if all(_holds_only_tars(src / name) for name in folders) and (folders or tars):
             return "webdataset"
@@ -233,7 +243,7 @@ def _kind_of_folder(src: Path) -> str:
 
 
 def _holds_only_tars(folder: Path) -> bool:
-    """Whether a folder holds only tars, and at least one. Stops reading at the first entry that is not a tar."""
+    """Whether a folder holds at least one tar and nothing else. Stops reading at the first other entry."""
     are_tars = (entry.name.endswith(".tar") and not entry.is_dir() for entry in entries(folder))
     return next(are_tars, False) and all(are_tars)
 
@@ -252,4 +262,4 @@ def _kind_of_file(src: Path) -> str:
     if b"\0" not in first:
         return "list"
     expected = "a folder, a tar, a parquet file, arrays or a list of images"
-    raise SourceError(f"{src}: expected {expected}, found a file that begins with {first[:8].hex(' ')}")
+    raise SourceError(f"{src}: expected {expected}, found a file with the first bytes {first[:8].hex(' ')}")

@@ -39,21 +39,21 @@ def test_a_source_is_read_whole_though_it_is_longer_or_shorter_than_its_size_sai
 
 def test_a_fifo_that_took_the_place_of_a_source_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "1.jpg")
-    with pytest.raises(DecodeError, match=r"^unreadable: not a regular file$"):
+    with pytest.raises(DecodeError, match=r"^unreadable: .*regular file"):
         read_file(tmp_path / "1.jpg")
 
 
 def test_a_socket_or_device_that_took_the_place_of_a_source_is_refused(tmp_path: Path, open_socket: str) -> None:
     with pytest.raises(DecodeError, match=r"^unreadable: No such device or address$"):
         read_file(tmp_path / open_socket)
-    with pytest.raises(DecodeError, match=r"^unreadable: not a regular file$"):
+    with pytest.raises(DecodeError, match=r"^unreadable: .*regular file"):
         read_file(Path("/dev/zero"))
 
 
 def test_a_source_that_is_gone_or_a_folder_now_is_refused(tmp_path: Path) -> None:
     before = num_descriptors()
     for path in (tmp_path, tmp_path, tmp_path / "1.jpg"):
-        with pytest.raises(DecodeError, match=r"^unreadable: (not a regular file|Is a directory|No such file)"):
+        with pytest.raises(DecodeError, match=r"^unreadable: (expected a regular file|Is a directory|No such file)"):
             read_file(path)
     assert num_descriptors() == before
 
@@ -81,7 +81,7 @@ def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path) -> No
     path = tmp_path / "1.jpg"
     put(tmp_path, "1.jpg")
     os.truncate(path, MAX_SOURCE_NBYTES + 1)  # sparse: it takes no room
-    message = f"^too large: expected at most {MAX_SOURCE_NBYTES} bytes, found {MAX_SOURCE_NBYTES + 1}$"
+    message = f"^too large: expected at most {MAX_SOURCE_NBYTES:,} bytes, found {MAX_SOURCE_NBYTES + 1:,} bytes$"
     with pytest.raises(DecodeError, match=message):
         read_file(path)
 
@@ -133,7 +133,7 @@ def test_a_source_is_read_from_where_it_is_and_not_from_its_key(tmp_path: Path) 
     assert origin.read(Source(b"a/1.jpg", 0, os.fsencode(tmp_path / "elsewhere.jpg"))) == b"another"
     assert origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 3, 4))) == b"3456"
     assert origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 3, 0))) == b""
-    with pytest.raises(DecodeError, match=r"^unreadable: expected 4 bytes at 8, found 2$"):
+    with pytest.raises(DecodeError, match=r"^unreadable: .*found 2 bytes: .*truncated"):
         origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 8, 4)))
     with pytest.raises(DecodeError, match=r"^too large: "):
         origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 0, MAX_SOURCE_NBYTES + 1)))

@@ -194,8 +194,8 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "two channels": (RGB[:, :, :2], r"shape \(5, 7, 2\)"),
     "a batch": (RGB[None], r"shape \(1, 5, 7, 3\)"),
     "a row": (GRAY[0], r"shape \(7,\)"),
-    "a float tensor": (tensor(RGB) / 255, r"a uint8 tensor .*, found one of float32, shape \(3, 5, 7\)"),
-    "a tensor with channels last": (torch.from_numpy(RGB.copy()), r"found one of uint8, shape \(5, 7, 3\)"),
+    "a float tensor": (tensor(RGB) / 255, r"a uint8 tensor .*, found float32, shape \(3, 5, 7\)"),
+    "a tensor with channels last": (torch.from_numpy(RGB.copy()), r"found uint8, shape \(5, 7, 3\)"),
     "a path": ("1.jpg", "found str"),
     "a list": (RGB.tolist(), "found list"),
     "nothing": (None, "found NoneType"),
@@ -239,8 +239,8 @@ def test_images_of_the_right_kind_that_cannot_be_taken_are_refused(name: str) ->
     ("label", "error", "message"),
     [
         ("1", TypeError, "a number or a vector of numbers, found '1'"),
-        (np.zeros((2, 2)), TypeError, "vector of at least two as label, found array"),
-        ([], TypeError, "a vector of at least two as label, found \\[\\]"),
+        (np.zeros((2, 2)), TypeError, "vector .* as label, found array"),
+        ([], TypeError, "vector .* as label, found \\[\\]"),
         (np.array([1]), TypeError, "a vector of at least two"),
         (1e99, ValueError, "must fit in float32"),
         (-1, ValueError, "expected a label from 0 to 1048575, found -1"),
@@ -264,11 +264,11 @@ def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on
         [
             ((RGB, 3), ValueError, "expected a label from 0 to 2, found 3"),
             ((RGB, "cat"), TypeError, "found 'cat'"),
-            ((RGB, 1.5), TypeError, "expected a label of the kind of other labels, such as 0, found 1.5"),
+            ((RGB, 1.5), TypeError, "type .* of 0, found 1.5"),
             ((RGB.astype(float), 0), TypeError, "float64"),
-            (RGB, TypeError, "expected a label of the kind of other labels, such as 0, found None"),
-            ((RGB, 0, 1), TypeError, r"expected \(image, label\) or an image, found tuple of 3"),
-            ({"picture": RGB}, TypeError, "expected a dict with image, found one with picture"),
+            (RGB, TypeError, "type .* of 0, found None"),
+            ((RGB, 0, 1), TypeError, r"expected \(image, label\) or an image, found tuple of length 3"),
+            ({"picture": RGB}, TypeError, "the key image, found picture"),
         ]
     ):
         out = tmp_path / str(number)
@@ -321,7 +321,7 @@ def test_a_vector_of_labels_may_have_a_class_for_each_number(tmp_path: Path) -> 
 
     convert(Tagged([(RGB, [1, 0])]), tmp_path / "out", **OPTIONS)
     assert open_shards(tmp_path / "out").classes == ("sky", "sea")
-    with pytest.raises(ValueError, match="expected 3 classes, as labels have numbers, found 2"):
+    with pytest.raises(ValueError, match=r"expected 3 classes, .*found 2"):
         convert(Tagged([(RGB, [1, 0, 0])]), tmp_path / "three", **OPTIONS)
 
 
@@ -350,10 +350,10 @@ def test_ids_and_synonyms_of_imagenet_become_classes_and_their_names(tmp_path: P
 @pytest.mark.parametrize(
     ("classes", "error", "message"),
     [
-        ([["a"], ["b"], ["c"]], TypeError, "classes as a sequence of names"),
-        (3, TypeError, "classes as a sequence of names, found '3'"),
-        ("abc", TypeError, "classes as a sequence of names, found 'abc'"),
-        ([0, 1, 2], TypeError, "classes as a sequence of names"),
+        ([["a"], ["b"], ["c"]], TypeError, "sequence of names"),
+        (3, TypeError, "sequence of names, found '3'"),
+        ("abc", TypeError, "sequence of names, found 'abc'"),
+        ([0, 1, 2], TypeError, "sequence of names"),
         (["a", "b", "a"], ValueError, "distinct classes, found 'a' twice"),
         (["a", "b\ud800", "c"], ValueError, r"classes must be .* found 'b\\ud800'"),
     ],
@@ -372,7 +372,7 @@ def test_classes_that_are_no_names_are_refused(
 @pytest.mark.parametrize(
     ("src", "error", "message"),
     [
-        (iter([(RGB, 0)]), TypeError, "found list_iterator. shardio.ShardWriter"),
+        (iter([(RGB, 0)]), TypeError, "found list_iterator. .*shardio.ShardWriter"),
         (3, TypeError, "found int"),
         ({"train": "images/"}, TypeError, "found str"),
         ({"train": None}, TypeError, "found NoneType"),
@@ -429,7 +429,7 @@ def test_items_that_raise_are_refused_and_listed(tmp_path: Path, workers: int) -
 
 def test_a_dataset_that_gives_nothing_but_errors_is_refused_at_once_with_their_cause(tmp_path: Path) -> None:
     cause = AttributeError("'Broken' has no attribute 'images'")
-    with pytest.raises(SourceError, match=r"found none in the items \[0, .*22\]: unreadable: AttributeError") as caught:
+    with pytest.raises(SourceError, match=r"items \[0, .*22\] .*unreadable: AttributeError") as caught:
         convert(Pictures(23, bad=dict.fromkeys(range(23), cause)), tmp_path / "out", **OPTIONS)
     assert caught.value.__cause__ is cause
     assert not (tmp_path / "out").exists()
@@ -453,7 +453,7 @@ class Unsendable(Pictures):
 
 
 def test_a_dataset_that_cannot_be_sent_to_workers_is_converted_here_or_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"found TypeError: cannot pickle .*lock.* Leave out `workers`"):
+    with pytest.raises(TypeError, match=r"TypeError: cannot pickle .*lock.* leave out `workers`"):
         convert(Unsendable(23), tmp_path / "out", **OPTIONS, workers=2)
     assert not (tmp_path / "out").exists()
     for number, options in enumerate(({}, {"workers": 1})):
@@ -475,7 +475,7 @@ def test_a_dataset_of_an_interactive_session_is_refused_before_workers_die_of_it
         [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120, check=True
     )
     message, converted = result.stdout.splitlines()
-    assert "found the class Mine of this session, which other processes cannot import. Leave out" in message
+    assert "import Mine" in message
     assert converted == "9"
 
 
@@ -526,7 +526,7 @@ def test_a_task_of_a_scheduler_has_one_thread(tmp_path: Path) -> None:
 
 
 def test_what_only_files_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="source is for images in files"):
+    with pytest.raises(ValueError, match="`source` is for"):
         convert(Pictures(3), tmp_path / "out", **OPTIONS, source="tree")
     assert not (tmp_path / "out").exists()
     convert(Pictures(3), tmp_path / "out", **OPTIONS)

@@ -146,17 +146,17 @@ def of_synsets(synsets: dict[str, tuple[int, str]]) -> Callable[[Path], dict[str
 @pytest.mark.parametrize(
     ("files", "found"),
     [
-        (lambda tree: {"readme.txt": b""}, "expected data/meta.mat in the devkit"),
-        (other_devkit(meta=b""), "expected synsets in data/meta.mat"),
-        (other_devkit(meta=b"x" * 2000), "expected synsets in data/meta.mat"),
-        (other_devkit(truth=b"1\n2\nfish\n"), "line 3: expected a synset without children, found 'fish'"),
-        (other_devkit(truth=b"1\n5\n"), "line 2: expected a synset without children, found '5'"),
+        (lambda tree: {"readme.txt": b""}, "no data/meta.mat"),
+        (other_devkit(meta=b""), "cannot read the synsets in data/meta.mat"),
+        (other_devkit(meta=b"x" * 2000), "cannot read the synsets in data/meta.mat"),
+        (other_devkit(truth=b"1\n2\nfish\n"), "line 3: expected a synset without children, found the number 'fish'"),
+        (other_devkit(truth=b"1\n5\n"), "line 2: expected a synset without children, found the number '5'"),
         (other_devkit(truth=b"1\n-1\n"), "line 2: expected"),
         (other_devkit(truth=b"1\n" * 9), "expected 9 images, one for each label, found none with number 9"),
         (other_devkit(truth=b"1\n" * 7), "numbered from 1 to 7"),
-        (of_synsets({"n01440764": (1, "a"), "n01443537": (1, "b")}), "distinct synsets"),
-        (of_synsets({"../n01440764": (1, "a")}), "distinct synsets"),
-        (of_synsets({"n00001740": (1, "none without children")}), "distinct synsets"),
+        (of_synsets({"n01440764": (1, "a"), "n01443537": (1, "b")}), "distinct numbers"),
+        (of_synsets({"../n01440764": (1, "a")}), "distinct numbers"),
+        (of_synsets({"n00001740": (1, "none without children")}), "distinct numbers"),
     ],
 )
 def test_what_is_wrong_with_a_devkit_is_named(
@@ -281,7 +281,7 @@ def test_validation_images_that_were_sorted_into_class_folders_are_taken_as_they
     (kaggle / "LOC_val_solution.csv").unlink()
     assert rows(scan(kaggle), "val") == expected
     put(images(kaggle), "val/ILSVRC2012_val_00000009.JPEG")
-    assert "expected each image in a class folder" in refused(kaggle)
+    assert "expected every image in a class folder" in refused(kaggle)
 
 
 def test_an_image_that_is_listed_and_missing_is_a_source_that_is_refused(kaggle: Path) -> None:
@@ -299,7 +299,7 @@ def test_lists_are_complete(kaggle: Path) -> None:
     mapping.unlink()
     assert scan(kaggle).class_names == ()
     put(images(kaggle), "val/ILSVRC2012_val_00000077.JPEG", "val/ILSVRC2012_val_00000078.JPEG")
-    assert "found none for 'ILSVRC2012_val_00000077' (2 in all)" in refused(kaggle)
+    assert "found none for 'ILSVRC2012_val_00000077' (2 missing)" in refused(kaggle)
     (kaggle / "LOC_val_solution.csv").unlink()
     assert "expected LOC_val_solution.csv" in refused(kaggle)
 
@@ -377,7 +377,7 @@ def test_an_image_of_val_that_is_missing_is_refused_and_one_without_a_label_an_e
 
 def test_an_incomplete_download_is_an_error(tiny: Path) -> None:
     (tiny / "wnids.txt").write_text("n01\nn02\nn03\n")
-    assert "found none in 1: 'n03'" in refused(tiny)
+    assert "found 1 without images: 'n03'" in refused(tiny)
     (tiny / "wnids.txt").write_text("n01\nn02\n")
     shutil.rmtree(tiny / "val" / "images")
     assert "val: expected images, found none" in refused(tiny)

@@ -157,7 +157,7 @@ def test_supported_are_8_bits_of_baseline_extended_progressive_and_their_arithme
             assert (header.frame, header.precision) == (marker, bits)
             assert header.is_supported == (bits == 8 and marker in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
             if not header.is_supported:
-                with pytest.raises(DecodeError, match=f"^unsupported: .*found {bits} bits, frame ff{marker:x}"):
+                with pytest.raises(DecodeError, match=f"^unsupported: .*found {bits} bits and the frame ff{marker:x}"):
                     decode_image(bytes(changed))
 
 

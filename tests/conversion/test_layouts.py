@@ -80,7 +80,7 @@ def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> Non
         assert scan(tmp_path / name).classes == ("dog",)
     convert([(PICTURE, 0)], tmp_path / "out", size=8)
     for options in ({"labels": "none"}, {"empty_classes": "omit"}):
-        with pytest.raises(ValueError, match=f"^{next(iter(options))} is for images in files"):
+        with pytest.raises(ValueError, match=f"^`{next(iter(options))}` is for"):
             convert([(PICTURE, 0)], tmp_path / "out", size=8, **options)  # type: ignore[arg-type]
     assert open_shards(tmp_path / "out").classes == ("0",)
 
@@ -90,22 +90,22 @@ def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> Non
 
 def test_an_empty_class_folder_is_refused_left_out_or_kept(tmp_path: Path) -> None:
     src = put(tmp_path, "a/1.jpg", "b/", "c/2.jpg", "d/.hidden", "d/Thumbs.db", "e/3.jpg")
-    assert "expected images in every class folder, found none in 2: 'b', 'd'" in refused(src)
+    assert "expected images in every class folder, found 2 without images: 'b', 'd'" in refused(src)
     omitted, kept = scan(src, empty_classes="omit"), scan(src, empty_classes="keep")
     assert (omitted.classes, labels(omitted)) == (("a", "c", "e"), {"a/1.jpg": 0, "c/2.jpg": 1, "e/3.jpg": 2})
     assert (kept.classes, labels(kept)) == (("a", "b", "c", "d", "e"), {"a/1.jpg": 0, "c/2.jpg": 2, "e/3.jpg": 4})
     put(tmp_path, *(f"x{i}/" for i in range(10)))
-    assert "found none in 12: 'b', 'd', 'x0', 'x1', 'x2' and 7 more." in refused(src)
+    assert "found 12 without images: 'b', 'd', 'x0', 'x1', 'x2' and 7 more." in refused(src)
 
 
 def test_a_class_may_be_without_images_in_val_but_not_in_train(tmp_path: Path) -> None:
     src = put(tmp_path, "train/a/1.jpg", "train/b/2.jpg", "train/c/3.jpg", "val/a/4.jpg", "val/b/")
     assert scan(src).classes == ("a", "b", "c")
     (src / "train/b/2.jpg").unlink()
-    assert "found none in 1: 'b'" in refused(src)
+    assert "found 1 without images: 'b'" in refused(src)
     assert labels(scan(src, empty_classes="omit")) == {"train/a/1.jpg": 0, "train/c/3.jpg": 1, "val/a/4.jpg": 0}
     put(src, "val/b/5.jpg")
-    with pytest.raises(SourceError, match=r"(?s)'val/b/5.jpg': expected a class with images in the first split"):
+    with pytest.raises(SourceError, match=r"(?s)'val/b/5.jpg': expected a class that has images in the first split"):
         scan(src, empty_classes="omit")
     assert labels(scan(src, empty_classes="keep"))["val/b/5.jpg"] == 1
 
@@ -175,8 +175,9 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
     assert scan(src, labels="folders").num_sources == 301  # an index of so few rows may be wide
     monkeypatch.setattr("shardio.conversion.sources.listing._MOST_PADDING_NBYTES", 900_000)
     message = refused(src)
-    assert "expected keys of similar length in 'train', found 'b/ddd" in message
-    assert f"of {len(long):,} bytes, which would make the index 909,622 bytes" in message
+    assert "in the split 'train', the path 'b/ddd" in message
+    assert f"{len(long):,} bytes. Padding" in message
+    assert "909,622 bytes" in message
     assert len(message) < 1000
     # Beside keys that are long by themselves it is not much wider.
     many = put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)

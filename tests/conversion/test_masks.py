@@ -185,7 +185,7 @@ def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) ->
     report = convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=4)
     assert report.refused == {"incomplete": 1, "empty": 1, "damaged": 1, UNREADABLE: 1}
     details = {reject["key"]: reject["detail"] for reject in rejects(tmp_path / "out")}
-    assert details["a/0.png"] == "mask: expected a/0.png or a/0.webp, found none"
+    assert details["a/0.png"] == "mask: the image has no mask: expected a/0.png or a/0.webp, found none"
     assert details["a/2.png"] == "mask: expected 37 x 20 pixels, the size of the picture, found 20 x 37"
     found = masks_of(open_shards(tmp_path / "out"))
     assert found.keys() == {"a/4.png", "b/5.png"}
@@ -231,10 +231,10 @@ def test_a_number_above_255_is_refused_if_the_first_mask_has_eight_bits(tmp_path
 
 def test_a_wrong_folder_of_masks_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     src, folder, _ = make_tree(tmp_path)
-    with pytest.raises(SourceError, match=r"elsewhere: expected a folder of masks, found none"):
+    with pytest.raises(SourceError, match=r"elsewhere: expected a folder of masks"):
         convert(src, tmp_path / "out", masks=tmp_path / "elsewhere", size=16)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"a mask for each picture.*expected a/0.png or a/0.webp, found none"):
+    with pytest.raises(SourceError, match=r"a mask for each image.*expected a/0.png or a/0.webp"):
         convert(src, tmp_path / "out", masks=tmp_path / "empty", size=16)
     with pytest.raises(ConvertError, match="one inside the other"):
         convert(src, folder / "out", masks=folder, size=16)
@@ -254,7 +254,7 @@ def test_keys_say_where_masks_are_whatever_the_pictures_are_stored_in(tmp_path: 
     assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
     report = convert(listed.parent / "away.txt", tmp_path / "away", masks=folder, size=16, workers=1, max_bad=1)
     assert report.refused == {"incomplete": 1}
-    assert "expected a picture below SRC" in rejects(tmp_path / "away")[0]["detail"]
+    assert "expected an image below SRC" in rejects(tmp_path / "away")[0]["detail"]
 
 
 def test_folders_of_splits_that_are_called_otherwise_have_masks_under_either_name(tmp_path: Path) -> None:

@@ -83,15 +83,15 @@ def test_datasets_of_arrays_become_sets(items: Any, names: list[str], label: typ
             [{"img": np.zeros((8, 8), np.uint8)}],
             {"arrays": {"clip": ("array", "<f4", (2,))}},
             TypeError,
-            "a dict with image, found one with img",
+            "the key image, found img",
         ),
-        ([{"clip": np.zeros(2)}], {"arrays": {"clip": ("mask", "<f4", (256, 256))}}, ValueError, "the kind array"),
+        ([{"clip": np.zeros(2)}], {"arrays": {"clip": ("mask", "<f4", (256, 256))}}, ValueError, "'clip': .* kind"),
         ([{"clip": np.array(["a"])}], {}, ValueError, "item 0: .*type must be one of"),
-        ([{"label": 1}], {}, TypeError, "a dict with image, found one with label"),
+        ([{"label": 1}], {}, TypeError, "the key image, found label"),
         ([{"a": np.zeros(2), "label": 1, "labels": np.zeros(2)}], {}, ValueError, "'label' and 'labels'"),
         ([{"a": np.zeros(2)}, {"a": np.zeros(3)}], {}, ValueError, r"item 1: array 'a': expected shape \(2,\)"),
-        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], {}, TypeError, "item 1: expected a dict with a, found one with b"),
-        ([{"a": np.zeros(2)}, {"a": np.zeros(2), "c": np.zeros(2)}], {}, TypeError, "item 1: .*found 'c' too"),
+        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], {}, TypeError, "item 1: .* keys a, found .* keys b"),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2), "c": np.zeros(2)}], {}, TypeError, "item 1: .*found 'c'"),
         ([np.zeros(2), np.zeros(2, np.int8)], {}, TypeError, "item 1: array 'array': expected float64, found int8"),
         ([{"a": np.zeros(2), "label": -1}], {}, ValueError, "expected a label from 0"),
         ([np.zeros(2)], {"size": 32}, ValueError, "size: .*SRC has only arrays"),
@@ -166,18 +166,18 @@ def test_a_file_that_claims_billions_of_samples_takes_no_memory(tmp_path: Path) 
     with (tmp_path / "a.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (10**12,)})
         file.truncate(file.tell() + 10**12)
-    with pytest.raises(SpaceError, match=r"a\.npy: expected memory for 1,000,000,000,000 samples"):
+    with pytest.raises(SpaceError, match=r"a\.npy: expected .* memory .* 1,000,000,000,000 samples"):
         convert(tmp_path / "a.npy", tmp_path / "out")
 
 
 HOSTILE_SAMPLES: dict[str, tuple[bytes, str, str]] = {
     "nothing": (b"", "empty", "an empty file"),
-    "truncated": (npy_bytes(LATENTS[0])[:-1], "damaged", "expected 176 bytes, found 175"),
+    "truncated": (npy_bytes(LATENTS[0])[:-1], "damaged", "found a file of 175 bytes"),
     "text": (b"hello", "damaged", "expected an array"),
     "objects": (npy_bytes(np.array([{}, None])), "damaged", "Python objects"),
     "complex numbers": (npy_bytes(np.zeros(3, complex)), "unsupported", "type must be one of"),
-    "another type": (npy_bytes(LATENTS[0].astype("<f4")), "unsupported", "expected <f2 (2, 3, 4), as 0.npy has"),
-    "another shape": (npy_bytes(LATENTS[0][0]), "unsupported", "found <f2 (3, 4)"),
+    "another type": (npy_bytes(LATENTS[0].astype("<f4")), "unsupported", "shape (2, 3, 4), as in 0.npy"),
+    "another shape": (npy_bytes(LATENTS[0][0]), "unsupported", "found <f2 and (3, 4)"),
 }
 
 
@@ -216,9 +216,9 @@ def test_a_shard_whose_sources_are_all_refused_is_left_out(tmp_path: Path) -> No
 
 def test_folders_that_are_no_samples_say_what_they_are(tmp_path: Path) -> None:
     convert(npy(tmp_path / "a.npy"), tmp_path / "out")
-    with pytest.raises(SourceError, match=r"out: expected arrays, found a set.* SRC is a shard set"):
+    with pytest.raises(SourceError, match=r"out: expected arrays, found a shard set.* SRC is a shard set"):
         convert(tmp_path / "out", tmp_path / "again")
-    with pytest.raises(SourceError, match=r"a\.npy: expected a tree"):
+    with pytest.raises(SourceError, match=r"a\.npy: .*folder tree"):
         convert(tmp_path / "a.npy", tmp_path / "again", labels="folders")
     with pytest.raises(ValueError, match=r"fit: .*SRC has only arrays"):
         convert(tmp_path / "a.npy", tmp_path / "again", fit="pad")
@@ -245,7 +245,7 @@ def test_no_sample_is_read_from_a_file_that_is_replaced_meanwhile(tmp_path: Path
     (first, *_) = found.splits["train"]
     assert found.origin.read(first).arrays["array"].tolist() == LATENTS[0].tolist()  # type: ignore[union-attr]
     npy(tmp_path / "b.npy", LATENTS[::-1]).replace(src)
-    with pytest.raises(DecodeError, match="found it changed"):
+    with pytest.raises(DecodeError, match="changed"):
         found.origin.read(first)
 
 

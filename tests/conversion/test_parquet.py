@@ -88,10 +88,10 @@ def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     assert dict(report.num_samples) == {"train": 2}
     found = {line["key"]: (line["reason"], line["detail"]) for line in rejects(tmp_path / "out")}
     assert found.keys() == {*(f"n01/{i}.JPEG" for i in range(1, 6)), "n02/00000007"}
-    no_image = ("empty", "the row has no image: expected its bytes, found null")
+    no_image = ("empty", "expected the bytes of an image, found null: the row has no image")
     assert found["n01/2.JPEG"] == found["n02/00000007"] == no_image
     assert found["n01/1.JPEG"] == ("empty", "the file has no bytes")
-    assert found["n01/5.JPEG"] == ("too large", "expected at most 10000 bytes, found 10001")
+    assert found["n01/5.JPEG"] == ("too large", "expected at most 10,000 bytes, found 10,001 bytes")
     assert [found[f"n01/{i}.JPEG"][0] for i in (3, 4)] == ["unsupported", "damaged"]
     with pytest.raises(ConvertError, match="expected at most 5 refused images of 8, found 6"):
         convert(src, tmp_path / "other", **OPTIONS, max_bad=5)
@@ -193,7 +193,7 @@ def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
     put_parquet(tmp_path / "a.parquet", bare)
     numbers = [b"n01/00000000", b"n02/00000001", b"n03/00000002"]
     assert keys(listed(tmp_path / "a.parquet")) == {"train": numbers}
-    with pytest.raises(SourceError, match="expected a parquet file, or a folder of them"):
+    with pytest.raises(SourceError, match="found no file"):
         listed(tmp_path / "gone.parquet")
 
 
@@ -507,7 +507,7 @@ def test_fingerprints_change_with_the_files_the_sources_are_in(
     os.utime(src / "data" / "train-00001-of-00003.parquet", ns=(1, 1))
     assert found.fingerprints(train) != before[0]
     assert found.fingerprints(val) == before[1]
-    with pytest.raises(SourceError, match="found it changed: run the command again"):
+    with pytest.raises(SourceError, match="changed"):
         found.read(sources[5])
 
 
@@ -521,7 +521,7 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(
     def touch(count: int) -> None:
         os.utime(path, ns=(1, 1))
 
-    with pytest.raises(SourceError, match=f"^{path}: expected the file as it was scanned, found it changed"):
+    with pytest.raises(SourceError, match=f"^{path}: .*changed"):
         spooled.prepare(touch)
     assert not list((tmp_path / "spool").iterdir())
 

@@ -124,5 +124,5 @@ def test_an_integer_of_any_type_is_a_label_and_the_error_for_others_tells_the_wa
         with pytest.raises(TypeError, match=r"^label must be an integer, found .* \(\w+\): pass int\(label\)"):
             check_label(wrong)
     for vector in ([0.1, 0.9], (0, 1), np.array([0.1, 0.9]), torch.tensor([0.1, 0.9]), np.array([3]), []):
-        with pytest.raises(TypeError, match=rf"found a \w+ of {len(vector)}: labels=\('float32', {len(vector)}\)"):
+        with pytest.raises(TypeError, match=rf"of length {len(vector)}: .*labels=\('float32', {len(vector)}\)"):
             check_label(vector)

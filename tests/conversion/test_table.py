@@ -175,10 +175,10 @@ def test_columns_can_be_named(folder: Path) -> None:
     assert found.columns is not None
     assert found.columns.values["id"].tolist() == [7, 8, 9]
     for option in ("path_column", "split_column"):
-        assert "expected one column 'gone', found 'id', 'where'" in refused(folder, text, "l.csv", **{option: "gone"})
-    with pytest.raises(ValueError, match="a column must have one meaning, found 'id' twice"):
+        assert "'gone', found the columns 'id'" in refused(folder, text, "l.csv", **{option: "gone"})
+    with pytest.raises(ValueError, match="distinct, found 'id' twice"):
         Table("l.csv", path_column="id", split_column="id")
-    with pytest.raises(ValueError, match="label_columns must be a list of names, found 'id'"):
+    with pytest.raises(ValueError, match=r"label_columns must be a list .* found 'id'"):
         Table("l.csv", label_columns="id")
 
 
@@ -233,9 +233,9 @@ def test_a_table_with_labels_lists_the_images_of_a_folder(tmp_path: Path) -> Non
     found = described(tmp_path, tmp_path / "src", "id,label,split\n1,x,train\n2.png,y,val\n4,y,train\n")
     assert (rows(found), rows(found, "val")) == ([(b"1.jpg", 0), (b"4", 1)], [(b"2.png", 1)])
     assert found.ignored == {"image in no table": 1}
-    with pytest.raises(DecodeError, match=r"incomplete: expected an image at this path in SRC, as in table\.csv"):
+    with pytest.raises(DecodeError, match=r"incomplete: expected an image at this path in SRC, as table\.csv"):
         found.origin.read(found.splits["train"][1])
-    with pytest.raises(SourceError, match=r"paths of images in SRC such as '1\.jpg', found 'x/1\.jpg'"):
+    with pytest.raises(SourceError, match=r"such as '1\.jpg', .* such as 'x/1\.jpg'"):
         described(tmp_path, tmp_path / "src", "path,label\nx/1.jpg,a\n")
 
 
@@ -285,7 +285,7 @@ def test_tables_of_splits_have_the_same_columns_of_labels_in_the_same_order(tmp_
         with pytest.raises(SourceError, match=message) if message else contextlib.nullcontext():
             read(tmp_path / "src", ConvertOptions(table=tables))
     tables = {"train": Table(tmp_path / "train.csv", columns=["a"]), "val": Table(tmp_path / "val.csv", columns=[])}
-    with pytest.raises(SourceError, match="expected the same columns of numbers in each"):
+    with pytest.raises(SourceError, match="same columns of numbers"):
         read(tmp_path / "src", ConvertOptions(table=tables, labels="none"))
 
 
@@ -308,7 +308,7 @@ def test_a_table_without_labels_adds_to_the_images_of_class_folders(tmp_path: Pa
     found = described(tmp_path, src, "path,n\na/1.jpg,5\nb/2.jpg,6\nb/9.jpg,7\n", columns=["n"])
     assert (rows(found), found.classes) == ([(b"a/1.jpg", 0), (b"b/2.jpg", 1)], ("a", "b"))
     assert found.ignored == {"row without an image": 1}
-    with pytest.raises(SourceError, match=r"expected a row for every image, found none for 1 of 2, such as 'b/2.jpg'"):
+    with pytest.raises(SourceError, match=r"a row for every image .* 1 of 2 images, such as 'b/2.jpg'"):
         described(tmp_path, src, "path,n\na/1.jpg,5\n", columns=["n"])
 
 

@@ -238,7 +238,7 @@ def test_endless_zeros_end_the_archive_without_being_read(tmp_path: Path) -> Non
 )
 def test_a_compressed_archive_is_refused_with_the_way_out(tmp_path: Path, content: bytes, method: str) -> None:
     (tmp_path / "x.tar").write_bytes(content)
-    message = f"x.tar: expected a plain tar, whose images are read in place, found one compressed with {method}. "
+    message = f"found a file compressed with {method}. "
     with pytest.raises(SourceError, match=re.escape(message)), open_archive(tmp_path / "x.tar"):
         pass
 
@@ -246,7 +246,7 @@ def test_a_compressed_archive_is_refused_with_the_way_out(tmp_path: Path, conten
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.tar")
     for name in ("fifo.tar", "", "gone.tar"):
-        with pytest.raises(SourceError, match=r"expected a (readable )?tar, found"), open_archive(tmp_path / name):
+        with pytest.raises(SourceError, match=r"regular file|cannot read"), open_archive(tmp_path / name):
             pass
 
 

@@ -150,17 +150,17 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
 TWO_WAYS: dict[str, tuple[tuple[str, ...], str, dict[str, dict[str, int | None]]]] = {
     "one class": (
         ("a/1.jpg", "a/2.jpg"),
-        "expected at least two classes, found one, 'a'",
+        "expected at least two classes, found only 'a'",
         {"train": {"a/1.jpg": 0, "a/2.jpg": 0}},
     ),
     "one level too high": (
         ("x/train/a/1.jpg", "x/train/b/2.jpg"),
-        "found one, 'x'. Give {root}/x as SRC if the folders in it are classes or splits",
+        "found only 'x'. Give {root}/x as SRC if the folders in it are classes or splits",
         {"train": {"x/train/a/1.jpg": 0, "x/train/b/2.jpg": 0}},
     ),
     "both": (
         ("0.jpg", "a/1.jpg", "b/2.jpg"),
-        "in '{root}' or in folders in it, found 1 in it, and folders with images such as 'a'",
+        "in '{root}' or in its folders, found 1 directly in it, and folders with images such as 'a'",
         {"train": {"a/1.jpg": 0, "b/2.jpg": 1}},
     ),
     "deeper": (
@@ -290,6 +290,6 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, name: str, monk
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", failing)
-    with pytest.raises(SourceError, match="expected a readable folder, found: Input/output error") as caught:
+    with pytest.raises(SourceError, match="Input/output error") as caught:
         scan_tree(tmp_path)
     assert str(caught.value).startswith(f"{broken}: ")

@@ -77,7 +77,7 @@ def test_labels_none_takes_every_image_with_or_without_a_label(tmp_path: Path) -
     ]
     found = scan(write_tar(tmp_path / "x.tar", *files), "webdataset", labels="none")
     assert rows(found) == [(key, None) for key in (b"x/a.jpg", b"b.png", b"c.png", b"d.png", b"e")]
-    assert faults(found) == {b"e": "expected one image of the sample 'e' in x.tar, found 0"}
+    assert faults(found) == {b"e": "expected one image of the sample 'e' in x.tar, found 0 images"}
     alone = scan(write_tar(tmp_path / "y.tar", ("b.png", b"b")), labels="none")
     assert rows(alone) == [(b"b.png", None)]
 
@@ -121,7 +121,7 @@ def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_pat
     found = scan_tars(write_tar(tmp_path / "train.tar", *files))
     assert rows(found)[0] == (b"train/7/good.jpg", 7)
     assert faults(found) == {
-        f"train/{key}".encode(): f"expected one {what} of the sample '{key}' in train.tar, found {count}"
+        f"train/{key}".encode(): f"expected one {what} of the sample '{key}' in train.tar, found {count} {what[:5]}s"
         for key, what, count in (
             ("no label.jpg", "label (.cls or .json)", 0),
             ("no label 2.jpg", "label (.cls or .json)", 0),
@@ -142,16 +142,16 @@ def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_pat
         ("1.cls", b"cat", "expected an integer, as other labels are, found 'cat'"),
         ("1.cls", b"\xff\xfe", r"expected UTF-8, found b'\xff\xfe'"),
         ("1.cls", b"9" * 5000, "found '999"),
-        ("1.json", b"{", "expected JSON, found: "),
-        ("1.json", b"[" * 100_000, "expected JSON, found: "),
-        ("1.json", b'{"label": [1, 2]}', "expected an integer or a name as 'label', found [1, 2]"),
-        ("1.json", b'{"label": true}', "expected an integer or a name as 'label', found True"),
-        ("1.json", b'{"label": 1.5}', "expected an integer or a name as 'label', found 1.5"),
-        ("1.json", b'{"label": null}', "expected an integer or a name as 'label', found None"),
-        ("1.json", b'{"label": "\\ud800"}', "expected JSON, found: "),
-        ("1.json", b"[1]", "expected one label (.cls or .json) of the sample '1.jpg' in x.tar, found 0"),
+        ("1.json", b"{", "not valid JSON: "),
+        ("1.json", b"[" * 100_000, "not valid JSON: "),
+        ("1.json", b'{"label": [1, 2]}', "expected an integer or a class name in 'label', found [1, 2]"),
+        ("1.json", b'{"label": true}', "expected an integer or a class name in 'label', found True"),
+        ("1.json", b'{"label": 1.5}', "expected an integer or a class name in 'label', found 1.5"),
+        ("1.json", b'{"label": null}', "expected an integer or a class name in 'label', found None"),
+        ("1.json", b'{"label": "\\ud800"}', "not valid JSON: "),
+        ("1.json", b"[1]", "expected one label (.cls or .json) of the sample '1.jpg' in x.tar, found 0 labels"),
         ("1.json", b'"' + b"x" * (1 << 20) + b'"', "expected one label (.cls or .json) of the sample '1.jpg' in x.tar"),
-        ("1.txt", b"0", "expected one label (.cls or .json) of the sample '1.jpg' in x.tar, found 0"),
+        ("1.txt", b"0", "expected one label (.cls or .json) of the sample '1.jpg' in x.tar, found 0 labels"),
     ],
 )
 def test_a_label_that_is_none_refuses_its_sample_alone(name: str, content: bytes, found: str, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from shardio.conversion.images.others import check_palette, decode_other, open_a
 from shardio.errors import DecodeError, Reason
 
 JUNK = "junk in the header left out"
-"""The beginning of the warning about a JPEG whose header had to be mended."""
+"""The beginning of the warning about a JPEG that was decoded after its header was repaired."""
 
 # Pillow's pictures are converted so many pixels at a time: a whole one would be there in several forms at once.
 _STRIP_PIXELS = 1 << 18
@@ -68,7 +68,7 @@ Color = tuple[int, int, int]
 class DecodeOptions:
     """How images are decoded.
 
-    - `exif_rotate` turns pictures as their Exif orientation says.
+    - `exif_rotate` rotates and mirrors pictures upright, as their Exif orientation says.
     - `background` shows through transparent pixels. The default is white: noise is often hidden under transparent
       pixels, and most viewers show white.
     """
@@ -98,16 +98,16 @@ def parse_color(text: str) -> Color:
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """A decoded image: `pixels` is (height, width, 3) uint8, RGB. `warning` says what was mended or left out."""
+    """A decoded image: `pixels` is (height, width, 3) uint8, RGB. `warning` says what was repaired or left out."""
 
     pixels: NDArray[np.uint8]
     warning: str = ""
     reduction: int = 1
-    """1, 2, 4 or 8: the rows and columns of the image that a pixel stands for; the last pixels may stand for fewer."""
+    """How many rows and columns of the image a pixel stands for: 1, 2, 4 or 8. The last pixels may stand for fewer."""
     reduced_from: tuple[int, int] | None = None
     """The (height, width) of the image if `pixels` are a reduced picture of it; otherwise None."""
     orientation: int = UPRIGHT
-    """The Exif orientation that was applied after decoding."""
+    """The Exif orientation that was applied after decoding, 1 to 8. 1 (UPRIGHT) changes nothing."""
 
     @property
     def source_size(self) -> tuple[int, int]:
@@ -121,13 +121,13 @@ _DEFAULTS = DecodeOptions()
 def decode_image(
     image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None
 ) -> DecodedImage:
-    """Decodes one image: the bytes of a file, a PIL image, or an array. Returns a copy of its pixels.
+    """Returns the decoded pixels of an image: the bytes of a file, a PIL image, or an array, which is copied.
 
     Arrays with one channel are gray. A fourth channel is alpha: the image is blended onto the background color. PIL
     images are converted in the same way as encoded images. PIL images and arrays are never rotated, because they do not
     say whether their Exif orientation was applied already.
 
-    With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, without its finest
+    With `least_size`, a JPEG may be decoded to a half, a quarter or an eighth of its size, without its finest
     frequencies, which takes a fraction of the time.
 
     Raises DecodeError if the image cannot be decoded, and TypeError for an object that `check_object` refuses.
@@ -144,7 +144,7 @@ def decode_image(
 
 
 def as_decode_error(error: Exception) -> DecodeError:
-    """Returns a DecodeError for the error of a decoder.
+    """Returns the error of a decoder as a DecodeError with a reason and a detail.
 
     Decoders raise a dozen types for damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
     """
@@ -176,7 +176,7 @@ def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
 
 
 def decode_leniently(data: bytes, side: int) -> NDArray[np.uint8] | None:
-    """Returns the part of a damaged image that Pillow can decode, uint8 (height, width, 3); None if there is no part.
+    """Returns the part of a damaged image that Pillow can decode, uint8 (height, width, 3); None if it can decode none.
 
     The picture is reduced to at most `side` pixels per side.
 
@@ -237,11 +237,11 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> DecodedImage:
         raise DecodeError(
             "unsupported",
             "expected a JPEG of 8 bits with a baseline, extended or progressive frame (ffc0, ffc1, ffc2, ffc9, ffca), "
-            f"found {header.precision} bits, frame ff{header.frame:02x}",
+            f"found {header.precision} bits and the frame ff{header.frame:02x}",
         )
     check_pixels(header.width, header.height)
     if header.num_scans > MAX_SCANS:
-        raise DecodeError("too large", f"expected at most {MAX_SCANS} scans, found {header.num_scans}")
+        raise DecodeError("too large", f"expected at most {MAX_SCANS} scans, found {header.num_scans} scans")
     size = (header.height, header.width)
     reduction = 1 if least_size is None else _choose_reduction(size, least_size(*size))
     warning = ""
@@ -261,7 +261,10 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> DecodedImage:
 
 
 def _choose_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
-    """Returns the largest reduction at which a picture of this size is still at least its minimum size."""
+    """Returns the largest reduction (1, 2, 4 or 8) after which a picture still has both sides of `least`, or more.
+
+    `size` and `least` are (height, width).
+    """
     reduction = 1
     while reduction < _MAX_REDUCTION and all(
         _reduced(side, 2 * reduction) >= max(enough, _MIN_SIDE) for side, enough in zip(size, least, strict=True)
@@ -302,7 +305,7 @@ def _decode_png(data: bytes, background: Color) -> DecodedImage:
 
 
 def load_png(data: bytes) -> PngImagePlugin.PngImageFile:
-    """Returns the decoded PNG as a PIL image. First verifies the checksums of all its chunks."""
+    """Returns a decoded PNG as a PIL image. Verifies the checksums of all chunks before decoding."""
     # The plugin's own class and not Image.open: that would warn of large images on stderr before we can refuse them.
     with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
         # Walks all chunks and their checksums; load() alone does not look at those of the pixels. It uses up the file.
@@ -322,7 +325,8 @@ def _pil_to_rgb(image: Image.Image, background: Color) -> NDArray[np.uint8]:
         # Mode I is what Pillow makes of 16 bits, but has room for more.
         if image.mode == "F" or (numbers.size and not 0 <= numbers.min() <= numbers.max() < 1 << 16):
             raise DecodeError(
-                "unsupported", f"expected integers from 0 to 65535, found others in a PIL image of mode {image.mode}"
+                "unsupported",
+                f"expected integers from 0 to 65535, found other numbers in a PIL image of mode {image.mode}",
             )
     return _to_rgb(image, background)
 
@@ -367,7 +371,10 @@ _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})
 
 
 def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:
-    """Returns pixels (height, width, ...) turned upright, contiguous. `orientation` is their Exif orientation."""
+    """Returns pixels (height, width, ...) rotated and mirrored upright, as a contiguous array of the same dtype.
+
+    `orientation` is the Exif orientation of the pixels, 1 to 8. Orientations 5 to 8 swap height and width.
+    """
     if orientation in _SIDES_SWAPPED:
         pixels = pixels.swapaxes(0, 1)
     if orientation in _ROWS_REVERSED:

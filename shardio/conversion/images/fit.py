@@ -38,18 +38,18 @@ class Placement:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a picture is decoded, and becomes a sample of `size` (height, width)."""
+    """The options with which a picture is decoded and fitted into a sample of `size` (height, width)."""
 
     size: tuple[int, int] = (256, 256)
     mode: FitMode = "crop"
     resample: Resample = "bicubic"
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     quality: Quality = "exact"
-    """With "fast", a picture is decoded at its `least_size` or more, not at its full size."""
+    """With "fast", a JPEG may be decoded at a reduced size, not below `least_size`. "exact" decodes the full size."""
 
     @classmethod
     def of(cls, options: ConvertOptions) -> Fit:
-        """Returns what the options say. Raises ValueError if a picture cannot be fitted so."""
+        """Returns the Fit of a conversion's options. Raises ValueError if the options are invalid together."""
         size: Any = options.size
         color: Any = options.background
         decode = DecodeOptions(options.exif_rotate, color)
@@ -63,10 +63,8 @@ class Fit:
         ):
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
         if self.mode == "adm" and (self.size[0] != self.size[1] or self.resample != "bicubic"):
-            found = f"{self.size}, {self.resample}"
-            raise ValueError(
-                f"fit 'adm' is square and bicubic, as in its source; found {found}: take 'crop' for others"
-            )
+            found = f"size {self.size} and {self.resample!r}"
+            raise ValueError(f"fit 'adm' needs a square size and resample 'bicubic', found {found}: pass fit 'crop'")
         if self.resample == "lanczos":
             try:
                 resize_pixels(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
@@ -75,14 +73,15 @@ class Fit:
 
     @property
     def needs_torch(self) -> bool:
-        """True if torch resizes pictures, not the kernel."""
+        """Whether torch resizes pictures, and not the C kernel."""
         return self.resample == "lanczos" or not kernel.AVAILABLE
 
     def placement(self, height: int, width: int) -> Placement:
-        """Returns where a picture of this height and width goes in its sample.
+        """Returns the Placement of a picture of this height and width in its sample.
 
-        One side is resized to exactly the sample's side. The other side is rounded down, as in torchvision's
-        `_compute_resized_output_size`. A margin is split with Python's round(), as in torchvision's `center_crop`.
+        With `crop` and `pad`, one side is resized to exactly the sample's side. The other side is rounded down, as in
+        torchvision's `_compute_resized_output_size`. A margin is split with Python's round(), as in torchvision's
+        `center_crop`.
         """
         target_height, target_width = self.size
         if self.mode == "squash":
@@ -101,7 +100,7 @@ class Fit:
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
     def least_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the minimum (height, width) to decode a picture of this size at: twice the size after resizing.
+        """Returns the minimum (height, width) at which to decode a picture: twice its size after resizing.
 
         At that size, the resampling filter decides the finest detail of the sample, not the decoder.
         """
@@ -115,13 +114,13 @@ class Fit:
         reduction: int = 1,
         out: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.uint8]:
-        """Fits a picture, uint8 (height, width, 3), into a sample. Returns the sample: `out` or a new array.
+        """Fits a picture, uint8 (height, width, 3), into a sample. Returns the sample, uint8 (*size, 3).
 
-        `out` is contiguous. If the picture was reduced while it was decoded, `source_size` is its (height, width)
-        before, and each pixel stands for `reduction` rows and columns. The picture is placed as if it were not reduced.
+        Writes the sample into `out`, which must be contiguous, or into a new array. For a picture that was decoded at a
+        reduced size, `source_size` is its full (height, width), and each pixel stands for `reduction` rows and columns;
+        the picture is placed as if it were not reduced.
 
-        Raises DecodeError if the picture is so long and thin that it would be too large when resized, or when resized
-        along one side.
+        Raises DecodeError if the picture is so long and thin that resizing one or both sides would make it too large.
         """
         height, width = pixels.shape[:2] if source_size is None else source_size
         placement = self.placement(height, width)
@@ -164,10 +163,10 @@ class Fit:
         return sample
 
     def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
-        """Fits the mask (height, width, ...) of a picture as `apply` fits the picture. Returns a new array, same dtype.
+        """Returns a picture's mask (height, width, ...) fitted into the sample, as a new array of the mask's dtype.
 
-        Each pixel of the result is the mask's pixel at its center: the nearest pixel, without blending. Margins that
-        `apply` makes black are 0.
+        The mask is placed as `apply` places the picture. Each pixel of the result is the nearest pixel of the mask,
+        without blending. Margins that `apply` makes black are 0.
         """
         height, width = mask.shape[:2]
         placement = self.placement(height, width)
@@ -181,7 +180,7 @@ class Fit:
 
 
 def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
-    """Yields the sizes of a picture that is halved while its shorter side has at least twice the target's pixels."""
+    """Yields the (height, width) of a picture, and after each halving. Halves while both sides are >= 2 * `target`."""
     yield sides
     while min(sides) >= 2 * target:
         sides = sides[0] // 2, sides[1] // 2
@@ -189,10 +188,10 @@ def _halvings(sides: tuple[int, int], target: int) -> Iterator[tuple[int, int]]:
 
 
 def _resize_as_adm(pixels: NDArray[np.uint8], target: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns a picture resized to `size` by Pillow: halved by averaging, and then bicubic.
+    """Returns a picture resized to `size` (height, width) by Pillow: halved by averaging, then resized bicubically.
 
-    As `center_crop_arr` in guided_diffusion/image_datasets.py of Dhariwal and Nichol, "Diffusion models beat GANs on
-    image synthesis", NeurIPS 2021.
+    Gives the same pixels as `center_crop_arr` in guided_diffusion/image_datasets.py of Dhariwal and Nichol, "Diffusion
+    models beat GANs on image synthesis", NeurIPS 2021.
     """
     from PIL import Image  # no other mode needs it
 
@@ -203,7 +202,10 @@ def _resize_as_adm(pixels: NDArray[np.uint8], target: int, size: tuple[int, int]
 
 
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
-    """Returns the picture's pixel at the center of each pixel along a side of the sample."""
+    """Returns the index of the picture's pixel at the center of each pixel along a side of the sample, int64 (target,).
+
+    In a margin, indices are negative, or at least `side`. `start` is the Placement's `top` or `left`.
+    """
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
 
 
@@ -221,7 +223,7 @@ def resize_pixels(
     resample: Resample,
     factors: tuple[float, float] | None = None,
 ) -> NDArray[np.uint8]:
-    """Returns the pixels, (height, width, channels), resized to `size`, a (height, width).
+    """Returns pixels, uint8 (height, width, channels), resized by torch to `size`, a (height, width).
 
     `factors` are the scale factors from `_factors`; by default they are the quotients of the sizes.
     """

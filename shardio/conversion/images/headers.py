@@ -1,7 +1,7 @@
-"""Reads an image's header before the image is decoded: kind, size, scans, orientation. Checks limits on them.
+"""Reads and checks the header of an image before the image is decoded: its format, size, scans and orientation.
 
-A decoder allocates memory and spends time by the claims of the header, so the claims are checked first: the size in
-pixels, the sample precision, and the number of scans (a progressive JPEG costs scans x pixels, however small its file).
+A header decides how much memory and time a decoder takes, so these are checked first: the size in pixels, the bits per
+channel, and the number of scans (a progressive JPEG costs scans x pixels, however small its file).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".webp"),
     *(".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
-"""How the names of images end, in lower case."""
+"""The suffixes of image files, in lower case."""
 
 
 def has_image_suffix(path: str) -> bool:
@@ -51,8 +51,10 @@ def has_image_suffix(path: str) -> bool:
 
 
 def holds_image(path: str) -> bool:
-    """Whether a file's name ends as an image's does, or its first bytes are an image's. A file that cannot be read
-    counts as an image, so that it is refused and not left out."""
+    """Whether a file has the suffix or the first bytes of an image.
+
+    A file that cannot be read counts as an image, so the conversion refuses and lists it.
+    """
     if has_image_suffix(path):
         return True
     try:
@@ -72,15 +74,17 @@ def is_tiff(data: bytes) -> bool:
 
 
 def is_avif(data: bytes) -> bool:
-    """Whether the brands of the file (ISO/IEC 23000-22) name AVIF, of a picture or of a sequence."""
+    """Whether the brands of a file (ISO/IEC 23000-22) say that it is an AVIF picture or an AVIF sequence."""
     brands = data[8 : int.from_bytes(data[:4], "big")][:64]
     return data[4:8] == b"ftyp" and (b"avif" in brands or b"avis" in brands)
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Raises DecodeError if a picture of this size is empty or over the limits."""
+    """Raises DecodeError if a picture has no pixels, more than MAX_PIXELS, or a side longer than MAX_SIDE_PIXELS."""
     if width <= 0 or height <= 0:
-        raise DecodeError("damaged", f"expected at least one pixel, the header claims {width} x {height}")
+        raise DecodeError(
+            "damaged", f"expected at least one pixel, found a header that claims {width} x {height} pixels"
+        )
     if width * height > MAX_PIXELS:
         raise DecodeError("too large", f"expected at most {MAX_PIXELS} pixels, found {width} x {height}")
     if max(width, height) > MAX_SIDE_PIXELS:
@@ -88,7 +92,7 @@ def check_pixels(width: int, height: int) -> None:
 
 
 def describe_unsupported(data: bytes) -> tuple[Reason, str]:
-    """Returns the reason and the detail of a DecodeError for bytes of no kind that is decoded."""
+    """Returns the (reason, detail) of the DecodeError for a file that is not of a supported format."""
     if not data:
         return "empty", "the file has no bytes"
     found = next((kind for magic, kind in _OTHER_KINDS.items() if data.startswith(magic)), "")
@@ -140,7 +144,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class JpegHeader:
-    """The facts in the header of a JPEG."""
+    """The size, format and segments of a JPEG up to its first scan, and its number of scans."""
 
     width: int
     height: int
@@ -162,7 +166,7 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader:
-    """Returns the header: all segments up to the first scan. Raises DecodeError if the header is incomplete."""
+    """Returns the header of a JPEG. Raises DecodeError if the header is incomplete."""
     segments: list[Segment] = []
     frame: Segment | None = None
     position = len(_SOI)
@@ -177,7 +181,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
             continue
         if marker in _SOI or marker in _EOI:
             raise DecodeError(
-                "damaged", f"expected a first scan, found marker ff{marker:02x} at byte {start} before it"
+                "damaged", f"expected a first scan, found marker ff{marker:02x} at byte {start} of the JPEG"
             )
         position = start + 2 + nbytes
         if nbytes < 2 or position > len(data):
@@ -211,7 +215,7 @@ def _next_marker(data: bytes, start: int) -> int:
 
 
 def _count_scans(data: bytes, first: int) -> int:
-    """Returns the number of scans of the picture whose first scan begins at `first`.
+    """Returns the number of scans of the picture whose first scan begins at byte `first` of a JPEG.
 
     Stops at the end of the picture, so the scans of further pictures (MPO, gain maps) do not count.
     """
@@ -243,7 +247,7 @@ def without_junk(data: bytes, header: JpegHeader) -> bytes:
 
 
 def _jpeg_exif(data: bytes) -> bytes:
-    """Returns the first Exif block (Exif 2.32, an APP1 segment), or b""."""
+    """Returns the content of a JPEG's first Exif block (Exif 2.32, an APP1 segment); b"" if there is none."""
     for segment in read_jpeg_header(data).segments:
         if segment.marker == _APP1 and data[segment.start + 4 : segment.start + 10] == b"Exif\0\0":
             return data[segment.start + 4 : segment.end]
@@ -266,7 +270,7 @@ class PngHeader:
     width: int
     height: int
     depth: int
-    """Bits of a channel, or of a palette index."""
+    """The number of bits per channel, or per palette index."""
     color_type: int
 
 
@@ -275,9 +279,12 @@ def is_png(data: bytes) -> bool:
 
 
 def read_png_header(data: bytes) -> PngHeader:
-    """Returns the header. Raises DecodeError if the first chunk is not a complete IHDR. The decoder checks the rest."""
+    """Returns the header of a PNG. Raises DecodeError if the first chunk is not a complete IHDR.
+
+    Does not check the values in the header: the decoder does.
+    """
     if data[8:16] != _IHDR_NBYTES.to_bytes(4, "big") + b"IHDR" or len(data) < 16 + _IHDR_NBYTES:
-        raise DecodeError("damaged", f"expected an IHDR chunk at the beginning of the PNG, found {data[8:16].hex(' ')}")
+        raise DecodeError("damaged", f"expected an IHDR chunk at byte 8 of the PNG, found bytes {data[8:16].hex(' ')}")
     return PngHeader(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), data[24], data[25])
 
 
@@ -307,13 +314,13 @@ def _number(data: bytes, start: int, stop: int) -> int:
 
 
 def read_webp_size(data: bytes) -> tuple[int, int]:
-    """Returns the (width, height) that the first chunk claims.
+    """Returns the (width, height) in pixels that the first chunk of a WebP claims.
 
     Raises DecodeError if the chunk has no size, or if the file is shorter than its header claims.
     """
     claimed = _number(data, 4, 8) + 8
     if claimed > len(data):
-        raise DecodeError("damaged", f"expected {claimed} bytes, as the header says, found {len(data)}")
+        raise DecodeError("damaged", f"expected {claimed} bytes, as the header says, found {len(data)} bytes")
     chunk = data[12:16]
     if chunk == b"VP8X":  # canvas size minus one, 24 bits each
         return _number(data, 24, 27) + 1, _number(data, 27, 30) + 1
@@ -325,12 +332,12 @@ def read_webp_size(data: bytes) -> tuple[int, int]:
 
 
 def is_lossless_webp(data: bytes) -> bool:
-    """Whether the WebP is lossless and holds a single picture."""
+    """Whether a WebP is lossless and holds a single picture."""
     return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and _find_webp_chunk(data, b"VP8L") is not None)
 
 
 def _webp_exif(data: bytes) -> bytes:
-    """Returns the content of the EXIF chunk, if the flags announce one, or b""."""
+    """Returns the content of a WebP's EXIF chunk; b"" if its flags do not announce such a chunk."""
     if data[12:16] != b"VP8X" or not _number(data, 20, 21) & _HAS_EXIF:
         return b""
     return _find_webp_chunk(data, b"EXIF") or b""

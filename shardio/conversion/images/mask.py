@@ -33,7 +33,10 @@ _COLOR_TYPES = {COLOR: "color", 4: "gray with alpha", 6: "color with alpha"}
 
 
 def decode_mask(data: bytes) -> Mask:
-    """Returns the mask: uint16 from a PNG of 16 bits, otherwise uint8. Raises DecodeError."""
+    """Returns the numbers of an encoded mask, uint8 or (from a PNG of 16 bits) uint16, (height, width).
+
+    Raises DecodeError if the mask is damaged or is not of a supported format.
+    """
     try:
         if is_png(data):
             return _decode_png(data)
@@ -46,7 +49,10 @@ def decode_mask(data: bytes) -> Mask:
 
 
 def read_dtype(data: bytes) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
-    """Returns the dtype of the mask that `decode_mask` would return, from the header alone. Raises DecodeError."""
+    """Returns the dtype of the mask that `decode_mask` would return, from the header alone.
+
+    Raises DecodeError if the header of a PNG is damaged.
+    """
     if is_png(data) and read_png_header(data).depth == 16:
         return np.dtype(np.uint16)
     return np.dtype(np.uint8)
@@ -65,7 +71,9 @@ def _decode_png(data: bytes) -> Mask:
         found = np.asarray(image)
     mask: Mask = found.astype(np.uint16) if header.depth == 16 else found.astype(np.uint8)
     if mask.ndim != 2 or (mask != found).any():
-        raise DecodeError("damaged", f"expected one {mask.dtype} per pixel, found {found.dtype} of shape {found.shape}")
+        raise DecodeError(
+            "damaged", f"expected one {mask.dtype} per pixel, found an array of {found.dtype}, shape {found.shape}"
+        )
     return mask
 
 

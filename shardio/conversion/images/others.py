@@ -1,7 +1,7 @@
 """Decodes GIF, TIFF, AVIF, BMP, PPM, PGM and PBM with Pillow, after the checks that Pillow and libtiff leave out.
 
-A decoder returns an image, and whether the file has more pictures than this first one. Pillow reads a header without
-memory for the pixels, so the size is checked between the two steps of opening and loading.
+Each decoder returns (the first picture of a file, whether the file has more pictures). Pillow allocates memory for the
+pixels only when it loads an image, so the size is checked after the image is opened and before it is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from shardio.errors import DecodeError
 
 
 def decode_other(data: bytes) -> tuple[Image.Image, str] | None:
-    """Returns the first picture of a file, and its kind if the file has more; None for a file of another kind."""
+    """Returns (the first picture of a file, the name of the format if the file has more pictures or else "").
+
+    Returns None if the file is of a format that this module does not decode.
+    """
     for kind, is_kind, decode in (
         ("GIF", is_gif(data), _decode_gif),
         ("TIFF", is_tiff(data), _decode_tiff),
@@ -41,7 +44,7 @@ def decode_other(data: bytes) -> tuple[Image.Image, str] | None:
 
 
 def check_palette(image: Image.Image, num_colors: int) -> None:
-    """Raises DecodeError if a pixel's index is outside the palette. Pillow would show such a pixel as black."""
+    """Raises DecodeError if a pixel's index is not below `num_colors`. Pillow would show such a pixel as black."""
     largest = int(np.asarray(image.getextrema()).max())
     if largest >= num_colors:
         raise DecodeError("damaged", f"expected palette indices below {num_colors}, found {largest}")
@@ -55,7 +58,10 @@ def _palette_size(flags: int) -> int:
 
 
 def _gif_frames(data: bytes) -> Iterator[tuple[tuple[int, int, int, int], int]]:
-    """Yields (left, top, right, bottom) and the number of colors of each frame. Raises IndexError at a cut."""
+    """Yields ((left, top, right, bottom) in pixels, number of colors) of each frame of a GIF.
+
+    Raises IndexError or struct.error if the file is truncated.
+    """
     shared = _palette_size(data[10])
     at = 13 + 3 * shared
     while (block := data[at : at + 1]) in (b",", b"!"):
@@ -131,7 +137,10 @@ def _decode_tiff(data: bytes) -> tuple[Image.Image, bool]:
 
 
 def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None:
-    """Raises DecodeError unless the file holds all strips or tiles. Otherwise libtiff guesses where they are."""
+    """Raises DecodeError if the file lacks strips or tiles of a TIFF: libtiff would guess where they are.
+
+    `num_bytes` is the size of the file. `tag` returns the values of a TIFF tag, or the given default.
+    """
     width, height, samples = (int(tag(n, 1)[0]) for n in (Tiff.IMAGEWIDTH, Tiff.IMAGELENGTH, Tiff.SAMPLESPERPIXEL))
     planes = samples if tag(Tiff.PLANAR_CONFIGURATION, 1)[0] == 2 else 1
     across, down = width, min(int(tag(Tiff.ROWSPERSTRIP, height)[0]), height)
@@ -140,21 +149,23 @@ def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None
         across, down = int(tag(Tiff.TILEWIDTH, 0)[0]), int(tag(Tiff.TILELENGTH, 0)[0])
         places, sizes = tag(Tiff.TILEOFFSETS, ()), tag(Tiff.TILEBYTECOUNTS, ())
         if across % 16 or down % 16 or across * down > max(width * height, _MOST_TILE_PIXELS):
-            raise DecodeError("unsupported", f"expected tiles of a common size in a TIFF, found {across} x {down}")
+            raise DecodeError(
+                "unsupported", f"expected TIFF tiles with sides of 16, 32, ... pixels, found {across} x {down}"
+            )
     if across < 1 or down < 1:
-        raise DecodeError("damaged", f"expected strips or tiles with pixels in a TIFF, found {across} x {down}")
+        raise DecodeError("damaged", f"expected TIFF strips or tiles with pixels, found {across} x {down} pixels")
     count = planes * -(-width // across) * -(-height // down)
     if not len(places) == len(sizes) == count or (sizes < 1).any() or (places + sizes > num_bytes).any():
-        raise DecodeError("damaged", f"expected a TIFF with all of its {count} strips or tiles, found some or none")
+        raise DecodeError("damaged", f"expected a TIFF with {count} strips or tiles, found missing or truncated ones")
     row_nbytes = -(-across * (samples // planes) * int(tag(Tiff.BITSPERSAMPLE, 1)[0]) // 8)
     nbytes = row_nbytes * (planes * height if is_striped else count * down)
     if tag(Tiff.COMPRESSION, 1)[0] == 1 and sizes.sum() < nbytes:
-        raise DecodeError("damaged", f"expected a TIFF with {nbytes} bytes of pixels, found {sizes.sum()}")
+        raise DecodeError("damaged", f"expected a TIFF with {nbytes} bytes of pixels, found {sizes.sum()} bytes")
 
 
 @cache
 def _silence_tiff() -> None:
-    """Keeps Pillow and libtiff from printing the errors that Pillow raises."""
+    """Stops Pillow and libtiff from printing errors, which Pillow raises as exceptions anyway."""
     Tiff.logger.addHandler(logging.NullHandler())
     with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
         for path in {line.split()[-1] for line in maps if "/libtiff" in line}:
@@ -165,11 +176,12 @@ def _silence_tiff() -> None:
 
 
 def open_avif(data: bytes) -> Image.Image:
-    """Returns the image with its header read and its pixels not decoded."""
+    """Returns an AVIF as a PIL image whose header has been read and whose pixels have not been decoded.
+
+    Raises DecodeError if the installed Pillow does not decode AVIF, or if the image is too large.
+    """
     if "avif" not in features.modules or not features.check("avif"):
-        raise DecodeError(
-            "unsupported", "expected a Pillow that decodes AVIF, found none: install Pillow 11.3 or later"
-        )
+        raise DecodeError("unsupported", "the installed Pillow does not decode AVIF: install Pillow 11.3 or later")
     from PIL import AvifImagePlugin
 
     image = AvifImagePlugin.AvifImageFile(io.BytesIO(data))
@@ -195,14 +207,16 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
         raise DecodeError("unsupported" if "nsupported" in str(error) else "damaged", f"BMP: {error}") from None
     check_pixels(*image.size)
     if image.tile[0][0] != "raw":
-        raise DecodeError("unsupported", "expected a BMP without run lengths, found one with them")
+        raise DecodeError("unsupported", "expected a BMP without run lengths, found run-length encoding")
     # Pillow takes pixels of other sizes for pixels of 1 or 8 bits, if the palette is of grays.
     if bits != {"1": 1, "L": 8}.get(image.mode, bits):
-        raise DecodeError("unsupported", f"expected a BMP of {bits} bits with a palette of colors, found grays")
+        raise DecodeError(
+            "unsupported", f"expected a BMP of {bits} bits with a palette of colors, found a palette of grays"
+        )
     num_colors = len(image.palette.palette) // (3 if nbytes == 12 else 4) if image.palette else 256
     if offset < 14 + nbytes:
         raise DecodeError(
-            "damaged", f"expected a BMP with pixels after its {14 + nbytes} bytes of header, found {offset}"
+            "damaged", f"expected pixels after the {14 + nbytes} bytes of a BMP's header, found them at byte {offset}"
         )
     image.load()
     if image.mode == "P":
@@ -220,7 +234,9 @@ def _decode_bmp(data: bytes) -> tuple[Image.Image, bool]:
 
 def _decode_pnm(data: bytes) -> tuple[Image.Image, bool]:
     if data[1] in b"23" and data[-1:].isdigit():
-        raise DecodeError("damaged", "expected a PPM of digits to end with a line, found a number that may be cut")
+        raise DecodeError(
+            "damaged", "expected a line break after the last number of a PPM, found a number that may be cut"
+        )
     image = PpmImagePlugin.PpmImageFile(io.BytesIO(data))
     check_pixels(*image.size)
     arguments: Any

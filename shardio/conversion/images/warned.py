@@ -17,8 +17,10 @@ _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, Import
 
 
 class _Keeper:
-    """Both the pattern and the category of the filter: `warnings` asks for a match, then, in the same thread, for the
-    category."""
+    """Serves as both the message pattern and the category of a filter in `warnings.filters`.
+
+    For each warning, `warnings` calls `match` and then, in the same thread, checks the category.
+    """
 
     def match(self, text: str) -> bool:
         _threads.text = text
@@ -39,9 +41,10 @@ _FILTER: Any = ("ignore", _keeper, _keeper, None, 0)
 
 
 class KeptWarnings:
-    """Collects the texts of this thread's warnings inside the `with` block. The warnings are not shown or raised.
+    """A `with` block that yields a list, and appends the text of each of this thread's warnings in the block to it.
 
-    It is a class because a generator takes three times as long to enter and leave, which happens for every image.
+    The warnings are not shown or raised. This is a class because a generator would take three times as long to enter
+    and leave, which happens for every image.
     """
 
     def __enter__(self) -> list[str]:

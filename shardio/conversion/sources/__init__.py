@@ -1,1 +1,1 @@
-"""Scans the kinds of storage that can be converted. Each scan returns a Collection of sources."""
+"""Scans SRC: one module for each kind of storage. A scan returns a Listing, which becomes a Collection."""

@@ -1,8 +1,8 @@
-"""Sources (the images to convert), the collection of all sources, and the origin that reads them.
+"""Defines Source (an image to convert), Collection (all sources in SRC) and Origin (which reads the images).
 
-A key is the permanent name of a source: the path of the image in a folder tree of classes, relative to SRC, as bytes
-(file names need not be UTF-8). A key does not depend on the kind of storage, so the same images give the same set from
-any storage.
+A key is the permanent name of a source: the path that the image has, or would have, in a folder tree of classes,
+relative to SRC, as bytes (file names need not be UTF-8). A key does not depend on the kind of storage, so the same
+images give the same set from any storage.
 """
 
 from __future__ import annotations
@@ -36,64 +36,66 @@ _STAT_THREADS = 16
 _MASK_SUFFIXES = (".png", ".webp", ".PNG", ".WEBP")
 
 UNREADABLE: Final = "unreadable"
-"""The reason for refusing a source that could not be read. The source may be sound, and readable at the next try."""
+"""The reason for refusing a source that could not be read. The source may be intact, and readable at the next try."""
 
 
 class Extent(NamedTuple):
-    """Part of a larger file: an image in an archive."""
+    """A range of bytes in a file, such as an image in an archive."""
 
     file: bytes
-    """Relative to the origin's folder."""
+    """The path of the file, relative to the origin's folder."""
     offset: int
     nbytes: int
 
 
 class Fault(NamedTuple):
-    """Takes the place of a source that is known to be unreadable. The source is refused with this detail, so it is
-    listed and counted."""
+    """The place of a source that the scan found to be unusable.
+
+    The conversion refuses the source with this detail, so the source is counted and listed in the report.
+    """
 
     detail: str
 
 
 class Item(NamedTuple):
-    """The place of an image that is a row of a table or an item of a dataset."""
+    """The place of a sample that is a row of a file or an item of a dataset."""
 
     where: bytes
-    """A file relative to the origin's folder, or the name of a dataset."""
+    """The path of the file, relative to the origin's folder; or the split of the dataset."""
     number: int
 
 
 class DatasetItem(NamedTuple):
-    """An image from a dataset with its label, which the scan did not know."""
+    """A sample that is read from a dataset or a file of arrays: its image, its label and its arrays."""
 
     image: object
-    """An object that `decode_image` takes; None if samples have no pixels."""
+    """An image in a form that `decode_image` accepts; None if samples have no pixels."""
     label: int | None
     arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
-    """The item's values for the arrays of the set, by name."""
+    """The sample's value for each array of the set, by the array's name."""
 
 
 Place = bytes | Extent | Item | Fault | None
-"""Where a source is: a file relative to the origin's folder, or an extent or an item of a file. None: the file with the
-name of the key."""
+"""Where a source is: the path of a file, relative to the origin's folder; an extent of a file; an item; or a Fault if
+the source cannot be used. None: the key is the path of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One image to convert."""
+    """An image, or a sample without pixels, to convert."""
 
     key: bytes
     label: Label
-    """All labels of a split are of one kind."""
+    """An int, a tuple of float32 numbers, or None. All labels of a split have the same type."""
     place: Place = None
 
     @property
     def indexed(self) -> int | None:
-        """The label for the index; None if labels are no integers."""
+        """The label if it is an integer, which the index stores; otherwise None."""
         return self.label if isinstance(self.label, int) else None
 
     def item(self) -> Item:
-        """Returns the place of a row or an item. Raises DecodeError for a Fault."""
+        """Returns `place`, which must be an Item. Raises DecodeError if it is a Fault."""
         if isinstance(self.place, Fault):
             raise DecodeError("incomplete", self.place.detail)
         assert isinstance(self.place, Item)
@@ -102,31 +104,40 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Origin(ABC):
-    """Reads the images of a collection. Thread safe, and picklable, because tasks carry it to other processes."""
+    """Reads the images of a collection.
+
+    Thread safe and picklable, because tasks use it in several threads and send it to other processes.
+    """
 
     masks: Path | None = field(default=None, kw_only=True)
-    """The absolute path of a folder with a mask for each picture; None without masks."""
+    """The absolute path of a folder with a mask for each image; None if the set gets no masks."""
     spool: Path | None = field(default=None, kw_only=True)
-    """The folder for the copies that `prepare` makes. If it is None, nothing is copied, and reading may be slow."""
+    """The folder for the copies that `prepare` writes. None: images are read in place, which may be slow."""
 
     @abstractmethod
     def read(self, source: Source) -> bytes | DatasetItem:
-        """Returns an encoded image, or an item of a dataset, whose label replaces the source's label.
+        """Returns the source's encoded image, or a DatasetItem, whose label replaces the source's label.
 
-        Raises DecodeError if the source cannot be read, is not a regular file, or is too large to be an image. Raises
-        OSError if this process lacks file descriptors or memory, so a sound source is not refused.
+        Raises DecodeError, which refuses the source, if it cannot be read, is not a regular file, or has more than
+        MAX_SOURCE_NBYTES bytes. Raises OSError if the process has no file descriptors or memory left.
         """
 
     def read_mask(self, source: Source) -> bytes:
-        """Returns the encoded mask. Raises DecodeError if the mask is missing or unreadable; OSError like `read`."""
+        """Returns the encoded mask of the source's image.
+
+        Raises DecodeError if the mask is missing or unreadable, and OSError for the same reasons as `read`.
+        """
         if (path := self._find_mask(source)) is None:
             name = next(_stems_of(source), None)
-            missing = f"{name}.png or {name}.webp" if name else "a picture below SRC, as its path names the mask"
-            raise DecodeError("incomplete", f"expected {missing}, found none")
+            missing = f"{name}.png or {name}.webp" if name else "an image below SRC, whose path names the mask"
+            raise DecodeError("incomplete", f"the image has no mask: expected {missing}, found none")
         return read_file(path)
 
     def _find_mask(self, source: Source) -> str | None:
-        """Returns the file in the folder of masks at the source's path, with the first suffix that is there."""
+        """Returns the path of the source's mask; None if there is none.
+
+        The mask has the source's path below the folder of masks, with a suffix of _MASK_SUFFIXES, tried in order.
+        """
         assert self.masks is not None
         for stem in _stems_of(source):
             for suffix in _MASK_SUFFIXES:
@@ -141,8 +152,7 @@ class Origin(ABC):
         return None
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns a string for each source, which changes when the source or its mask is replaced, rewritten, repaired
-        or lost."""
+        """Returns a text for each source, which changes if its image or mask is replaced, rewritten or lost."""
         found = self._fingerprints(sources)
         if self.masks is None:
             return found
@@ -153,48 +163,48 @@ class Origin(ABC):
 
     @abstractmethod
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns the fingerprints without those of masks."""
+        """Returns a fingerprint of each source, without its mask."""
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
-        """Returns the total size of the encoded images; None if it is unknown without reading them."""
+        """Returns the total number of bytes of the encoded images; None if only reading them would tell."""
         return None
 
     def copies_nbytes(self) -> int:
-        """Returns about how many bytes `prepare` writes; 0 for an origin that needs no copies."""
+        """Returns the approximate number of bytes that `prepare` will write; 0 if nothing has to be copied."""
         return 0
 
     def prepare(self, report: Callable[[int], None]) -> None:  # noqa: B027 - most origins copy nothing
-        """Copies images that cannot be read quickly from their files, unless they are copied already.
+        """Copies images that are slow to read in place into `spool`, unless they have been copied already.
 
-        Calls `report` with the number of images copied since the last call. Raises SourceError if a file of images is
-        damaged or has changed since the scan, and OSError.
+        Calls `report` repeatedly with the number of images copied since the previous call. Raises SourceError if a file
+        of images is damaged or has changed since the scan, and OSError if a copy cannot be written.
         """
 
     def check_sendable(self) -> None:  # noqa: B027 - most origins can be sent
-        """Raises TypeError unless tasks can carry the origin to other processes."""
+        """Raises TypeError if the origin cannot be pickled and sent to other processes."""
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnTable:
-    """Numbers for every source of a collection, which become arrays of shape () when the set is published."""
+    """Columns of numbers from tables, with a number for every source. Each column becomes an array of the set."""
 
     rows: Mapping[bytes, int]
-    """The place of each source's numbers, by its key."""
+    """The index of each source's numbers in the arrays of `values`, by the source's key."""
     values: Mapping[str, NDArray[np.int64] | NDArray[np.float64]]
-    """The numbers of each column."""
+    """The numbers of each column, by the column's name."""
 
     @property
     def types(self) -> dict[str, str]:
-        """The type of each column by its name."""
+        """The dtype of each column, such as "<f8", by the column's name."""
         return {name: numbers.dtype.str for name, numbers in self.values.items()}
 
     @property
     def specs(self) -> tuple[ArraySpec, ...]:
-        """The arrays that the columns become."""
+        """The specs of the set's arrays, one of shape () for each column."""
         return tuple(ArraySpec(name, "array", RowType(dtype, ()), "column") for name, dtype in self.types.items())
 
     def sha256(self, splits: Iterable[Sequence[bytes]]) -> str:
-        """Returns a hash of the names, types and numbers of the columns, for the keys of each split."""
+        """Returns the sha256 of the columns' names, dtypes and numbers. `splits` has the keys of each split."""
         sha256 = hashlib.sha256(repr(self.types).encode())
         for keys in splits:
             for numbers in self.of(keys).values():
@@ -202,35 +212,35 @@ class ColumnTable:
         return sha256.hexdigest()
 
     def of(self, keys: Sequence[bytes]) -> dict[str, NDArray[np.int64] | NDArray[np.float64]]:
-        """Returns the numbers of the sources with these keys, in their order."""
+        """Returns each column's numbers for the sources with these keys, in the order of `keys`."""
         found = [self.rows[key] for key in keys]
         return {name: numbers[found] for name, numbers in self.values.items()}
 
 
 @dataclass(frozen=True)
 class Collection:
-    """The result of a scan."""
+    """The result of a scan of SRC: the sources, their classes, and the origin that reads them."""
 
     origin: Origin
     classes: tuple[str, ...] = ()
-    """The classes in the order of their labels. Empty if no image has a label, or if classes are numbers from 0 to the
-    largest label, which is known only after the images were read."""
+    """The classes in the order of their numbers. Empty if sources have no classes, or if integer labels become known
+    only when the images are read: the classes are then the numbers from 0 to the largest label."""
     splits: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
     ignored: Mapping[str, int] = field(default_factory=dict)
-    """Counts, by kind, files and folders in SRC that are not images to convert."""
+    """The number of files and folders in SRC that are not converted, by kind, such as "hidden"."""
     class_names: tuple[str, ...] = ()
-    """Readable names of the classes, in the order of the classes, such as "tench" for n01440764; or empty."""
+    """A readable name of each class, in the order of `classes`, such as "tench" for n01440764; or empty."""
     kind: str = "tree"
-    """The kind of storage in SRC."""
+    """The kind of storage in SRC, such as "tree" or "parquet"."""
     identity: str = ""
-    """Distinguishes collections with equal keys and labels but different images, where keys are only numbers."""
+    """A hash of the content if keys are only numbers, which other images may have, too; otherwise ""."""
     columns: ColumnTable | None = None
     notes: tuple[str, ...] = ()
-    """How SRC was understood, where that was guessed."""
+    """What shardio guessed about SRC, for the report: for example, which column has the labels."""
     arrays: tuple[ArraySpec, ...] = ()
-    """The arrays that the sources have, other than labels that the scan has read."""
+    """The specs of the samples' arrays. Labels are among them only if they are not in the sources."""
     has_pixels: bool = True
-    """False for arrays without images."""
+    """False if samples are arrays without images."""
 
     @property
     def num_sources(self) -> int:
@@ -239,13 +249,16 @@ class Collection:
 
 @dataclass(frozen=True)
 class FileOrigin(Origin):
-    """Files below one folder, or extents of such files. Other origins read rows of files."""
+    """Reads images that are files below one folder, or extents of such files."""
 
     folder: Path
-    """Absolute: tasks run in processes with other current folders."""
+    """An absolute path, because tasks run in processes with other current folders."""
 
     def _find(self, source: Source) -> tuple[str, Extent | None]:
-        """Returns (path of a file, the source's extent in the file, if known). Raises DecodeError for a Fault."""
+        """Returns (the path of the source's file, the source's extent in it or None).
+
+        Raises DecodeError if the source's place is a Fault.
+        """
         place = source.key if source.place is None else source.place
         if isinstance(place, Fault):
             raise DecodeError("incomplete", place.detail)
@@ -256,7 +269,7 @@ class FileOrigin(Origin):
         return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:
-        """Returns the total size of the images; missing images count as empty. At most one stat per image."""
+        """Returns the total number of bytes of the encoded images. A missing image counts as 0 bytes."""
 
         def total(start: int) -> int:
             found = 0
@@ -283,12 +296,12 @@ class FileOrigin(Origin):
 
 
 def digest(fingerprints: Iterable[str]) -> str:
-    """Returns a hash of the fingerprints, which changes when a fingerprint changes."""
+    """Returns the sha256 of all fingerprints, in hexadecimal."""
     return hashlib.sha256("".join(f"{one}\0" for one in fingerprints).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def identify(path: str | os.PathLike[str]) -> str:
-    """Returns a text of a file's size and modification time. It changes if the file is replaced, rewritten or lost."""
+    """Returns "SIZE:MTIME" of a file, in bytes and nanoseconds; UNREADABLE if the file cannot be examined."""
     try:
         status = os.stat(path)
     except OSError:
@@ -297,7 +310,7 @@ def identify(path: str | os.PathLike[str]) -> str:
 
 
 def _stems_of(source: Source) -> Iterator[str]:
-    """Yields the paths, without suffix, at which the source's mask may be in the folder of masks."""
+    """Yields the paths, without suffix, that the source's mask may have in the folder of masks."""
     for path in (source.key, source.place):  # the key says `train` even where the folder is called otherwise
         if isinstance(path, bytes):
             stem = os.path.splitext(os.fsdecode(path))[0]
@@ -306,24 +319,27 @@ def _stems_of(source: Source) -> Iterator[str]:
 
 
 def is_want(error: BaseException) -> bool:
-    """Whether the error means that this process lacks file descriptors or memory, so the source may be sound."""
+    """Whether the process has no file descriptors or memory left, according to an error: the source may be intact."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def check_source_nbytes(nbytes: int) -> None:
-    """Raises DecodeError if a file of this size is too large to be an image."""
+    """Raises DecodeError if an encoded image of `nbytes` bytes is larger than MAX_SOURCE_NBYTES."""
     if nbytes > MAX_SOURCE_NBYTES:
-        raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+        raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES:,} bytes, found {nbytes:,} bytes")
 
 
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
-    """Returns the bytes of a file, or of an extent of a file. Raises DecodeError and OSError as Origin.read does."""
+    """Returns the bytes of a file, or of an extent of a file.
+
+    Raises DecodeError and OSError for the same reasons as `Origin.read`.
+    """
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise DecodeError(UNREADABLE, "not a regular file")
+                raise DecodeError(UNREADABLE, "expected a regular file, found a folder or a special file")
             nbytes = status.st_size if extent is None else extent.nbytes
             check_source_nbytes(nbytes)
             if extent is None:
@@ -332,7 +348,8 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
                 return data if len(data) == nbytes else data + file.read()
             data = os.pread(file.fileno(), nbytes, extent.offset)
             if len(data) < nbytes:
-                raise DecodeError(UNREADABLE, f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")
+                found = f"found {len(data):,} bytes: the file is truncated"
+                raise DecodeError(UNREADABLE, f"expected {nbytes:,} bytes at byte {extent.offset:,}, {found}")
             return data
     except OSError as error:
         if is_want(error):

@@ -1,7 +1,7 @@
-"""Python datasets as sources: objects with a length that return (image, label) for an index.
+"""Lists and reads the items of Python datasets: objects with a length that return (image, label) for an index.
 
-A dataset is called like in a loop: by one thread, one item at a time. A dataset need not be thread safe, and need not
-know its labels beforehand, as each item comes with its label.
+A dataset is used as in a plain loop: one thread reads one item at a time, so a dataset need not be thread safe. A
+dataset need not list its labels in advance, because each item comes with its label.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _MOST_TRIED = 8
 class Dataset(Protocol):
     """An object with `len(dataset)`, and `dataset[i]`, which returns the same (image, label) at every call.
 
-    Map-style datasets of torch and torchvision fit, and so does a list. `i` is from 0 to len(dataset) - 1.
+    Map-style datasets of torch and torchvision qualify, and so does a list. `i` is from 0 to len(dataset) - 1.
 
-    - The image is a PIL image, encoded bytes, or uint8: an array (height, width[, C]) or a tensor ([C, ]height, width)
-    - The label is an integer; or a number or vector of numbers, which are stored as float32; or missing
+    - The image is a PIL image, encoded bytes, a uint8 array (height, width[, C]) or a uint8 tensor ([C, ]height, width)
+    - The label is an integer, another number, a vector of numbers, or missing. Numbers and vectors become float32
     - An item may also be a dict with "image", perhaps "label", and a value for each declared array
-    - Items without a picture are arrays, or dicts of arrays, perhaps with "label"
-    - `classes`, if present, has the names of the classes, or of the numbers of a vector. `targets`, if present, only
-      helps to recognize the dataset
+    - An item without an image is an array, or a dict of arrays, perhaps with "label"
+    - `classes`, if present, has the names of the classes, or of the numbers in a label vector. `targets`, if present,
+      only helps to recognize the dataset
     """
 
     def __len__(self) -> int: ...
@@ -54,25 +54,28 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DatasetOrigin(Origin):
-    """The origin of the datasets of all splits. Thread safe only if the datasets are."""
+    """Reads the items of the datasets of all splits. Thread safe only if the datasets are thread safe."""
 
     datasets: Mapping[str, Dataset]
     num_classes: int
     identity: str
     like: Label
-    """The label of one item: those of the others are of its kind."""
+    """The label of an item. All labels must have its type, and vectors also its length."""
     arrays: tuple[ArraySpec, ...] = ()
     has_pixels: bool = True
 
     def read(self, source: Source) -> DatasetItem:
-        """Returns an item. Raises DecodeError if the dataset raises, TypeError or ValueError if the item is invalid."""
+        """Returns the item of a source. Raises DecodeError if the dataset raises an error.
+
+        Raises TypeError or ValueError if the item is invalid.
+        """
         where, number = source.item()
         split = where.decode()
         item = _get(split, self.datasets[split], number)
         return _given(item, f"dataset {split!r}, item {number}", self)
 
     def _fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """Returns the identity of the dataset for each source. It does not change when an item changes."""
+        """Returns the identity of all datasets for each source. It may stay the same when an item changes."""
         return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
@@ -84,19 +87,20 @@ class DatasetOrigin(Origin):
             else:
                 if type(dataset).__module__ != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
                     continue
-                found = f"the class {type(dataset).__name__} of this session, which other processes cannot import"
+                found = f"they cannot import {type(dataset).__name__}, which is defined in this session"
             raise TypeError(
-                f"dataset {split!r}: expected a dataset that can be sent to worker processes, found {found}. Leave out "
-                "`workers` and `scheduler` to convert it in this process"
+                f"dataset {split!r} cannot be sent to worker processes ({found}): leave out `workers` and `scheduler` "
+                "to convert it in this process"
             )
 
 
 def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Listing:
-    """Returns the items of a dataset, or of a dataset for each split. Reads a few items of each dataset, twice.
+    """Returns the items of a dataset, or of a dict with a dataset for each split.
 
-    With `arrays`, items are dicts with a value for each array. Labels that are no integers become one more array. Keys
-    are the numbers of the items: b"17", or b"train/17" if there are several splits. Raises TypeError or ValueError for
-    what is no dataset of images with labels, and SourceError for a dataset without readable items.
+    Reads a few items of each dataset twice, to check that they do not change. With `arrays`, items are dicts with a
+    value for each array. Labels that are not integers become one more array. Keys are the numbers of the items: b"17",
+    or b"train/17" if `src` is a dict. Raises TypeError or ValueError for an object that is not a dataset or has invalid
+    items, and SourceError for a dataset without readable items.
     """
     given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
     if not given:
@@ -104,7 +108,7 @@ def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec,
     for split, dataset in given.items():
         check_split_name(split)
         if not _is_sequence(dataset):
-            instead = f"{type(dataset).__name__}. shardio.ShardWriter writes samples from an iterator"
+            instead = f"{type(dataset).__name__}. For samples from an iterator, use shardio.ShardWriter"
             raise TypeError(f"dataset {split!r}: expected an object with len(dataset) and dataset[i], found {instead}")
         if not len(dataset):
             raise SourceError(f"dataset {split!r}: expected items, found none")
@@ -113,7 +117,7 @@ def list_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec,
     arrays, has_pixels = found or arrays, not found
     classes, class_names = _common_classes(datasets) if like is not None else ((), ())
     if classes and isinstance(like, tuple) and len(like) != len(classes):
-        raise ValueError(f"datasets: expected {len(like)} classes, as labels have numbers, found {len(classes)}")
+        raise ValueError(f"datasets: expected {len(like)} classes, one per number of a label, found {len(classes)}")
     origin = DatasetOrigin(datasets, len(classes), "", like, arrays, has_pixels)
     sha256 = hashlib.sha256()
     items: dict[str, list[Found]] = {}
@@ -150,7 +154,10 @@ def _get(split: str, dataset: Dataset, number: int) -> Any:
 
 
 def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) -> tuple[tuple[ArraySpec, ...], Label]:
-    """Returns the arrays of the first item that can be read, () if it has a picture, and its label."""
+    """Returns (the specs of the arrays, the label) of the first item that can be read; ((), None) if there is none.
+
+    The specs are () if the item has an image.
+    """
 
     def look(item: Any, where: str) -> tuple[tuple[ArraySpec, ...], Label]:
         arrays = _find_arrays(item, where, declared)
@@ -163,9 +170,9 @@ def _look_at_one(split: str, dataset: Dataset, declared: tuple[ArraySpec, ...]) 
 
 
 def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tuple[ArraySpec, ...]:
-    """Returns the arrays of items without pictures, of which `item` is one; () if it has, or may be, a picture.
+    """Returns the specs of the arrays in an item without an image; () if the item has, or may be, an image.
 
-    Raises ValueError for a dict with an array that may be a picture, and for what no set can hold.
+    Raises ValueError for a dict with an array that may be an image, and for values that a set cannot hold.
     """
     values = item if isinstance(item, Mapping) else {ARRAY: item} if hasattr(item, "dtype") else {}
     if "image" in values:
@@ -176,7 +183,7 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
     if not names or not set(names) <= set(stored):
         return ()
     if wrong := [spec.name for spec in declared if spec.kind != "array"]:
-        raise ValueError(f"{where}: array {wrong[0]!r}: expected the kind array, as items have no `image`")
+        raise ValueError(f'{where}: array {wrong[0]!r}: expected the kind "array", because items have no "image"')
     try:
         found = {name: np.asarray(values[name]) for name in names}
         for name, value in found.items() if not declared else ():
@@ -185,7 +192,7 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
                     return ()
                 declaration = f'arrays={{{name!r}: ("array", "uint8", {value.shape})}}'
                 raise ValueError(
-                    f"expected `image` or arrays, found a possible picture: to store it, pass {declaration}"
+                    f"the array {name!r} may be an image: rename it to `image`, or declare it by {declaration}"
                 )
         return declared or declare({name: ("array", value.dtype, value.shape) for name, value in found.items()}, None)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
@@ -193,22 +200,27 @@ def _find_arrays(item: Any, where: str, declared: tuple[ArraySpec, ...]) -> tupl
 
 
 def _parts(item: Any, where: str, has_pixels: bool) -> tuple[Any, Any]:
-    """Returns (image, label) of an item, without an image (None, label)."""
+    """Returns the (image, label) of an item. The image is None unless `has_pixels`; the label is None if missing."""
     if not has_pixels:
         return None, item.get(label_name(item, f"{where}: ")) if isinstance(item, Mapping) else None
     if isinstance(item, Mapping):
         if "image" not in item:
-            raise TypeError(f"{where}: expected a dict with image, found one with {', '.join(map(str, item))[:200]}")
+            raise TypeError(f"{where}: expected a dict with the key image, found {', '.join(map(str, item))[:200]}")
         return item["image"], item.get("label")
     if isinstance(item, (tuple, list)):
         if len(item) not in (1, 2):
-            raise TypeError(f"{where}: expected (image, label) or an image, found {type(item).__name__} of {len(item)}")
+            raise TypeError(
+                f"{where}: expected (image, label) or an image, found {type(item).__name__} of length {len(item)}"
+            )
         return item[0], item[1] if len(item) == 2 else None
     return item, None
 
 
 def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
-    """Returns an integer as it is, unless `as_floats`; other numbers as float32; None without a label."""
+    """Returns an item's label: an int, a tuple of float32 numbers, or None. With `as_floats`, integers become tuples.
+
+    Raises TypeError or ValueError for an invalid label.
+    """
     if label is None:
         return None
     with contextlib.suppress(TypeError):
@@ -221,9 +233,7 @@ def _label(label: Any, where: str, *, as_floats: bool = False) -> Label:
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from None
     if numbers.ndim > 1 or numbers.shape in ((0,), (1,)):
-        raise TypeError(
-            f"{where}: expected an integer, a number or a vector of at least two as label, found {label!r:.80}"
-        )
+        raise TypeError(f"{where}: expected a number or a vector of at least two numbers as label, found {label!r:.80}")
     return tuple(map(float, numbers.reshape(-1)))
 
 
@@ -233,12 +243,12 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> DatasetItem:
         item = {ARRAY: item}
     if arrays and (not isinstance(item, Mapping) or any(spec.name not in item for spec in arrays)):
         expected = ", ".join(["image"] * has_pixels + [spec.name for spec in arrays])
-        found = f"one with {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
-        raise TypeError(f"{where}: expected a dict with {expected}, found {found:.200}")
+        found = f"the keys {', '.join(map(str, item))}" if isinstance(item, Mapping) else type(item).__name__
+        raise TypeError(f"{where}: expected a dict with the keys {expected}, found {found:.200}")
     image, told = _parts(item, where, has_pixels)
     known = {"label", LABELS_NAME, *(spec.name for spec in arrays)}
     if not has_pixels and (extra := [name for name in item if name not in known]):
-        raise TypeError(f"{where}: expected the arrays of the first item, found {extra[0]!r:.80} too")
+        raise TypeError(f"{where}: expected only arrays that the first item has, found {extra[0]!r:.80}, too")
     try:
         torch = sys.modules.get("torch")  # without it, there are no tensors
         if has_pixels:
@@ -247,7 +257,7 @@ def _given(item: Any, where: str, origin: DatasetOrigin) -> DatasetItem:
         raise TypeError(f"{where}: {error}") from None
     label = _label(told, where, as_floats=isinstance(like, tuple))
     if _kind(label) != _kind(like):
-        raise TypeError(f"{where}: expected a label of the kind of other labels, such as {like}, found {told!r:.80}")
+        raise TypeError(f"{where}: expected a label of the type and length of {like!r:.80}, found {told!r:.80}")
     most = (origin.num_classes or MAX_CLASSES) - 1
     if isinstance(label, int) and not 0 <= label <= most:
         raise ValueError(f"{where}: expected a label from 0 to {most}, found {label}")
@@ -264,22 +274,25 @@ def _kind(label: Label) -> object:
 
 
 def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
-    """Returns the tensor as an array with channels last, without a copy. Raises TypeError if it is not an image."""
+    """Returns a tensor ([C, ]height, width) as an array (height, width[, C]). Raises TypeError for other tensors."""
     if str(image.dtype) != "torch.uint8" or not (image.ndim == 2 or (image.ndim == 3 and image.shape[0] in (1, 3, 4))):
         found = f"{str(image.dtype).removeprefix('torch.')}, shape {tuple(image.shape)}"
-        raise TypeError(f"expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found one of {found}")
+        raise TypeError(f"expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found {found}")
     array: NDArray[np.uint8] = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy(force=True)
     return array
 
 
 def _some(dataset: Dataset) -> list[int]:
-    """Returns the numbers of the items that are tried."""
+    """Returns the indices of up to 8 items, evenly spaced over the dataset."""
     numbers: list[int] = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
     return numbers
 
 
 def _try_items(split: str, origin: DatasetOrigin) -> bytes:
-    """Returns hashes of a few items, which distinguish the dataset from others."""
+    """Returns the joined sha256 digests of a few items, which distinguish the dataset from other datasets.
+
+    Raises ValueError if an item differs when it is read again, and SourceError if none of the items can be read.
+    """
     numbers = _some(origin.datasets[split])
     hashes = b""
     errors: list[DecodeError] = []
@@ -295,12 +308,12 @@ def _try_items(split: str, origin: DatasetOrigin) -> bytes:
         if first != again:
             what = f"{'image, ' * origin.has_pixels}label and arrays" if origin.arrays else "image and label"
             raise ValueError(
-                f"dataset {split!r}, item {number}: expected the same {what} at every call, found a difference: leave "
-                "out random transforms, which training draws in every epoch"
+                f"dataset {split!r}, item {number}: expected the same {what} at every call, found a difference between "
+                "two calls: leave random transforms out here, and apply them in training"
             )
         hashes += first
     if len(errors) == len(numbers):
-        raise SourceError(f"dataset {split!r}: expected images, found none in the items {numbers}: {errors[0]}") from (
+        raise SourceError(f"dataset {split!r}: none of the items {numbers} can be read; the first: {errors[0]}") from (
             errors[0].__cause__
         )
     return hashes
@@ -317,7 +330,7 @@ def _hash_item(given: DatasetItem) -> bytes:
 
 
 def _targets(dataset: Dataset) -> bytes:
-    """Returns a hash of the labels in `targets`, which torchvision's datasets have; b"" without them."""
+    """Returns the sha256 digest of the integers in `dataset.targets`, as torchvision has them; b"" without them."""
     try:
         targets = np.asarray(getattr(dataset, "targets", ()))
     except (TypeError, ValueError):
@@ -326,7 +339,10 @@ def _targets(dataset: Dataset) -> bytes:
 
 
 def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns (classes, class names) of the datasets that have classes; two empty tuples if no dataset has."""
+    """Returns the (classes, class names) that the datasets have in common; ((), ()) if no dataset has classes.
+
+    Raises ValueError if two datasets have different classes.
+    """
     given = {split: getattr(dataset, "classes", ()) for split, dataset in datasets.items()}
     found = {
         split: _classes(split, datasets[split]) for split, one in given.items() if not _is_sequence(one) or len(one)
@@ -343,7 +359,7 @@ def _classes(split: str, dataset: Any) -> tuple[tuple[str, ...], tuple[str, ...]
     names = tuple(", ".join(name) if isinstance(name, tuple) else name for name in given)
     if not names or not all(isinstance(name, str) for name in (*names, *ids)):
         found = str(dataset.classes)[:80]
-        raise TypeError(f"dataset {split!r}: expected classes as a sequence of names, found {found!r}")
+        raise TypeError(f"dataset {split!r}: expected `classes` to be a sequence of names, found {found!r}")
     classes, class_names = (tuple(ids), names) if len(ids) == len(names) else (names, ())
     if (repeated := first_repeated(classes)) is not None:
         raise ValueError(f"dataset {split!r}: expected distinct classes, found {repeated!r} twice")

@@ -1,7 +1,7 @@
-"""ImageNet: the original archives, ImageNet as Kaggle has it, and Tiny ImageNet.
+"""Lists ImageNet in its original archives or in Kaggle's layout, and Tiny ImageNet.
 
-Nothing is unpacked: only the headers of the archives are read, and every image is an extent of one of the two archives.
-Keys of the archives and of Kaggle are the paths in the folder tree that unpacking the archives would give:
+The archives are not unpacked: only their headers are read, and every image is an extent of one of the two archives.
+For the archives and for Kaggle, keys are the paths in the folder tree that unpacking the archives would give:
 train/n01440764/n01440764_10026.JPEG and val/n01751748/ILSVRC2012_val_00000001.JPEG.
 """
 
@@ -26,7 +26,7 @@ from shardio.conversion.sources.names import clutter
 from shardio.conversion.sources.table import read_rows
 from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive, visible_members
 from shardio.conversion.sources.tree import list_tree
-from shardio.errors import DecodeError, SourceError
+from shardio.errors import DecodeError, SourceError, counted
 from shardio.format.layout import is_safe_name
 
 TRAIN_NAME = "ILSVRC2012_img_train.tar"
@@ -44,8 +44,8 @@ _VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
 def list_ilsvrc(src: Path) -> Listing:
     """Returns the images of the original archives in the folder `src`, or of the archive `src`.
 
-    The devkit must be in the same folder. It is required for validation images. For training images it is optional, and
-    gives the names of the classes. Raises SourceError if something is missing or wrong.
+    The devkit is read from the same folder. Validation images need it for their labels. For training images it is
+    optional, and gives readable names of classes. Raises SourceError if a file or an image is missing or invalid.
     """
     ignored: list[str] = []
     if src.is_dir():
@@ -61,12 +61,12 @@ def list_ilsvrc(src: Path) -> Listing:
             train, val = (src, None) if holds_tars(archive) else (None, src)
     devkit = _read_devkit(folder)
     if val is not None and devkit is None:
-        way = "put it there, or give the archive of the training images alone as SRC"
+        way = f"put it there, or pass {TRAIN_NAME} alone as SRC"
         raise SourceError(f"{folder}: expected {DEVKIT_NAMES[0]}, which has the labels, next to {val.name}: {way}")
     tars = {} if train is None else _class_tars(train, ignored)
     classes = sorted(tars if train is not None or devkit is None else set(devkit.truth))
     if devkit is not None and (unknown := [name for name in classes if name not in devkit.words]):
-        raise SourceError(f"{devkit.path}: expected the class {unknown[0]!r} in {_SYNSETS_NAME}, found others")
+        raise SourceError(f"{devkit.path}: expected the class {unknown[0]!r} in {_SYNSETS_NAME}, found other classes")
     found: dict[str, list[Found]] = {}
     if train is not None:
         # One by one, as sorting takes as much memory as what is sorted.
@@ -82,7 +82,7 @@ def list_ilsvrc(src: Path) -> Listing:
 
 
 def holds_tars(archive: Archive) -> bool:
-    """Whether the first member of an archive is an archive, as in the archive of training images."""
+    """Whether the first member of an archive is a tar, as in the archive of training images."""
     first = next(members(archive), None)
     return first is not None and first.name.endswith(b".tar")
 
@@ -91,7 +91,7 @@ def holds_tars(archive: Archive) -> bool:
 
 
 def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
-    """Returns the tar with the images of each class, by class."""
+    """Returns the tar inside the training archive that holds the images of each class, by class."""
     tars: dict[str, TarMember] = {}
     with open_archive(train) as archive:
         for member in visible_members(archive, ignored):
@@ -99,7 +99,7 @@ def _class_tars(train: Path, ignored: list[str]) -> dict[str, TarMember]:
             if suffix != "tar":
                 ignored.append("outside of class archives")
             elif stem in tars:
-                raise archive.error(member.offset, "one archive of each class", f"a second one of {stem!r}")
+                raise archive.error(member.offset, "only one archive of each class", f"a second archive of {stem!r}")
             else:
                 tars[stem] = member
     return tars
@@ -165,10 +165,10 @@ def _read_devkit(folder: Path) -> _Devkit | None:
                 if os.fsdecode(member.name).endswith("/" + name)
             }
     except (DecodeError, OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{path}: expected the devkit with {' and '.join(wanted)}, found: {error}") from None
+        raise SourceError(f"{path}: cannot read {' and '.join(wanted)} in the devkit: {error}") from None
     for name in wanted:
         if name not in files:
-            raise SourceError(f"{path}: expected {name} in the devkit, found none")
+            raise SourceError(f"{path}: the devkit has no {name}: download the devkit again")
     leaves, words = _read_synsets(path, files[_SYNSETS_NAME])
     return _Devkit(path, words, tuple(_read_truth(path, files[_TRUTH_NAME], leaves)))
 
@@ -179,16 +179,16 @@ def _devkit_archive(path: Path) -> Archive:
         with gzip.open(io.BytesIO(data)) as file:
             data = file.read(_MAX_DEVKIT_NBYTES + 1)
         if len(data) > _MAX_DEVKIT_NBYTES:
-            raise SourceError(f"{path}: expected a devkit of at most {_MAX_DEVKIT_NBYTES:,} bytes, found more")
+            raise SourceError(f"{path}: expected a devkit of at most {_MAX_DEVKIT_NBYTES:,} unpacked bytes, found more")
     return Archive(str(path), io.BytesIO(data), 0, len(data))
 
 
 def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:
-    """Returns (number -> WordNet id, WordNet id -> words) of the classes, which are the synsets without children."""
+    """Returns (WordNet id by number, words by WordNet id) of the classes, which are the synsets without children."""
     try:
         from scipy.io import loadmat
     except ImportError:
-        way = "`pip install 'shardio[ilsvrc]'`, or move the devkit elsewhere if only training images are converted"
+        way = "run `pip install 'shardio[ilsvrc]'`, or move the devkit elsewhere to convert only training images"
         raise SourceError(f"{path}: reading {_SYNSETS_NAME} needs scipy: {way}") from None
     try:
         synsets = np.atleast_1d(loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"])
@@ -197,12 +197,15 @@ def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, st
         rows = [(int(number), str(wnid), str(words)) for number, wnid, words in zip(*columns, strict=True)]
     except Exception as error:  # a dozen kinds on damaged files
         raise SourceError(
-            f"{path}: expected synsets in {_SYNSETS_NAME}, found {type(error).__name__}: {error}"
+            f"{path}: cannot read the synsets in {_SYNSETS_NAME} ({type(error).__name__}: {error}): download it again"
         ) from None
     leaves = {number: wnid for number, wnid, _ in rows}
     words = {wnid: name for _, wnid, name in rows}
     if not len(rows) == len(leaves) == len(words) > 0 or not all(map(is_safe_name, words)):
-        raise SourceError(f"{path}: expected distinct synsets in {_SYNSETS_NAME}, found none or invalid ones")
+        raise SourceError(
+            f"{path}: expected classes with distinct numbers and valid WordNet ids in {_SYNSETS_NAME}, found "
+            f"{counted(len(rows), 'class')}, not all of them so: download the devkit again"
+        )
     return leaves, words
 
 
@@ -210,7 +213,7 @@ def _read_truth(path: Path, data: bytes, leaves: dict[int, str]) -> Iterator[str
     for line, text in enumerate(data.split(), start=1):
         number = int(text) if re.fullmatch(rb"\d{1,9}", text) else None
         if number not in leaves:
-            found = f"found {os.fsdecode(text)!r:.80}"
+            found = f"found the number {os.fsdecode(text)!r:.80}"
             raise SourceError(f"{path}: {_TRUTH_NAME}: line {line}: expected a synset without children, {found}")
         yield leaves[number]
 
@@ -228,7 +231,7 @@ _ANNOTATIONS_NAME = "val/val_annotations.txt"
 
 
 def images_folder(src: Path) -> Path | None:
-    """Returns the folder with train and val in Kaggle's layout: `src` or a folder below. None for other layouts."""
+    """Returns the folder CLS-LOC of Kaggle's layout, which holds train and val: `src` or a folder below; or None."""
     for depth in range(len(_IMAGES)):
         # Unlike Path.is_dir, this raises nothing for a folder that may not be entered: the scan names it.
         if os.path.isdir(src.joinpath(*_IMAGES[depth:])):
@@ -237,14 +240,14 @@ def images_folder(src: Path) -> Path | None:
 
 
 def list_kaggle(src: Path) -> Listing:
-    """Returns the images of Kaggle's layout. `src` is the folder with ILSVRC in it, or ILSVRC, or CLS-LOC.
+    """Returns the images of Kaggle's layout. `src` is the folder that holds ILSVRC, or a folder below, down to CLS-LOC.
 
-    The LOC_ files may be in any of these folders. Keys are paths in the usual tree, where validation images are in
-    class folders too. The unlabeled images in test are ignored. An image of the solution that is missing is a source
-    that will be refused.
+    The LOC_ files may be in any of these folders. Keys are paths in a tree of class folders, also for validation
+    images. The images in test, which have no labels, are ignored. An image that only LOC_val_solution.csv lists becomes
+    a source that the conversion refuses.
     """
     if (images := images_folder(src)) is None:
-        raise SourceError(f"{src}: expected {'/'.join(_IMAGES)} in it, found none")
+        raise SourceError(f"{src}: expected the folder {'/'.join(_IMAGES)} in it, found none")
     tree = list_tree(images)
     found = {split: some for split, some in tree.found.items() if split in ("train", "val")}
     if empty := [split for split in ("train", "val") if (images / split).is_dir() and split not in found]:
@@ -255,7 +258,7 @@ def list_kaggle(src: Path) -> Listing:
     if "val" in found and found["val"][0].label is None:
         found["val"] = _solved(images, {os.path.splitext(one.key[4:])[0]: one for one in found["val"]})
     if ignored["outside of class folders"] or any(some[0].label is None for some in found.values()):
-        raise SourceError(f"{images}: expected each image in a class folder, as others are, found some outside")
+        raise SourceError(f"{images}: expected every image in a class folder, found images outside of class folders")
     classes = tree.classes or sorted({str(one.label) for one in found["val"]})
     names: Mapping[str, str] = {}
     if (path := _find(images, _MAPPING_NAME)) is not None:
@@ -267,10 +270,13 @@ def list_kaggle(src: Path) -> Listing:
 
 
 def _solved(images: Path, files: dict[bytes, Found]) -> list[Found]:
-    """Returns the images of a flat val, which are `files` by name, with their labels, in the order of a tree."""
+    """Returns the images of a val without class folders, with their labels from LOC_val_solution.csv, sorted by key.
+
+    `files` has the images by their names without suffix.
+    """
     if (path := _find(images, _SOLUTION_NAME)) is None:
         raise SourceError(
-            f"{images / 'val'}: expected {_SOLUTION_NAME}, which has its labels, next to ILSVRC, found none"
+            f"{images / 'val'}: expected {_SOLUTION_NAME}, which has the labels, next to ILSVRC, found no such file"
         )
     names, rows, faults = read_rows(path, ())
     if names != _SOLUTION_COLUMNS:
@@ -290,7 +296,7 @@ def _solved(images: Path, files: dict[bytes, Found]) -> list[Found]:
         file = f"{name}.JPEG".encode() if there is None else there.key[4:]
         found.append(Found(b"val/%s/%s" % (os.fsencode(wnid), file), wnid, b"val/" + file))
     if files:
-        found_none = f"found none for {os.fsdecode(min(files))!r} ({len(files):,} in all)"
+        found_none = f"found none for {os.fsdecode(min(files))!r} ({len(files):,} missing)"
         raise SourceError(f"{path}: expected a line for each image in {images / 'val'}, {found_none}")
     return sorted(found, key=lambda one: os.fsdecode(one.key))
 
@@ -313,9 +319,9 @@ def is_tiny_imagenet(src: Path) -> bool:
 
 
 def list_tiny_imagenet(src: Path) -> Listing:
-    """Returns the images of Tiny ImageNet, with the names of their files as keys. The split test has no labels.
+    """Returns the images of Tiny ImageNet, with their paths below `src` as keys. The split test has no labels.
 
-    An image of val that is listed but missing is a source that will be refused.
+    A missing image that val_annotations.txt lists becomes a source that the conversion refuses.
     """
     tree = list_tree(src, "none")
     classes = sorted(set(_lines(src / _CLASSES_NAME)))
@@ -324,7 +330,7 @@ def list_tiny_imagenet(src: Path) -> Listing:
         raise SourceError(f"{src / _ANNOTATIONS_NAME}: expected classes of {_CLASSES_NAME}, found {min(unknown)!r}")
     if absent := [split for split in ("train", "val") if split not in tree.found]:
         raise SourceError(f"{src / absent[0]}: expected images, found none: complete the download")
-    missing = Fault(f"expected the image, as in {_ANNOTATIONS_NAME}, found none")
+    missing = Fault(f"expected an image at this path, as {_ANNOTATIONS_NAME} lists it, found none")
     train, val = ([(one, os.fsdecode(one.key)) for one in tree.found[split]] for split in ("train", "val"))
     found = {
         **tree.found,

@@ -1,6 +1,6 @@
-"""Collections whose images tables list or describe.
+"""Lists the images in a table, or adds the labels, splits and numbers of tables to the images of another SRC.
 
-An error names all wrong rows, not only the first, so a table can be corrected in one go.
+An error counts all invalid rows and shows ten, not only the first, so a table can be corrected in one go.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 @dataclass
 class _Rows(Listing):
-    """Images whose `where` is (their table, their row); and images of splits without a table, which have no `where`."""
+    """The Listing of images that tables describe. The `where` of an image is (its table, the index of its row).
+
+    Images of splits without a table have no `where`.
+    """
 
     tables: Sequence[Contents] = ()
 
@@ -83,23 +86,24 @@ class _Rows(Listing):
             parts.append({name: _column(content, name, [row for row, _ in mine]) for name in content.numbers})
         types = [{name: numbers.dtype.str for name, numbers in part.items()} for part in parts]
         if others := [one for one in types if one != types[0]]:
-            raise SourceError(f"tables: expected the same columns of numbers in each, found {types[0]} and {others[0]}")
+            raise SourceError(f"tables: expected the same columns of numbers in all, found {types[0]} and {others[0]}")
         values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return ColumnTable({key: row for row, key in enumerate(keys)}, values)
 
 
 def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
-    """Returns the images that a table lists, in its order; without its labels if `unlabeled`.
+    """Returns the images that a table lists, in the order of its rows; without labels if `unlabeled`.
 
-    Paths are absolute, or relative to the table's root. A key is the path, relative if the file is below the root. A
-    missing file is a source that will be refused; a mistake in the table itself raises SourceError.
+    Paths are absolute, or relative to the table's root, by default its folder. A key is the path of the image, relative
+    to the root if the image is below the root. A missing file becomes a source that the conversion refuses. An invalid
+    row raises SourceError, here or from `collect`.
     """
     content = read_table(table, unlabeled=unlabeled)
     folder = Path(os.path.abspath(table.root)) if table.root is not None else table.path.parent
 
     @cache
     def images_in(above: str) -> Mapping[str, list[str]]:
-        """Returns the paths of the images in a folder, sorted, by their names without suffix."""
+        """Returns the sorted paths of the images in a folder, by the images' names without suffix."""
         found: dict[str, list[str]] = {}
         with contextlib.suppress(OSError):
             for name in sorted(filter(has_image_suffix, os.listdir(folder / above))):
@@ -131,13 +135,14 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
 
 
 def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collection:
-    """Returns the images of a collection with the labels, splits and numbers in tables.
+    """Returns the collection with the labels, splits and numbers of tables.
 
-    `tables` are by split, or one by "". Paths are keys, or files in SRC, and may lack a suffix, or the folder of the
-    table's split. Tables list the images, unless the collection has labels and they have none: an image that is in SRC
-    alone is left out and counted, and one that is in a table alone is a source that will be refused. Otherwise the
-    collection lists the images: each must be in a table, and other rows are counted. Splits without a table stay as
-    they are.
+    `tables` are by split; a table by "" is for all splits. A path in a table is a key or a path in SRC. It may lack the
+    suffix, or the folder of the table's split.
+
+    If tables have labels, or SRC has none and is not a dataset, the tables list the images: an image only in SRC is
+    left out and counted, and an image only in a table becomes a source that the conversion refuses. Otherwise, every
+    image in SRC needs a row, and rows without an image are counted. Splits without a table stay unchanged.
     """
     contents = list(tables.values())
     is_labeled = any(sources[0].label is not None for sources in collection.splits.values())
@@ -160,7 +165,7 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
                 used.add(source.key)
                 found = Found(source.key, source.label, source.place, where)
             elif tables_list:
-                missing = Fault(f"expected an image at this path in SRC, as in {content.path.name}, found none")
+                missing = Fault(f"expected an image at this path in SRC, as {content.path.name} lists it, found none")
                 split = known_split(names[0].split("/")[0]) or DEFAULT_SPLIT
                 found = Found(os.fsencode(names[0]), None, missing, where)
             else:
@@ -169,27 +174,29 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
             rows.append((content.splits[row] or given or split, found))
         content.faults.check()
         if content.paths and not used:
-            found_none = f"found {content.paths[0]!r}, and no image at any path"
-            raise SourceError(f"{content.path}: expected paths of images in SRC such as {images.first!r}, {found_none}")
+            raise SourceError(
+                f"{content.path}: expected paths of images in SRC, such as {images.first!r}, found only paths without "
+                f"an image in SRC, such as {content.paths[0]!r}"
+            )
     covers_all = "" in tables or len(collection.splits) == 1
     described = [split for split in collection.splits if covers_all or split in tables]
     left = [source.key for split in described for source in collection.splits[split] if source.key not in used]
     if left and not tables_list:
         raise SourceError(
-            f"{contents[0].path}: expected a row for every image, found none for {len(left):,} of "
-            f"{collection.num_sources:,}, such as {os.fsdecode(left[0])!r}"
+            f"{contents[0].path}: expected a row for every image in SRC, found no row for {len(left):,} of "
+            f"{counted(collection.num_sources, 'image')}, such as {os.fsdecode(left[0])!r}"
         )
     if left:
         ignored["image in no table"] += len(left)
     rest = {split: sources for split, sources in collection.splits.items() if split not in described}
     if rest and any(content.numbers for content in contents):
-        found_none = f"found none for {next(iter(rest))!r}"
-        raise SourceError(f"{contents[0].path}: expected a table with its numbers for every split, {found_none}")
+        found_none = f"found no table for {next(iter(rest))!r}"
+        raise SourceError(f"{contents[0].path}: expected a table of numbers for every split, {found_none}")
     return _listing(replace(collection, splits=rest, ignored=ignored), contents, rows).collect("folders")
 
 
 class _Images:
-    """The images of a collection by path, with suffix and without."""
+    """Finds the images of a collection by their paths or keys, with or without suffix."""
 
     def __init__(self, collection: Collection) -> None:
         self._found: dict[str, tuple[str, Source]] = {
@@ -202,14 +209,17 @@ class _Images:
         self.first = next(iter(self._found), "")
         self._stems: dict[str, str] = {}
         self._twins: dict[str, list[str]] = {}
-        """The paths of each stem that has several."""
+        """All paths with the same stem (path without suffix), for each stem of several paths."""
         for path in self._found:
             stem = os.path.splitext(path)[0]
             if (first := self._stems.setdefault(stem, path)) != path:
                 self._twins.setdefault(stem, [first]).append(path)
 
     def find(self, names: Sequence[str]) -> list[tuple[str, Source]]:
-        """Returns (split, source) of each image with one of these names; without suffixes, if none has such a name."""
+        """Returns the (split, source) of each image whose path or key is in `names`.
+
+        If there is none, returns the images whose path or key without suffix is in `names`.
+        """
         paths = [name for name in names if name in self._found] or [
             path for name in names if name in self._stems for path in self._twins.get(name, [self._stems[name]])
         ]
@@ -223,11 +233,14 @@ def _nowhere(table: Table, folder: Path, paths: Sequence[str]) -> SourceError:
     if os.path.isabs(paths[0]):
         there = next(folder for folder in Path(paths[0]).parents if os.path.lexists(folder))
         found = f"of {paths[0]!r} only {str(there)!r} exists: correct the paths, or mount their folder"
-    return SourceError(f"{table.path}: expected images at {len(paths):,} paths, found none: {found}")
+    return SourceError(f"{table.path}: expected images at the first {counted(len(paths), 'path')}, found none: {found}")
 
 
 def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]) -> Listing:
-    """Returns the rows of tables, with the labels of the tables if they have some, and the rest of the collection."""
+    """Returns the Listing of `rows` of tables and of the images of `collection`, which have no table.
+
+    If the tables have labels, `rows` get the tables' labels and classes.
+    """
     found: dict[str, list[Found]] = {split: [] for split in in_split_order(split for split, _ in rows)}
     has_labels = any(content.label_names for content in contents)
     classes: tuple[str, ...] | None = collection.classes
@@ -248,11 +261,15 @@ def _listing(collection: Collection, contents: Sequence[Contents], rows: Sequenc
 def _read_labels(
     contents: Sequence[Contents], rows: Sequence[tuple[str, Found]]
 ) -> tuple[tuple[str, ...] | None, Sequence[str | tuple[float, ...] | None]]:
-    """Returns (classes, label of each row): texts to number, or float32 numbers. Adds mistakes to the faults."""
+    """Returns (classes, label of each row). Adds errors to the faults of the tables.
+
+    For class names and integers, labels are texts, and classes are None, as they are still to be numbered. For other
+    numbers, labels are tuples of float32 numbers, and classes name their elements; () for a single column.
+    """
     labeled = [content for content in contents if content.label_names]
     if len({content.label_names if len(content.label_names) > 1 else () for content in labeled}) > 1:
         expected, found = (", ".join(one.label_names) for one in (labeled[0], labeled[-1]))
-        raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in others, found {found}")
+        raise SourceError(f"{labeled[-1].path}: expected labels from {expected}, as in other tables, found {found}")
     cells = []
     for _, one in rows:
         content, row = one.where
@@ -293,10 +310,10 @@ def _numbers(rows: Iterable[tuple[str, Found]], cells: Iterable[Any]) -> list[tu
 
 
 def _column(content: Contents, name: str, rows: Sequence[int]) -> NDArray[np.int64] | NDArray[np.float64]:
-    """Returns the numbers of a column of a table in these rows.
+    """Returns the numbers of a table's column in `rows`, int64 or float64 (rows,).
 
-    A column with only integers becomes int64. Any other becomes float64, where empty cells are NaN, and refuses
-    integers that float64 cannot hold exactly. Raises SourceError, with the row's line, for a cell that is no number.
+    A column of only integers becomes int64. Any other column becomes float64, and its empty cells NaN. Raises
+    SourceError, with the row's line, for a cell that is not a number, or an integer that the dtype cannot hold exactly.
     """
 
     def wrong(row: int, error: object) -> SourceError:
@@ -324,7 +341,7 @@ def _column(content: Contents, name: str, rows: Sequence[int]) -> NDArray[np.int
 
 
 def _parse(cell: Any) -> int | float:
-    """Returns the number in a cell; NaN if it is empty. Raises ValueError if it is not a number."""
+    """Returns the number in a cell; NaN for an empty cell. Raises ValueError for other text."""
     text = "" if cell is None else str(int(cell) if isinstance(cell, bool) else cell).strip()
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -333,4 +350,4 @@ def _parse(cell: Any) -> int | float:
             raise ValueError
         return float(text or "nan")
     except ValueError:
-        raise ValueError(f"expected a number or nothing, found {text[:80]!r}") from None
+        raise ValueError(f"expected a number or an empty cell, found {text[:80]!r}") from None

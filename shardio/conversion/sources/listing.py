@@ -1,7 +1,7 @@
-"""What a kind of storage has listed, and the collection that it becomes.
+"""Turns the images that a scan of SRC has found (a Listing) into a Collection.
 
-This is the one place that orders splits, numbers labels, and refuses classes without images, repeats and doubts. A kind
-of storage only lists: the key of each image, the word for its split, its label as it is written, and its place.
+This is the one place that orders splits, numbers labels, and refuses classes without images, repeated keys and
+ambiguous layouts. A scan only lists each image: its key, SRC's word for its split, its label as written, its place.
 """
 
 from __future__ import annotations
@@ -33,58 +33,66 @@ from shardio.format.layout import LABELS_NAME
 from shardio.format.parse import first_repeated
 
 KINDS_OF_FOLDERS = ("tree", "arrays")
-"""The kinds of storage whose folders may be classes or not."""
+"""The kinds of storage in which a folder may or may not be a class."""
 
 # All rows of an index are as wide as the longest key. Names that people give are never so unequal.
 _MOST_PADDING_NBYTES = 256 << 20
 _MOST_PADDING = 15
-"""Times the bytes of the keys themselves."""
+"""Padding may take this many times the bytes of the keys themselves, if that is more than the limit above."""
 
 
 class Found(NamedTuple):
-    """An image, or another sample, as its storage lists it."""
+    """An image, or a sample without pixels, as a scan lists it."""
 
     key: bytes
     label: str | Label
-    """A class or an integer as text; an integer or numbers, which stay as they are; or None."""
+    """Text: a class name or an integer, still to be numbered. An int or a tuple of numbers: final. None: no label."""
     place: Place = None
     where: Any = None
-    """What the listing needs to name it in a message."""
+    """Where SRC lists the image, for error messages: in a table, (the table, the row)."""
 
 
 @dataclass
 class Listing:
-    """All that a kind of storage has found in SRC. Kinds that do something in another way are subclasses."""
+    """The images that a scan has found in SRC. `collect` numbers and checks them.
+
+    Subclasses change keys or error messages for their kind of storage.
+    """
 
     src: str | Path
-    """Begins messages."""
+    """The beginning of error messages."""
     found: Mapping[str, Sequence[Found]]
-    """By the word for the split in SRC; "" if nothing names a split."""
+    """The images of each split, by SRC's word for the split, such as "Validation"; by "" if SRC names no split."""
     known: Collection
-    """What the collection will have, other than classes and splits."""
+    """A Collection without classes and splits, which `collect` adds."""
     classes: Sequence[str] | None = None
-    """The classes in the order of their labels. None: those that labels name, or the numbers up to the largest."""
+    """The classes in the order of their numbers. None: `collect` derives the classes from the labels."""
     class_names: Mapping[str, str] = field(default_factory=dict)
-    """Readable names of all classes; or nothing."""
+    """A readable name for each class, such as "tench" for n01440764; or empty."""
     doubts: Sequence[str] = ()
-    """What in SRC could be understood in two ways."""
+    """Descriptions of what is ambiguous in SRC. `collect` raises them if its `labels` is None."""
     has_class_folders: bool = False
-    """Whether classes are folders or archives, which may be empty. Elsewhere they are labels of images, or names from a
-    list of all labels, in use or not."""
+    """Whether classes are folders or archives. Only then does `empty_classes` apply to classes without images."""
     keeps_order: bool = False
-    """Whether splits stay in the order of `found`."""
+    """Whether splits stay in the order of `found`, instead of train, val and test first."""
     may_rename: bool = False
-    """Whether `key` can make other keys if keys are repeated."""
+    """Whether `key` with `again` returns other keys, for use if the first keys are not distinct."""
 
     def __post_init__(self) -> None:
         self._faults = Faults(self.src, "image")
 
     def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
-        """Returns the key of an image in the class `name`, or in "". `again` asks for another one."""
+        """Returns the key of an image of the class `name`, which is "" for an image without a class.
+
+        With `again`, may return another key, because the keys without `again` were not distinct.
+        """
         return one.key
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault | None:
-        """Returns the reason to refuse the image alone, or None after noting a mistake, which `check` raises."""
+        """Returns a Fault for the image, or None after noting an error for `check`.
+
+        With a Fault, the conversion refuses only this image. `check` raises all noted errors, so nothing is converted.
+        """
         self._faults.add(repr(os.fsdecode(one.key)), expected, found)
         return None
 
@@ -95,14 +103,15 @@ class Listing:
         self.refuse(one, "each image once", "it again")
 
     def collect(self, labels: Labels | None = None, empty_classes: EmptyClasses = "keep") -> Collection:
-        """Returns the collection: without labels if `labels` is "none", in spite of doubts if it is "folders".
+        """Returns the collection, with its splits ordered, labels numbered and keys checked.
 
-        Raises SourceError for wrong labels, repeats and doubts, and if `empty_classes` refuses a class without images.
+        With `labels` "none", sources have no labels. With None, raises SourceError for `doubts`. Also raises it for
+        invalid labels, repeated keys, splits without images, and classes without images if `empty_classes` is "refuse".
         """
         named = by_split(self.src, self.found)
         splits = {split: named[split] for split in (named if self.keeps_order else in_split_order(named))}
         if empty := [split or DEFAULT_SPLIT for split, some in splits.items() if not some]:
-            raise SourceError(f"{self.src}: expected images of the split {empty[0]!r}, found none")
+            raise SourceError(f"{self.src}: expected images in the split {empty[0]!r}, found none")
         if not splits:
             self.check()
             raise SourceError(f"{self.src}: expected images, found none")
@@ -121,7 +130,9 @@ class Listing:
         self.check()
         places = [source.place for source in chain.from_iterable(sources.values())]
         if isinstance(first := places[0], Fault) and all(isinstance(place, Fault) for place in places):
-            raise SourceError(f"{self.src}: expected images, found none among {len(places):,}: {first.detail}")
+            raise SourceError(
+                f"{self.src}: expected images, but none of {len(places):,} can be used; the first one: {first.detail}"
+            )
         self._check_keys(sources)
         if labels is None:
             self._check_doubts(numbering.classes)
@@ -149,13 +160,13 @@ class Listing:
             used = next(labeled, set())
             if (empty := [name for name in classes if name not in used]) and empty_classes == "refuse":
                 raise SourceError(
-                    f"{self.src}: expected images in every class folder, found none in {len(empty):,}: "
-                    f"{first_of(empty, 5, repr)}. Add some, or pass `--empty-classes omit` (labels number the others) "
-                    "or `keep` (labels without samples)"
+                    f"{self.src}: expected images in every class folder, found {len(empty):,} without images: "
+                    f"{first_of(empty, 5, repr)}. Add images, or pass `--empty-classes omit` (only classes with images "
+                    "get a number) or `--empty-classes keep` (all classes get a number)"
                 )
             classes, unknown = (
                 tuple(name for name in classes if name in used),
-                "a class with images in the first split, or `--empty-classes keep`",
+                "a class that has images in the first split (or pass `--empty-classes keep`)",
             )
         return Numbering(classes, {name: label for label, name in enumerate(classes)}, unknown=unknown)
 
@@ -173,7 +184,7 @@ class Listing:
                     name = numbering.classes[number]
                 label = number or 0
             elif label is None and has_labels:
-                label, wrong = 0, "a label, as other images of the split have"
+                label, wrong = 0, "a label, because other images of the split have labels"
             fault = self.refuse(one, wrong, one.label) if wrong and has_labels else None
             yield Source(self.key(split, one, name, again), label if has_labels else None, fault or one.place)
 
@@ -189,8 +200,9 @@ class Listing:
             total, padded = sum(len(source.key) for source in some), len(longest) * len(some)
             if padded - total > max(_MOST_PADDING_NBYTES, _MOST_PADDING * total):
                 raise SourceError(
-                    f"{self.src}: expected keys of similar length in {split!r}, found {os.fsdecode(longest)[:80]!r}... "
-                    f"of {len(longest):,} bytes, which would make the index {padded:,} bytes: move it to a shorter path"
+                    f"{self.src}: in the split {split!r}, the path {os.fsdecode(longest)[:80]!r}... has "
+                    f"{len(longest):,} bytes. Padding all paths to its length would make an index of {padded:,} bytes: "
+                    "move the image to a shorter path"
                 )
 
     def _check_doubts(self, classes: Sequence[str]) -> None:
@@ -198,10 +210,10 @@ class Listing:
         # One class may have such a name: many collections have trains.
         if len(words) == len(classes) > 0 or len(set(map(known_split, words))) > 1:
             named = ", ".join(map(repr, words))
-            doubts.append(f"expected classes, found names of splits ({named}), which would become classes")
+            doubts.append(f"expected names of classes, found names of splits ({named}), which would become classes")
         if doubts:
             command = f"shardio convert {shlex.quote(str(self.src))} OUT --labels"
-            way = "Rename them, or take the images without labels: "
+            way = "Rename these classes. Or, to convert the images without labels, run "
             if self.known.kind in KINDS_OF_FOLDERS:
-                way = f"If folders are classes, run `{command} folders`. To take all images without labels, run "
+                way = f"If folders are classes, run `{command} folders`. To convert all images without labels, run "
             raise SourceError(f"{self.src}: {'; '.join(doubts)}. {way}`{command} none`")

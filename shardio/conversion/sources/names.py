@@ -1,6 +1,6 @@
-"""Interprets the names in a collection: which files are clutter, which words name splits, how labels are numbered.
+"""Interprets names in SRC: recognizes clutter and the names of splits, and numbers the labels.
 
-A set calls the known splits train, val and test: the same images give the same set, whatever words their storage uses.
+A set always calls these splits train, val and test, so the same images give the same set, whatever words SRC uses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _SYSTEM_NAMES = frozenset(
 
 
 def clutter(path: str) -> str:
-    """Returns "hidden" or "of the system" if the name of a folder or file in `path` marks it as clutter; else ""."""
+    """Returns the kind of clutter that a path is, "hidden" or "of the system"; "" if it is none.
+
+    A path is clutter if a folder or file in it has a name that begins with a dot, or a name of _SYSTEM_NAMES.
+    """
     for name in path.split("/"):
         if name.startswith("."):
             return "hidden"
@@ -44,7 +47,7 @@ def clutter(path: str) -> str:
 
 
 def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.DirEntry[str]]:
-    """Yields the entries of a folder, unsorted and without clutter. Counts clutter in `ignored`, by kind."""
+    """Yields the entries of a folder, unsorted and without clutter. Counts clutter by kind in `ignored`."""
     with os.scandir(folder) as found:
         for entry in found:
             if not (kind := clutter(entry.name)):
@@ -54,11 +57,14 @@ def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.Di
 
 
 def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
-    """Returns the entries of a folder, as from `entries`, sorted by name. Raises SourceError if it cannot be read."""
+    """Returns the entries of a folder, sorted by name and without clutter. Counts clutter by kind in `ignored`.
+
+    Raises SourceError if the folder cannot be read.
+    """
     try:
         return sorted(entries(folder, ignored), key=lambda entry: entry.name)
     except OSError as error:
-        raise SourceError(f"{folder}: expected a readable folder, found: {error.strerror}") from None
+        raise SourceError(f"{folder}: cannot read the folder: {error.strerror}") from None
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -66,7 +72,7 @@ def sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]
 SPLIT_NAMES = ("train", "val", "test")
 
 DEFAULT_SPLIT = "train"
-"""The split of sources whose names do not name a split."""
+"""The split of images for which SRC names no split."""
 
 _SPLIT_OF = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -76,20 +82,20 @@ _SPLIT_OF = {
 
 
 def known_split(word: str) -> str:
-    """Returns train, val or test if the word, in any case, is a name for that split; otherwise "".
+    """Returns "train", "val" or "test" if `word` is a name for that split, in any case; otherwise "".
 
-    A year may follow, as in COCO's train2017.
+    A year may follow the name, as in COCO's train2017.
     """
     return _SPLIT_OF.get(re.sub(r"[-_]?(19|20)[0-9]{2}$", "", word.lower()), "")
 
 
 def split_name(word: str) -> str:
-    """Returns the split that a word names, such as val for "Validation". An unknown word is returned unchanged."""
+    """Returns the set's name for a split, such as "val" for "Validation". Returns an unknown word unchanged."""
     return known_split(word) or word
 
 
 def by_split(where: object, given: Mapping[str, T]) -> dict[str, T]:
-    """Returns the values by the split that each word names, in the given order. "" stays.
+    """Returns the values of `given` by the set's name for each split, in the same order. The key "" stays "".
 
     Raises SourceError if two words name the same split, such as val and dev. The message begins with `where`.
     """
@@ -98,13 +104,13 @@ def by_split(where: object, given: Mapping[str, T]) -> dict[str, T]:
         if (other := first.setdefault(split_name(word), word)) != word:
             raise SourceError(
                 f"{where}: expected one name for the split {split_name(word)!r}, found {other!r} and {word!r}: rename "
-                "one, or convert them separately"
+                "one of them, or convert them separately"
             )
     return {split_name(word): value for word, value in given.items()}
 
 
 def in_split_order(names: Iterable[str]) -> list[str]:
-    """Returns the distinct names in the order train, val, test, then other names, sorted."""
+    """Returns the distinct names of splits: train, val and test first, then the other names, sorted."""
     names = set(names)
     return [*(name for name in SPLIT_NAMES if name in names), *sorted(names - set(SPLIT_NAMES))]
 
@@ -118,32 +124,35 @@ _NUMBER = re.compile(_DIGITS, re.ASCII)
 # [0.1, 0.9], or 0.1;0.9 without brackets.
 _VECTOR = re.compile(rf"[\[(]\s*{_DIGITS}([\s,;|]+{_DIGITS})*[\s,;]*[\])]|{_DIGITS}(\s*[,;|]\s*{_DIGITS})+", re.ASCII)
 
-NO_VECTORS = "a vector of numbers comes from several columns of a table: see `--table`"
+NO_VECTORS = "to convert vectors of numbers as labels, put them into columns of a table: see `--table`"
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """The classes of a collection, and the class number of each label."""
+    """The classes of a collection, the number of each valid label, and what was expected for the invalid labels."""
 
     classes: tuple[str, ...]
     labels: Mapping[str, int] = field(default_factory=dict)
-    """The number of each valid label, by the label's text in the collection."""
+    """The number of each valid label, by the label's text in SRC."""
     expected: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """A description of the labels that would be valid, for each invalid label, by (split, the label's text)."""
+    """A description of the labels that are valid in its place, for each invalid label, by (split, text)."""
     unknown: str = ""
-    """The description for all other invalid labels."""
+    """A description of valid labels, for the invalid labels that are not in `expected`."""
 
 
 def numbers_up_to(least: int, most: int) -> tuple[str, ...]:
-    """Returns the classes of integer labels from `least` to `most`: 0 to `most`; () if labels are no such numbers."""
+    """Returns the classes for integer labels from `least` to `most`: the texts "0", "1" to str(`most`).
+
+    Returns () if the labels cannot be classes: if `least` is negative or `most` is at least MAX_CLASSES.
+    """
     return tuple(map(str, range(most + 1))) if least >= 0 and most < MAX_CLASSES else ()
 
 
 def number_labels(written: Set[tuple[str, str]]) -> Numbering:
-    """Returns the numbers of all labels. `written` has the (split, text) of each label, as the collection writes it.
+    """Returns the number of each label. `written` has the (split, text) of each label in SRC.
 
-    Integers are used as they are. Class names are numbered in sorted order, and those in later splits must occur in the
-    first split. If a collection has both, the rarer kind is invalid.
+    An integer is its own number. Class names are numbered in sorted order, and each must occur in the first split.
+    If SRC has both, class names are valid only if there are more distinct class names than distinct integers.
     """
     everything = {text for _, text in written}
     integers = {text for text in everything if re.fullmatch(r"[0-9]{1,18}", text) and int(text) < MAX_CLASSES}
@@ -170,14 +179,17 @@ def number_labels(written: Set[tuple[str, str]]) -> Numbering:
 
 
 def parse_number(text: str) -> float:
-    """Returns the finite number that a text is. Raises ValueError for anything else, such as nan, inf or 1_000."""
+    """Returns the finite number in a text, as a float. Raises ValueError for other text, such as nan, inf or 1_000."""
     if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(number := float(text)):
-        raise ValueError(f"expected a number, found {text!r:.80}")
+        raise ValueError(f"expected a finite decimal number, found {text!r:.80}")
     return number
 
 
 def are_measures(texts: Iterable[str]) -> bool:
-    """Whether labels are numbers and no classes: some have a decimal point or an exponent. Empty texts do not count."""
+    """Whether labels are measurements: all are numbers, and at least one has a decimal point or an exponent.
+
+    Otherwise the labels are classes. Empty texts are ignored.
+    """
     texts = [text for text in texts if text]
     return all(map(_NUMBER.fullmatch, texts)) and any(map(re.compile("[.eE]").search, texts))
 
@@ -200,12 +212,12 @@ def _is_name(text: str) -> bool:
 
 
 def check_label(label: Any) -> int:
-    """Returns an integer of any type as int. Raises TypeError for anything else."""
+    """Returns an integer label of any type, such as np.int64, as an int. Raises TypeError for other labels."""
     try:
         return operator.index(label)
     except TypeError:
         if getattr(label, "shape", ()) or isinstance(label, (list, tuple)):
-            found = f"a {type(label).__name__} of {len(label)}: labels=('float32', {len(label)}) takes vectors"
+            found = f"{type(label).__name__} of length {len(label)}: for vectors, pass labels=('float32', {len(label)})"
         else:
             found = f"{label!r:.80} ({type(label).__name__}): pass int(label) if it is a whole number"
         raise TypeError(f"label must be an integer, found {found}") from None

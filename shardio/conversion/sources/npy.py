@@ -1,7 +1,7 @@
-"""Arrays in files as sources: a tree of NPY files, one NPY file, or an NPZ archive. Their samples have no pixels.
+"""Lists and reads samples that are arrays: a tree of NPY files, one NPY file, or an NPZ archive.
 
-Each file of a tree is one sample. In an NPY file or an archive, the first axis is the samples, and rows are read one by
-one from where they lie. Compressed arrays of an archive are first copied into OUT/.convert. Nothing is ever unpickled.
+Each file of a tree is one sample. In a single NPY file or an archive, each row (an index of the first axis) is one
+sample, read in place. Compressed arrays of an archive are first copied into OUT/.convert. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ _LENGTHS = struct.Struct("<26xHH")
 
 
 def list_arrays(src: Path, labels: Labels | None = None) -> Listing:
-    """Returns the arrays in a tree of NPY files, whose rules are those of images; in an NPY file, or in an archive.
+    """Returns the samples in a tree of NPY files, in an NPY file, or in an NPZ archive.
 
-    The array of NPY files is called `array`. Arrays of an archive have the names of its members; the member `label`, or
-    `labels`, is the labels. Raises SourceError if the arrays cannot be samples.
+    A tree follows the rules for trees of images, and its samples have one array called `array`, as have those of an NPY
+    file. Arrays of an archive have the names of its members; the member `label` or `labels` has the labels. Raises
+    SourceError if the arrays cannot be samples.
     """
     if not src.is_file():
         return _list_tree(src, labels)
@@ -74,7 +75,7 @@ def list_arrays(src: Path, labels: Labels | None = None) -> Listing:
 
 
 def _check_values(values: NDArray[Any]) -> NDArray[Any]:
-    """Returns the values, little-endian. Raises DecodeError for a bool that is neither 0 nor 1."""
+    """Returns the values in little-endian byte order. Raises DecodeError for a bool that is neither 0 nor 1."""
     if wrong := find_wrong_bool(values):
         raise DecodeError("damaged", wrong)
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
@@ -85,12 +86,12 @@ def _check_values(values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TreeOrigin(FileOrigin):
-    """NPY files that are one sample each, all of one type."""
+    """Reads a tree of NPY files. Each file is one sample; all have the same dtype and shape."""
 
     row: RowType | None = None
-    """The type of all arrays. None reads arrays of any type."""
+    """The dtype and shape of every array. None: any dtype and shape."""
     first: str = ""
-    """The key of the file that decided about the type."""
+    """The key of the file from which `row` was read, for error messages."""
 
     def read(self, source: Source) -> DatasetItem:
         data = super().read(source)
@@ -106,10 +107,10 @@ class TreeOrigin(FileOrigin):
         except ValueError as error:
             raise DecodeError("unsupported", str(error)) from None
         if self.row is not None and self.row != row:
-            expected = f"{self.row.dtype} {self.row.shape}, as {self.first} has"
-            raise DecodeError("unsupported", f"expected {expected}, found {row.dtype} {row.shape}")
+            expected = f"dtype {self.row.dtype} and shape {self.row.shape}, as in {self.first}"
+            raise DecodeError("unsupported", f"expected {expected}, found {row.dtype} and {row.shape}")
         if len(data) != header.nbytes:
-            raise DecodeError("damaged", f"expected {header.nbytes:,} bytes, found {len(data):,}")
+            raise DecodeError("damaged", f"expected {header.nbytes:,} bytes, found a file of {len(data):,} bytes")
         values = np.frombuffer(data, header.dtype, offset=header.start)
         values = values.reshape(header.shape, order="F" if header.by_columns else "C")
         return DatasetItem(None, source.indexed, {ARRAY: _check_values(values)})
@@ -117,12 +118,12 @@ class TreeOrigin(FileOrigin):
 
 def _list_tree(src: Path, labels: Labels | None) -> Listing:
     if looks_like_a_set(src):
-        raise SourceError(f"{src}: expected arrays, found a set")
+        raise SourceError(f"{src}: expected arrays, found a shard set")
     tree = list_tree(src, labels, "arrays")
     found = list(chain.from_iterable(tree.found.values()))
     if len(found) > 1 and all(known_split(os.fsdecode(one.key).removesuffix(".npy")) for one in found):
         way = 'shardio.convert({"train": np.load("train.npy", mmap_mode="r"), ...}, OUT)'
-        raise SourceError(f"{src}: expected a file for each sample, found a file for each split: from Python, `{way}`")
+        raise SourceError(f"{src}: expected a file for each sample, found a file for each split: convert by `{way}`")
     origin, failed = TreeOrigin(src), ""
     for one in islice(found, _MOST_TRIED):
         try:
@@ -135,21 +136,21 @@ def _list_tree(src: Path, labels: Labels | None) -> Listing:
         specs = (ArraySpec(ARRAY, "array", row),)
         known = replace(tree.known, origin=origin, kind="arrays", arrays=specs, has_pixels=False)
         return replace(tree, known=known)
-    raise SourceError(f"{src}: expected arrays, found none that can be stored; {failed}")
+    raise SourceError(f"{src}: expected NPY files that can be stored, found none; the first: {failed}")
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------
 
 
 class _Member(NamedTuple):
-    """An array in a file, whose first axis is the samples."""
+    """An array in an NPY file or an archive. Its first axis is the samples."""
 
     header: ArrayHeader
     row: RowType
     offset: int | None
-    """The first byte of its NPY header in the file; None if it is compressed."""
+    """The position of the array's NPY header in the file, in bytes; None if the array is compressed."""
     crc32: int | None
-    """As the archive says; None outside of an archive."""
+    """The checksum that the archive gives for the member; None for an NPY file."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,10 @@ class RowsOrigin(Origin):
 
     path: Path
     identity: str
-    """The size and time of the file at the time of the scan."""
+    """The file's size and modification time at the time of the scan, from `identify`."""
     members: Mapping[str, _Member]
     label: str = ""
-    """The member with labels that are stored as float32."""
+    """The name of the member with the labels, if they are stored as float32; otherwise ""."""
 
     def read(self, source: Source) -> DatasetItem:
         number = source.item().number
@@ -179,7 +180,7 @@ class RowsOrigin(Origin):
         if offset is not None:
             data = read_file(self.path, Extent(b"", offset + start, row.nbytes))
             if identify(self.path) != self.identity:
-                raise DecodeError("unreadable", "expected the file as it was scanned, found it changed: run again")
+                raise DecodeError("unreadable", "the file has changed since it was scanned: run the command again")
         elif self.spool is not None:
             copy = self._copy_of(name)
             with naming(copy), open_untrusted(copy) as file:
@@ -187,11 +188,15 @@ class RowsOrigin(Origin):
         else:
             data = next(self._blocks(name, start, row.nbytes), b"")
         if len(data) != row.nbytes:
-            raise DecodeError("damaged", f"{name}: expected {row.nbytes:,} bytes at {start:,}, found {len(data):,}")
+            found = f"found {len(data):,} bytes"
+            raise DecodeError("damaged", f"{name}: expected {row.nbytes:,} bytes at byte {start:,}, {found}")
         return _check_values(np.frombuffer(data, header.dtype).reshape(row.shape))
 
     def _blocks(self, name: str, start: int = 0, nbytes: int = _BLOCK_NBYTES) -> Iterator[bytes]:
-        """Yields an array of an archive from a byte on. The last block raises if the checksum differs."""
+        """Yields the uncompressed NPY file of an archive's array, from byte `start` on, in blocks of `nbytes` bytes.
+
+        At the end of the file, raises SourceError if the archive's checksum does not match.
+        """
         with (
             naming(self.path),
             refusing(self.path),
@@ -203,7 +208,7 @@ class RowsOrigin(Origin):
                 yield block
 
     def read_all(self, name: str) -> NDArray[Any]:
-        """Returns all rows of an array of an archive."""
+        """Returns a whole array of an archive, in memory."""
         header = self.members[name].header
         return np.frombuffer(b"".join(self._blocks(name)), header.dtype, offset=header.start).reshape(header.shape)
 
@@ -227,9 +232,9 @@ class RowsOrigin(Origin):
         return sum(member.header.nbytes for name, member in self.members.items() if self._is_missing(name))
 
     def prepare(self, report: Callable[[int], None]) -> None:
-        """Copies compressed arrays, and compares the checksums of other arrays of an archive. See `Origin.prepare`."""
+        """Copies the compressed arrays of an archive, and verifies its checksums. See `Origin.prepare`."""
         if identify(self.path) != self.identity:
-            raise SourceError(f"{self.path}: expected the file as it was scanned, found it changed: run again")
+            raise SourceError(f"{self.path}: the file has changed since it was scanned: run the command again")
         for name, member in self.members.items():
             if member.crc32 is None or (member.offset is None and not self._is_missing(name)):
                 continue
@@ -249,7 +254,10 @@ class RowsOrigin(Origin):
 
 
 def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:
-    """Returns the type of a row of an array in a file of `nbytes`. Raises SourceError unless rows can be samples."""
+    """Returns the dtype and shape of an array's rows. Raises SourceError if the rows cannot be samples.
+
+    `nbytes` is the size of the array's NPY file. Error messages begin with `where`.
+    """
     if not header.shape:
         raise SourceError(f"{where}: expected an array whose first axis is the samples, found a single value")
     try:
@@ -257,13 +265,15 @@ def _check_rows(where: object, header: ArrayHeader, nbytes: int) -> RowType:
     except ValueError as error:
         raise SourceError(f"{where}: {error}") from None
     if header.nbytes != nbytes:
-        raise SourceError(f"{where}: expected {header.nbytes:,} bytes, as its header says, found {nbytes:,}")
+        raise SourceError(f"{where}: expected {header.nbytes:,} bytes, as its header says, found {nbytes:,} bytes")
     if not header.shape[0]:
-        raise SourceError(f"{where}: expected samples, found an array of shape {header.shape}")
+        raise SourceError(f"{where}: expected at least one sample, found an array of shape {header.shape}")
     if header.by_columns and len(header.shape) > 1:
-        raise SourceError(f"{where}: expected C order, found Fortran order: save np.ascontiguousarray(array)")
+        raise SourceError(
+            f"{where}: expected C order, found an array in Fortran order: save np.ascontiguousarray(array)"
+        )
     if row.nbytes > MAX_SOURCE_NBYTES:
-        raise SourceError(f"{where}: expected samples up to {MAX_SOURCE_NBYTES:,} bytes, found {row.nbytes:,}")
+        raise SourceError(f"{where}: expected samples up to {MAX_SOURCE_NBYTES:,} bytes, found {row.nbytes:,} bytes")
     return row
 
 
@@ -272,14 +282,15 @@ def _read_archive(path: Path) -> dict[str, _Member]:
     with refusing(path), zipfile.ZipFile(path) as archive:
         found = archive.infolist()
         if len(found) > MAX_ARRAYS + 1:
-            raise SourceError(f"{path}: expected at most {MAX_ARRAYS} arrays, found {len(found):,}")
+            raise SourceError(f"{path}: expected at most {MAX_ARRAYS} arrays and labels, found {len(found):,} members")
         check_unpacked(path, sum(one.file_size for one in found))
         for one in found:
             where, name = f"{path}: {one.filename!r}", one.filename.removesuffix(".npy")
             if name == one.filename or name in members:
-                raise SourceError(f"{where}: expected members NAME.npy, each name once, as `np.savez` writes them")
+                raise SourceError(f"{where}: expected members with distinct names NAME.npy, as `np.savez` writes them")
             if one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise SourceError(f"{where}: expected an array stored or deflated, found method {one.compress_type}")
+                method = f"the compression method {one.compress_type}: use `np.savez_compressed`"
+                raise SourceError(f"{where}: expected a stored or deflated array, found {method}")
             with archive.open(one) as file, refusing(where):
                 header = parse_header(file.read(HEADER_MOST))
                 row = _check_rows(where, header, one.file_size)
@@ -295,8 +306,8 @@ def _read_archive(path: Path) -> dict[str, _Member]:
 def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
     counts = {name: member.header.shape[0] for name, member in members.items()}
     if len(set(counts.values())) != 1:
-        sizes = ", ".join(f"{count:,} of {name}" for name, count in counts.items()) or "no array"
-        raise SourceError(f"{src}: expected arrays with a row for each sample, found {sizes}")
+        sizes = ", ".join(f"{counted(count, 'row')} of {name}" for name, count in counts.items()) or "no array"
+        raise SourceError(f"{src}: expected arrays with the same number of rows, one for each sample, found {sizes}")
     try:
         label = label_name(members)
         rows = {name: one.row for name, one in members.items() if name != label}
@@ -304,20 +315,22 @@ def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
     except ValueError as error:
         raise SourceError(f"{src}: {error}") from None
     if not specs:
-        raise SourceError(f"{src}: expected an array for each sample, found labels alone")
+        raise SourceError(f"{src}: expected an array as well as labels, found labels alone")
     origin = RowsOrigin(src, identify(src), members, label)
     count, left = next(iter(counts.values())), memory_left()
     if left is not None and count * _SOURCE_NBYTES > left:
         raise SpaceError(
-            f"{src}: expected memory for {count:,} samples, {count * _SOURCE_NBYTES:,} bytes, found {left:,}. Convert "
-            "it in pieces, and join them by `shardio merge`"
+            f"{src}: expected {count * _SOURCE_NBYTES:,} bytes of free memory for the list of {count:,} samples, found "
+            f"{left:,} bytes. Convert parts of the file, and join the sets by `shardio merge`"
         )
     labels: list[int | None] = [None] * count
     notes: tuple[str, ...] = ()
     if label and (members[label].header.dtype.kind not in "iu" or members[label].row.shape):
         row = members[label].row
         if len(row.shape) > 1 or row.shape == (1,):
-            raise SourceError(f"{src}: {label}: expected numbers or vectors of at least two, found rows of {row.shape}")
+            raise SourceError(
+                f"{src}: {label}: expected numbers, or vectors of at least two numbers, found rows of shape {row.shape}"
+            )
         specs += (ArraySpec(LABELS_NAME, "array", RowType("<f4", row.shape)),)
         notes = (f"{src.name}: labels are float32, {counted(math.prod(row.shape), 'number')} each",)
     elif label:
@@ -333,7 +346,10 @@ def _list_rows(src: Path, members: dict[str, _Member], kind: str) -> Listing:
 
 
 def _hash(origin: RowsOrigin, count: int) -> str:
-    """Returns a hash of the checksums in an archive, or of some rows of an NPY file: keys are only numbers."""
+    """Returns a sha256 that identifies the content of the arrays, in hexadecimal: keys are only numbers.
+
+    It covers the checksums in an archive, or a few rows of an NPY file.
+    """
     sha256 = hashlib.sha256()
     for name, member in origin.members.items():
         sha256.update(f"{name}\0{member.row}\0{member.header.shape[0]}\0{member.crc32}\0".encode())

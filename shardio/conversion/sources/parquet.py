@@ -1,6 +1,6 @@
-"""Parquet files in the style of Hugging Face: images as bytes in one column, their labels in another.
+"""Lists parquet files in the style of Hugging Face: images as bytes in one column, their labels in another.
 
-Labels and names are columns of their own, and cheap to scan; `spool` reads the images.
+Only the columns of labels and of file names are read here, which is cheap. The module `spool` reads the images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardio.conversion.sources.collection import Collection, Item, identify
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import entries, known_split, sorted_entries, split_name
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
-from shardio.errors import SourceError
+from shardio.errors import SourceError, counted
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
 from shardio.format.parse import first_repeated
 from shardio.sets.given import open_parquet
@@ -42,8 +42,8 @@ _ROWS_AT_ONCE = 1 << 16
 def is_parquet(src: Path) -> bool:
     """Whether SRC is a parquet file, or a folder of parquet files.
 
-    The files may be in the folder itself, in data/, or in a folder named like a split. Parquet files next to folders do
-    not count, because they describe the content of the folders.
+    The files may be in the folder itself, in data/, or in a folder with the name of a split. Parquet files next to
+    folders do not count, because they describe the content of the folders.
     """
     if src.is_file():
         return src.name.endswith(_SUFFIX)
@@ -66,18 +66,19 @@ def _holds_files(folder: Path) -> bool:
 def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
     """Returns the images of a parquet file, or of all parquet files in or below a folder, without reading an image.
 
-    - Images are binaries, or structs with `bytes` and perhaps `path`. Labels are integers; null and -1 are no label.
+    - Images are binary values, or structs with `bytes` and perhaps `path`. Labels are integers. A row whose label is
+      null or -1 has no label, and is left out.
     - Classes come from the ClassLabel in the files' Hugging Face metadata. Without metadata, classes are numbers.
-    - The split is the word before "-00000-of-" in a file's name, or a file or folder name that is known as a split.
+    - The split is the word before "-00000-of-" in a file's name, or the name of a file or folder that names a split.
     - A key is [SPLIT/]CLASS/NAME. NAME comes from the struct's path. If there is no path, or another image of the class
       has the same name, NAME is the number of the row in its split.
     """
     ignored: Counter[str] = Counter()
     if not (src.is_dir() or src.is_file()):
-        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found no file and no folder")
+        raise SourceError(f"{src}: expected a parquet file or a folder of parquet files, found no file and no folder")
     folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name])
     if not names:
-        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found none in it")
+        raise SourceError(f"{src}: expected parquet files in or below this folder, found none")
     splits = _group(folder, names)
     for group in splits.values() if src.is_dir() else ():
         _check_complete(src, group)
@@ -94,7 +95,7 @@ def list_parquet(src: Path, *, unlabeled: bool = False) -> Listing:
             rows[split] = found
             files |= {os.fsencode(name): table.file for name, table in mine.items()}
     if not rows:
-        raise SourceError(f"{src}: expected rows with a label, found none")
+        raise SourceError(f"{src}: expected rows with a label, found none: pass `--labels none`")
     origin = ParquetOrigin(folder, tables[names[0]].image, files)
     guessed = {table.label for table in tables.values()} - {"", "label"}
     notes = tuple(f"{src.name}: labels from {label!r}" for label in sorted(guessed))
@@ -117,7 +118,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
 
 def _split_of(name: str) -> tuple[str, str]:
-    """Returns (split, pattern of all files of the split) from a file's name or folder; ("", "") if none is named."""
+    """Returns (the split that a file's name or folder names, the pattern of all files of the split); or ("", "")."""
     *folders, file = name.split("/")
     stem = file.removesuffix(_SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
@@ -152,8 +153,8 @@ def _check_complete(root: Path, group: Sequence[str]) -> None:
     there = {int(match[2]) for match in matches if match}
     total = int(matches[0][3]) if matches[0] else 0  # all have the same form, and the same total
     if missing := sorted(set(range(total)) - there):
-        found = f"found {len(there)}, and number {missing[0]:05d} is missing"
-        raise SourceError(f"{root}: expected {total} files like {group[0]}, {found}: complete the download")
+        found = f"found {counted(len(there), 'file')}; number {missing[0]:05d} is missing"
+        raise SourceError(f"{root}: expected {total:,} files like {group[0]}, {found}: complete the download")
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +165,7 @@ class _Table:
     labels: NDArray[np.int64]
     paths: Sequence[bytes | None]
     label: str
-    """The column of labels; "" if there is none."""
+    """The name of the column of labels; "" if there is none."""
 
 
 def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unlabeled: bool) -> _Table:
@@ -201,7 +202,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]], unla
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
-    """Returns the features of the columns, from the metadata that Hugging Face `datasets` writes.
+    """Returns the features of the columns from the metadata that Hugging Face `datasets` writes; {} if there are none.
 
     Example: {"label": {"names": [...], "_type": "ClassLabel"}}.
     """
@@ -212,7 +213,7 @@ def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         features = None
     if not isinstance(features, dict):
-        raise SourceError(f"{path}: expected Hugging Face metadata, JSON with info.features; found something else")
+        raise SourceError(f"{path}: expected JSON with info.features as the metadata `huggingface`, found other text")
     return features
 
 
@@ -221,13 +222,13 @@ def _class_names(path: Path, feature: object) -> tuple[str, ...]:
         return ()
     names = feature["names"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SourceError(f"{path}: expected the names of classes as strings, found {str(names)[:80]}")
+        raise SourceError(f"{path}: expected a list of class names in the metadata, found {str(names)[:80]}")
     try:
         "".join(names).encode()
     except UnicodeEncodeError as error:
-        raise SourceError(f"{path}: expected the names of classes as text, found: {error}") from None
+        raise SourceError(f"{path}: a class name in the metadata is not valid text: {error}") from None
     if (repeated := first_repeated(names)) is not None:
-        raise SourceError(f"{path}: expected distinct names of classes, found {repeated[:80]!r} twice")
+        raise SourceError(f"{path}: expected distinct class names in the metadata, found {repeated[:80]!r} twice")
     return tuple(names)
 
 
@@ -247,7 +248,8 @@ def _is_integer(kind: Any) -> bool:
 def _choose(
     path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
 ) -> str:
-    """Returns the only fitting column, the column with the expected name, or the column that the metadata names."""
+    """Returns the column of images or labels: the column called `name`, or the one that the metadata names, or the only
+    column of a suitable type. Raises SourceError if there is no such column."""
     described, what = {"image": ("Image", "binary, or struct with bytes"), "label": ("ClassLabel", "integers")}[name]
     columns = [column for column, kind in types.items() if fits(kind)]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
@@ -265,14 +267,17 @@ def _choose(
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Returns the classes that the files name; () if they name none. Checks the labels, and that the files agree."""
+    """Returns the classes that the metadata of the files name; () if they name no classes.
+
+    Raises SourceError if the files differ in classes or columns, or if a label is out of range.
+    """
     (first, table), *others = tables.items()
     for name, other in others:
         if bool(other.label) != bool(table.label):
-            raise SourceError(f"{root / name}: expected labels as in {first}: in all files or none (`--labels none`)")
+            raise SourceError(f"{root / name}: only this file or {first} has labels: pass `--labels none`")
         if other.image != table.image:
             expected = f"images in the column {table.image!r}, as in {first}"
-            raise SourceError(f"{root / name}: expected {expected}, found {other.image!r}")
+            raise SourceError(f"{root / name}: expected {expected}, found the column {other.image!r}")
     named = {name: table.classes for name, table in tables.items() if table.classes}
     classes = next(iter(named.values()), ())
     if wrong := [name for name in named if named[name] != classes]:
@@ -281,7 +286,7 @@ def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]
     for name, table in tables.items():
         bad = np.flatnonzero((table.labels < _NO_LABEL) | (table.labels > most))
         if table.label and len(bad):
-            found = f"found {table.labels[bad[0]]} ({len(bad):,} such rows)"
+            found = f"found {table.labels[bad[0]]} ({counted(len(bad), 'invalid label')})"
             raise SourceError(f"{root / name}: row {bad[0]}: expected a label from 0 to {most} or {_NO_LABEL}, {found}")
     return classes if table.label else ()
 
@@ -300,8 +305,9 @@ def _find(root: Path, split: str, tables: Mapping[str, _Table], classes: Sequenc
                 if not file or b"\0" in file or key in taken:
                     key = b"%s%08d" % (folder, number)
                 if len(key) > MAX_KEY_NBYTES:
-                    found = f"found {key[:80]!r}..."
-                    raise SourceError(f"{root / name}: row {row}: expected a key up to {MAX_KEY_NBYTES} bytes, {found}")
+                    expected = f"a key of at most {MAX_KEY_NBYTES:,} bytes"
+                    found = f"{len(key):,} bytes, {key[:80]!r}..."
+                    raise SourceError(f"{root / name}: row {row}: expected {expected}, found {found}")
                 taken.add(key)
                 yield Found(key, label if table.label else None, Item(where, row))
             number += 1

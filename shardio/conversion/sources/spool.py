@@ -1,7 +1,7 @@
-"""Reads the images of parquet files, in place or from copies, which are called the spool.
+"""Reads the images of parquet files, in place or from copies of the images, which are called the spool.
 
-Parquet files have no random reads: one image costs its whole row group, and a conversion may read its sources in
-shuffled order. So the images are first copied out of the files into OUT/.convert, as plain bytes, row group by row
+Parquet files have no random reads: to read one image, its whole row group is read, and a conversion may read images in
+shuffled order. So all images are first copied out of the files into OUT/.convert, as plain bytes, row group by row
 group in the order of storage. The copies take as much space as all encoded images, until the set is published.
 """
 
@@ -34,13 +34,13 @@ _NO_IMAGE = -1
 
 @dataclass(frozen=True)
 class TableFile:
-    """Facts about a parquet file at the time of the scan."""
+    """The number of rows, the size and the identity of a parquet file at the time of the scan."""
 
     num_rows: int
     nbytes: int
-    """The approximate size of the file's images."""
+    """The approximate number of bytes of the file's images."""
     identity: str
-    """The size and time of the file, from `identify`: shows later whether the file has changed."""
+    """The file's size and modification time, from `identify`. They show later whether the file has changed."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class ParquetOrigin(FileOrigin):
     image: str
     """The name of the column of images, such as "image", or "image.bytes" for a field of a struct."""
     files: Mapping[bytes, TableFile]
-    """The parquet files, by path relative to `folder`."""
+    """The parquet files, by their paths relative to `folder`."""
 
     def read(self, source: Source) -> bytes:
-        """Returns an image from its copy, or from the parquet file if the copy is missing or damaged.
+        """Returns an encoded image from its copy, or from the parquet file if `spool` is None or the copy is damaged.
 
-        Raises FileNotFoundError if another process published the set and removed the spool.
+        Raises FileNotFoundError if another process has published the set and removed the copies.
         """
         where, number = source.item()
         is_sound, image = (False, None) if self.spool is None else self._read_spool(where, number)
         if not is_sound:
             image = self._read_row_group(where, number)
         if image is None:
-            raise DecodeError("empty", "the row has no image: expected its bytes, found null")
+            raise DecodeError("empty", "expected the bytes of an image, found null: the row has no image")
         return image
 
     def nbytes(self, sources: Sequence[Source]) -> int:
@@ -84,8 +84,10 @@ class ParquetOrigin(FileOrigin):
     # --- the spool ---
 
     def _spool_path(self, where: bytes) -> Path:
-        """Returns the path of a parquet file's copy. The name includes the state of the parquet file, so a copy of an
-        older state is never used."""
+        """Returns the path of the copy of a parquet file's images.
+
+        The name depends on the parquet file's identity, so a copy from an older version of the file is never used.
+        """
         assert self.spool is not None
         name = hashlib.sha256(b"%s\0%s" % (where, self.files[where].identity.encode())).hexdigest()
         return self.spool / f"{name[:32]}.images"
@@ -99,11 +101,11 @@ class ParquetOrigin(FileOrigin):
         return sum(self.files[where].nbytes for where in self._missing())
 
     def prepare(self, report: Callable[[int], None]) -> None:
-        """Copies the images. See `Origin.prepare`.
+        """Copies the images of every parquet file that has no copy yet into `spool`. See `Origin.prepare`.
 
-        The copy of a parquet file is complete or absent, so after an interrupted call, the next call copies the rest.
-        Calls at the same time do the same work, and do not disturb each other. Memory is bounded by the images of a row
-        group, or of a page in large row groups.
+        The copy of a parquet file is complete or absent, so after an interrupted call, the next call copies the other
+        files. Concurrent calls repeat the same work, and do not disturb each other. Memory holds at most the images of
+        a row group, or of a page in large row groups.
         """
         for where in self._missing():
             self._copy_out(where, report)
@@ -129,7 +131,10 @@ class ParquetOrigin(FileOrigin):
             out.commit()
 
     def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
-        """Returns (whether the copy of an image exists and is sound, the image, or None if the row has no image)."""
+        """Returns (whether the copy of a row is intact, the bytes of the row's image or None).
+
+        If the copy is intact, None means that the row has no image.
+        """
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
@@ -146,18 +151,18 @@ class ParquetOrigin(FileOrigin):
 
 
 def _changed(path: Path) -> SourceError:
-    return SourceError(f"{path}: expected the file as it was scanned, found it changed: run the command again")
+    return SourceError(f"{path}: the file has changed since it was scanned: run the command again")
 
 
 def is_struct(kind: Any) -> bool:
-    """Whether an Arrow type is a struct, a column with columns of its own."""
+    """Whether an Arrow type is a struct, which has named fields."""
     return str(kind).startswith("struct<")
 
 
 def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[list[memoryview | None]]:
-    """Yields the images of all rows, or of the rows in `row_groups`, in lists of a few rows.
+    """Yields the encoded images of all rows, or of the rows in `row_groups`, in lists of up to 16 rows.
 
-    The images are views, which are valid until the next list is yielded. None stands for a row without an image.
+    Each image is a view that is valid until the next list is yielded, or None for a row without an image.
     """
     batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
     for batch in batches:

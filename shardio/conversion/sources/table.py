@@ -1,4 +1,4 @@
-"""Tables that describe images: a row for each image, with its path and perhaps labels, a split and numbers.
+"""Reads tables that describe images: a row for each image, with its path and perhaps labels, a split and numbers.
 
 A table is CSV, TSV, JSON lines or parquet, or a list of lines `PATH` or `PATH LABEL`.
 """
@@ -40,12 +40,12 @@ class Table:
     """A file with a row for each image: its path, and perhaps a label, a split and numbers.
 
     - `file`: CSV or TSV with names of columns, JSON lines, parquet; or a list of lines `PATH` or `PATH LABEL`
-    - `root`: the folder of relative paths, if the table is SRC; by default the folder of the file
-    - `path_column`, `label_columns`, `split_column`: names of columns, by default guessed. Class names or integers are
-      classes. Other numbers become float32 labels, and several columns a vector
-    - `columns`: columns of numbers to store as arrays
+    - `root`: if the table is SRC, the folder that paths are relative to; by default the folder of the file
+    - `path_column`, `label_columns`, `split_column`: names of columns, by default guessed. Labels that are names or
+      integers become classes. Other numbers become float32 labels, and several columns a vector
+    - `columns`: names of columns of numbers to store as arrays
 
-    A table is a path, and can be given as SRC.
+    A Table can also be passed as SRC.
     """
 
     file: str | os.PathLike[str]
@@ -58,11 +58,11 @@ class Table:
     def __post_init__(self) -> None:
         for name in ("label_columns", "columns"):
             if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a list of names, found {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be a list of column names, found {getattr(self, name)!r}")
             object.__setattr__(self, name, tuple(getattr(self, name)))
         used = [name for name in (self.path_column, *self.label_columns, self.split_column) if name]
         if (repeated := first_repeated(used)) is not None:
-            raise ValueError(f"a column must have one meaning, found {repeated!r} twice")
+            raise ValueError(f"columns of paths, labels and splits must be distinct, found {repeated!r} twice")
 
     def __fspath__(self) -> str:
         return os.fspath(self.file)
@@ -73,38 +73,38 @@ class Table:
 
 
 Tables = str | os.PathLike[str] | Table | Mapping[str, str | os.PathLike[str] | Table]
-"""A table or the path of a table; or one for each split."""
+"""A table, given as a Table or a path; or a dict with a table for each split."""
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The rows of a table with a valid path and split."""
+    """The rows of a table that have a valid path and split, as lists with an entry for each row."""
 
     path: Path
     faults: Faults
     lines: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
-    """The split of each row; "" without a column of splits."""
+    """The split of each row; "" if the table has no column of splits."""
     label_names: tuple[str, ...] = ()
     """The names of the columns of labels."""
     labels: list[Any] = field(default_factory=list)
-    """The label of each row as it is written: a value; the values of several columns; None if there is none."""
+    """The label of each row as written: a value, a tuple of the values of several columns, or None for empty cells."""
     numbers: Mapping[str, list[Any]] = field(default_factory=dict)
     note: str = ""
-    """Which columns are read as what."""
+    """Says which columns are read as paths, labels and splits."""
 
 
 def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
-    """Returns the rows of a table, without its labels if `unlabeled`.
+    """Returns the valid rows of a table, without labels if `unlabeled`. Notes errors in other rows as `faults`.
 
-    Raises SourceError without a column of paths, or a column that is named.
+    Raises SourceError if the table lacks a column of paths, or a column that `table` names.
     """
     names, rows, faults = read_rows(table.path, (*PATH_COLUMNS, *LABEL_COLUMNS))
     path = _column(table, names, "path", table.path_column, PATH_COLUMNS)
     if path is None:
-        way = "Name it by `--path-column`, or put the names of columns into the first line"
-        raise SourceError(f"{table.path}: expected a column of paths, found {_listed(names)}. {way}")
+        way = "pass `--path-column NAME`, or put the names of columns into the first line"
+        raise SourceError(f"{table.path}: expected a column of paths, found the columns {_listed(names)}: {way}")
     split = _column(table, names, "split", table.split_column, SPLIT_COLUMNS)
     labels = {} if unlabeled else _label_columns(table, names, path, split)
     stored = {name: _existing(table, names, name) for name in table.columns}
@@ -138,7 +138,7 @@ def read_table(table: Table, *, unlabeled: bool = False) -> Contents:
 
 
 def _present(cell: Any) -> Any:
-    """Returns the value of a cell; None if there is none."""
+    """Returns the value of a cell, text without spaces around it; None if the cell is empty or NaN."""
     if isinstance(cell, str):
         return cell.strip() or None
     return None if isinstance(cell, float) and cell != cell else cell
@@ -150,13 +150,16 @@ def _listed(names: Iterable[str]) -> str:
 
 def _existing(table: Table, names: Sequence[str], name: str) -> int:
     if names.count(name) != 1:
-        found = f"{names.count(name)} of them" if name in names else _listed(names)
+        found = f"{names.count(name)} columns of this name" if name in names else f"the columns {_listed(names)}"
         raise SourceError(f"{table.path}: expected one column {name!r}, found {found}")
     return names.index(name)
 
 
 def _column(table: Table, names: Sequence[str], what: str, given: str, known: tuple[str, ...]) -> int | None:
-    """Returns the place of the column `given`, or else of one with a known name; None if there is none."""
+    """Returns the index of the column `given`, or, if that is "", of the column with a name in `known`; or None.
+
+    Raises SourceError if there is no column `given`, or if several columns have a known name.
+    """
     if given:
         return _existing(table, names, given)
     lower = [name.strip().lower() for name in names]
@@ -166,13 +169,13 @@ def _column(table: Table, names: Sequence[str], what: str, given: str, known: tu
     if len(found) > 1 and known is PATH_COLUMNS:  # an id beside a path
         found = [name for name in found if name in PATH_COLUMNS[:10]] or found
     if len(found) > 1:
-        way = f"Name the right one by `--{what}-column`"
-        raise SourceError(f"{table.path}: expected one column of {what}s, found {', '.join(found)}. {way}")
+        way = f"pass the right one by `--{what}-column`"
+        raise SourceError(f"{table.path}: expected one column of {what}s, found {', '.join(found)}: {way}")
     return lower.index(found[0]) if found else None
 
 
 def _label_columns(table: Table, names: Sequence[str], path: int, split: int | None) -> dict[str, int]:
-    """Returns the places of the columns of labels, by name."""
+    """Returns the index of each column of labels, by the column's name; {} if the table has no labels."""
     if table.label_columns:
         return {name: _existing(table, names, name) for name in table.label_columns}
     if (label := _column(table, names, "label", "", LABEL_COLUMNS)) is not None:
@@ -181,8 +184,9 @@ def _label_columns(table: Table, names: Sequence[str], path: int, split: int | N
         return {}
     rest = [number for number in range(len(names)) if number not in (path, split)]
     if len(rest) > 1:
-        way = "name it, or each number of a vector, by `--label-column`; or leave labels out by `--labels none`"
-        raise SourceError(f"{table.path}: expected one column of labels, not {_listed(names[n] for n in rest)}: {way}")
+        way = "pass `--label-column` (several columns are a vector of numbers), or `--labels none`"
+        found = _listed(names[number] for number in rest)
+        raise SourceError(f"{table.path}: expected one column of labels, found {found}: {way}")
     return {names[number]: number for number in rest}
 
 
@@ -190,7 +194,10 @@ def _label_columns(table: Table, names: Sequence[str], path: int, split: int | N
 
 
 class Faults:
-    """Collects the mistakes in a file or a folder, and raises them all in one error. `word` is what it has many of."""
+    """Collects the errors in a file or a folder; `check` raises them as one SourceError.
+
+    `word` is the noun for the parts that have errors, such as "line" or "image".
+    """
 
     def __init__(self, path: str | Path, word: str) -> None:
         self.path = path
@@ -199,7 +206,7 @@ class Faults:
         self._kept: list[tuple[int, str]] = []
 
     def add(self, where: int | str, expected: str, found: object) -> None:
-        """Adds a mistake in a line, by its number, or in a named part."""
+        """Adds an error. `where` is the number of a line or row, or the name of another part."""
         self._count += 1
         if self._count <= _MOST_KEPT:
             line = where if isinstance(where, int) else 0
@@ -214,18 +221,18 @@ class Faults:
 
 
 Rows = Iterator[tuple[int, list[Any]]]
-"""The line of each row in a file of text, or its number in a parquet file; and its cells: texts, or the values of JSON
-and parquet. None where there is nothing."""
+"""Yields (number, cells) for each row: the number of its line in a text file, or of its row in a parquet file; and its
+values, which are texts unless the table is JSON or parquet. None stands for a missing value."""
 
 
 def read_rows(path: Path, known: tuple[str, ...]) -> tuple[list[str], Rows, Faults]:
-    """Returns (the names of the columns of a table, its rows, the mistakes in the rows that were read).
+    """Returns (the names of a table's columns, an iterator over its rows, the errors in the rows that it has read).
 
-    A CSV has a name in `known` in its first line, or a name that says so. Raises SourceError for a file that cannot be
-    read or is no table.
+    A text file is CSV or TSV if its suffix says so, or if a column in its first line has a name in `known`; otherwise
+    it is a list of lines. Raises SourceError for a file that cannot be read or is not a table.
     """
     if not path.is_file():
-        raise SourceError(f"{path}: expected a table, found {'something else' if path.exists() else 'nothing'}")
+        raise SourceError(f"{path}: expected a table, found {'no regular file' if path.exists() else 'nothing'}")
     with path.open("rb") as binary:
         if binary.read(4) == b"PAR1":
             with open_parquet(path) as parquet:
@@ -253,14 +260,14 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         file = path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
     except OSError as error:
-        raise SourceError(f"{path}: expected a readable table, found: {error.strerror}") from None
+        raise SourceError(f"{path}: cannot read the table: {error.strerror}") from None
     number = 0
     with file:
         while line := file.readline(_MAX_LINE_NBYTES):
             number += 1
             if len(line) == _MAX_LINE_NBYTES:
                 most = f"fewer than {_MAX_LINE_NBYTES:,} characters"
-                raise SourceError(f"{path}: line {number}: expected {most}, found more")
+                raise SourceError(f"{path}: line {number}: expected {most}, found a longer line")
             yield line
 
 
@@ -274,7 +281,7 @@ def _csv_rows(path: Path, delimiter: str, width: int, faults: Faults) -> Rows:
             elif record:
                 faults.add(records.line_num, f"{width} fields", delimiter.join(record))
     except csv.Error as error:
-        faults.add(records.line_num, "a line of CSV", str(error))
+        faults.add(records.line_num, "valid CSV", str(error))
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

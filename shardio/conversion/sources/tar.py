@@ -1,4 +1,4 @@
-"""Lists the members of a plain tar and their offsets. Reads only the headers, not the content between them.
+"""Lists the members of an uncompressed tar with their offsets. Reads only the headers, not the members' content.
 
 tarfile parses the headers. But TarFile.next mistakes a damaged header for the end of the archive, so images would be
 lost without an error, and it keeps every member in memory. This module reads an archive up to its end mark, or raises.
@@ -60,16 +60,16 @@ T = TypeVar("T")
 
 
 class TarMember(NamedTuple):
-    """A regular file in an archive. Its name is as stored, but without `./` and doubled slashes."""
+    """A regular file in an archive. `name` is the stored name without `./` and double slashes."""
 
     name: bytes
     offset: int
-    """The offset of the member's first byte in the file that holds the archive."""
+    """The position of the member's first byte of content in the file that holds the archive, in bytes."""
     nbytes: int
 
 
 class Archive:
-    """A tar in the bytes from `start` to `stop` of a seekable file. `name` is for errors. Not thread safe."""
+    """A tar in the bytes from `start` to `stop` of a seekable file. Errors begin with `name`. Not thread safe."""
 
     def __init__(self, name: str, file: IO[bytes] | io.BufferedReader, start: int, stop: int) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Archive:
         self.seek(start)
 
     def read(self, nbytes: int) -> bytes:
-        """Returns the next `nbytes` bytes. Raises SourceError if the archive ends before them."""
+        """Returns the next `nbytes` bytes. Raises SourceError if fewer bytes are left in the archive."""
         offset = self.tell()
         data = self._file.read(nbytes) if 0 <= nbytes <= self.stop - offset else b""
         if len(data) != nbytes:
@@ -98,18 +98,21 @@ class Archive:
 
 @contextlib.contextmanager
 def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str | None = None) -> Iterator[Archive]:
-    """Opens a tar, or a tar inside a tar. Raises SourceError if the tar cannot be read or is compressed."""
+    """Opens the tar in a file, or in its bytes from `start` to `stop` (a tar inside a tar), and yields an Archive.
+
+    Error messages begin with `name`, by default the path. Raises SourceError if the tar is unreadable or compressed.
+    """
     try:
         opened = open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with io.BufferedReader(opened, _READ_NBYTES) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise SourceError(f"{path}: expected a tar, found {stat.filemode(status.st_mode)}")
+                raise SourceError(f"{path}: expected a regular file, found the mode {stat.filemode(status.st_mode)}")
             archive = Archive(name or str(path), file, start, status.st_size if stop is None else stop)
             check_plain(archive.name, os.pread(file.fileno(), BLOCK_NBYTES, start))
             yield archive
     except OSError as error:
-        raise SourceError(f"{path}: expected a readable tar, found: {error.strerror}") from None
+        raise SourceError(f"{path}: cannot read the tar: {error.strerror}") from None
 
 
 def check_plain(name: str, first_bytes: bytes) -> None:
@@ -117,13 +120,13 @@ def check_plain(name: str, first_bytes: bytes) -> None:
     for magic, method in _COMPRESSED.items():
         if first_bytes.startswith(magic):
             raise SourceError(
-                f"{name}: expected a plain tar, whose images are read in place, found one compressed with {method}. "
-                "Decompress it; it need not be unpacked"
+                f"{name}: expected an uncompressed tar, whose images are read in place, found a file compressed with "
+                f"{method}. Decompress it to a tar, which need not be unpacked"
             )
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block of a tar is the header of a member: whether it has the checksum of a header."""
+    """Whether a block of 512 bytes has the valid checksum of a member's header."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -132,10 +135,10 @@ def is_header(block: bytes) -> bool:
 
 
 def members(archive: Archive) -> Iterator[TarMember]:
-    """Yields the regular files of an archive in order, and skips folders.
+    """Yields the regular files of an archive in order. Skips folders.
 
-    Raises SourceError for links, devices and sparse files, for names that lead out of a folder, for damage, and if the
-    end mark is missing.
+    Raises SourceError for links, devices and sparse files, for absolute names and names with "..", for damage, and if
+    the end mark is missing.
     """
     walk = _Walk(archive)
     while (member := walk.next()) is not None:
@@ -149,7 +152,10 @@ def members(archive: Archive) -> Iterator[TarMember]:
 
 
 def visible_members(archive: Archive, ignored: list[str]) -> Iterator[TarMember]:
-    """Yields the members of an archive without clutter, whose kinds are added to `ignored`, also by several threads."""
+    """Yields the members of an archive that are not clutter. Appends the kind of each clutter member to `ignored`.
+
+    Several threads may share `ignored`: appending to a list is thread safe.
+    """
     for member in members(archive):
         if kind := clutter(os.fsdecode(member.name)):
             ignored.append(kind)
@@ -158,7 +164,7 @@ def visible_members(archive: Archive, ignored: list[str]) -> Iterator[TarMember]
 
 
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
-    """Runs each generator in a thread, and returns a list of its items for each generator.
+    """Runs generators in threads, and returns a list of the items of each generator.
 
     After an error or Ctrl-C, all generators stop at their next item.
     """
@@ -185,7 +191,7 @@ def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
 
 
 class _Walk(tarfile.TarFile):
-    """A TarFile whose `next` raises SourceError for damage, and keeps no member."""
+    """A TarFile whose `next` raises SourceError for damage, and which keeps no members in memory."""
 
     _archive: Archive | None = None
 
@@ -206,7 +212,7 @@ class _Walk(tarfile.TarFile):
         except (tarfile.HeaderError, UnicodeError, RecursionError) as error:
             if archive.read_at(self.offset, BLOCK_NBYTES) == _ZEROS:
                 return None
-            found = "other bytes: it is not a tar" if self.offset == archive.start else f"damage: {error}"
+            found = "other bytes: it is not a tar" if self.offset == archive.start else f"damaged bytes: {error}"
             raise archive.error(self.offset, "the header of a member", found) from None
 
 
@@ -218,7 +224,7 @@ class _Header(tarfile.TarInfo):
         if self.type in _LONG_NAMES + _EXTENDED:
             if not 0 <= self.size <= _MAX_EXTENSION_NBYTES:
                 expected = f"an extended header of at most {_MAX_EXTENSION_NBYTES:,} bytes"
-                raise archive.error(self.offset, expected, f"{self.size:,}")
+                raise archive.error(self.offset, expected, f"an extended header of {self.size:,} bytes")
             if self.type in _EXTENDED:
                 _check_records(archive, self.offset, archive.read(self.size), self.type == tarfile.XGLTYPE)
                 archive.seek(self.offset + BLOCK_NBYTES)
@@ -230,19 +236,22 @@ class _Header(tarfile.TarInfo):
 
 
 def _check_records(archive: Archive, offset: int, content: bytes, is_global: bool) -> None:
-    """Checks the records of an extended header, "LENGTH KEY=VALUE\\n", as tarfile ignores damaged records."""
+    """Raises SourceError for a damaged or unsupported record of an extended header, which tarfile would ignore.
+
+    A record is "LENGTH KEY=VALUE\\n".
+    """
     while content:
         match = re.match(rb"([1-9]\d{0,6}) ([^=]+)=", content)
         length = int(match[1]) if match else 0
         if match is None or not match.end() < length <= len(content) or content[length - 1 : length] != b"\n":
-            raise archive.error(offset, "an extended header", "a damaged one")
+            raise archive.error(offset, "an extended header of valid records", "a damaged record")
         key, value = match[2], content[match.end() : length - 1]
         if key.startswith(b"GNU.sparse."):
             raise _no_file(archive, offset, "the header of a sparse file")
         if is_global and key in (b"path", b"size"):
-            raise archive.error(offset, "a global header without path and size", f"{key.decode()} {value!r:.80}")
+            raise archive.error(offset, "a global header without path and size", f"{key.decode()}={value!r:.80}")
         if key == b"size" and not re.fullmatch(rb"\d{1,18}", value):
-            raise archive.error(offset, "a size in decimal", f"{value!r:.80}")
+            raise archive.error(offset, "the size of a member in decimal digits", f"{value!r:.80}")
         content = content[length:]
 
 
@@ -266,6 +275,6 @@ def _check_end(archive: Archive, offset: int) -> None:
         block = archive.read_at(place, BLOCK_NBYTES)
         if block != _ZEROS:
             if is_header(block):
-                found = "another member: tars were joined. Unpack them with `tar --ignore-zeros`, or keep them apart"
+                found = "another member: several tars were joined. Keep them apart, or unpack with `tar --ignore-zeros`"
                 raise archive.error(place, "nothing after the end mark", found)
             return  # garbage in the last record, which tar skips, too

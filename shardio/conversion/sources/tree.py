@@ -1,7 +1,7 @@
-"""Lists a folder tree: images in class folders, or in one folder without labels; or either in folders of splits.
+"""Lists a folder tree: images in class folders, or images without labels in one folder. Each split may be a folder.
 
-Labels and order are the same as in torchvision's ImageFolder, so a model trained with one can be evaluated with the
-other.
+Labels and the order of images are the same as in torchvision's ImageFolder, so a model that was trained with
+ImageFolder can be evaluated with the shard set, and the other way round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardio.conversion.sources.names import by_split, in_split_order, known_spl
 from shardio.errors import SourceError
 
 _Noun = Literal["images", "arrays", "files"]
-"""The files of a tree that are sources. "files" are both."""
+"""The files of a tree that are sources: images, arrays (NPY files), or both ("files")."""
 
 
 def _is_array(path: str) -> bool:
@@ -30,7 +30,7 @@ def _is_array(path: str) -> bool:
 
 
 def holds_only_arrays(root: Path) -> bool:
-    """Whether there are arrays in or below a folder, and no images. Stops reading at the first image."""
+    """Whether there are NPY files and no images in or below a folder. Stops reading at the first image."""
     scan = _Scan(root, "files")
     with contextlib.suppress(SourceError):  # the scan of the tree raises it again
         are_arrays = (_is_array(name) for _, name in scan.files(root, ()))
@@ -39,11 +39,12 @@ def holds_only_arrays(root: Path) -> bool:
 
 
 def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") -> Listing:
-    """Returns the images (or arrays) in the class folders of `root`, or in `root` itself; or in such folders of splits.
+    """Returns the Listing of the images (or arrays) in a tree, with the names of their class folders as labels.
 
-    All splits have the classes of the first split that has some. A folder without class folders has no labels. With
-    "none", no image has a label, and all images below the folder are taken. Keys begin with the name of the split in
-    the set, such as val for the folder Validation. Raises SourceError for definite mistakes.
+    `root` holds class folders, or images without labels, or a folder for each split that holds either. All splits have
+    the classes of the first split with class folders. With `labels` "none", all images in and below the folder are
+    listed, without labels. Keys begin with the set's name for the split, such as val for the folder Validation. Raises
+    SourceError for definite errors; an ambiguous layout is described in the Listing's `doubts`.
     """
     if not root.is_dir():
         instead = "a file" if root.exists() else "nothing"
@@ -74,8 +75,9 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
         scan.ignored["outside of class folders"] += len(part.images)
         if unknown := [name for name in part.classes if name not in labeled[0].classes]:
             raise SourceError(
-                f"{part.path / unknown[0]}: expected only classes of {labeled[0].path.name!r}, found the unknown "
-                f"class {unknown[0]!r} ({len(unknown)} in all): move it elsewhere, or convert the splits separately"
+                f"{part.path / unknown[0]}: expected only classes that {labeled[0].path.name!r} has, too, found the "
+                f"unknown class {unknown[0]!r} ({len(unknown):,} unknown in all): move their folders elsewhere, or "
+                "convert the splits separately"
             )
     return Listing(
         root,
@@ -89,25 +91,28 @@ def list_tree(root: Path, labels: Labels | None = None, noun: _Noun = "images") 
 
 @dataclass(frozen=True)
 class _Part:
-    """The images of SRC, or of the folder of a split, by their paths in it."""
+    """The images in the folder of a split, or in SRC if SRC has no folders of splits."""
 
     path: Path
     split: str
-    """"" if SRC is not a folder of splits."""
+    """The set's name for the split; "" if SRC has no folders of splits."""
     images: Sequence[bytes]
-    """The images directly in the folder."""
+    """The names of the images directly in `path`."""
     classes: Mapping[str, Sequence[bytes]]
-    """The images below each folder in it."""
+    """The paths, relative to `path`, of the images in and below each folder in `path`, by the folder's name."""
     deep: str
-    """A folder with images inside one of these folders; "" if there is none."""
+    """The first folder with images that lies inside one of the folders of `classes`; "" if there is none."""
 
     @property
     def full(self) -> Sequence[str]:
-        """The folders with images."""
+        """The names of the folders of `classes` that have images."""
         return [name for name, paths in self.classes.items() if paths]
 
     def found(self, is_labeled: bool) -> Iterator[Found]:
-        """Yields the images of the class folders; without class folders or unlabeled, all images."""
+        """Yields the images in class folders, labeled with the folder's name.
+
+        If `is_labeled` is false or no class folder has images, yields all images, without labels.
+        """
         is_labeled = is_labeled and bool(self.full)
         prefix, above = (os.fsencode(f"{name}/") if self.split else b"" for name in (self.split, self.path.name))
         for name, paths in ((None, [] if is_labeled else self.images), *self.classes.items()):
@@ -116,7 +121,7 @@ class _Part:
 
 
 class _Scan:
-    """Scans one tree. Not thread safe."""
+    """Scans one tree. Collects counts of ignored files, and descriptions of ambiguous layouts. Not thread safe."""
 
     def __init__(self, root: Path, noun: _Noun) -> None:
         self.root = root
@@ -125,7 +130,7 @@ class _Scan:
         self.doubts: list[str] = []
 
     def part(self, folder: Path, split: str, folders: list[str], images: list[str]) -> _Part:
-        """Reads a folder, whose content `folders` and `images` are, as `list` returns them."""
+        """Returns the images in and below `folder`. `folders` and `images` are what `list(folder)` has returned."""
         above = tuple(_identity(place) for place in (self.root, folder))
         start = len(str(folder).rstrip("/")) + 1
         classes = {}
@@ -137,29 +142,29 @@ class _Scan:
         return _Part(folder, split, list(map(os.fsencode, images)), classes, deep)
 
     def doubt(self, parts: list[_Part]) -> None:
-        """Adds to `doubts` what the layout of the parts leaves open."""
+        """Adds a description of every ambiguity in the layout of the parts to `doubts`."""
         noun = self.noun
         flat, labeled = ([p for p in parts if p.images and not p.full], [p for p in parts if p.full])
         for part in parts:
             if part.images and part.full:
-                found = f"{len(part.images):,} in it, and folders with {noun} such as {part.full[0]!r}"
-                self.doubts.append(f"expected {noun} in {str(part.path)!r} or in folders in it, found {found}")
+                found = f"{len(part.images):,} directly in it, and folders with {noun} such as {part.full[0]!r}"
+                self.doubts.append(f"expected {noun} directly in {str(part.path)!r} or in its folders, found {found}")
             elif not part.images and not part.full:
                 self.doubts.append(f"expected {noun} in {str(part.path)!r}, found none: the split would be left out")
         if flat and labeled:
             expected = f"class folders in {flat[0].path.name!r}, as in {labeled[0].path.name!r}"
-            self.doubts.append(f"expected {expected}, found {len(flat[0].images):,} {noun} without")
+            self.doubts.append(f"expected {expected}, found {len(flat[0].images):,} {noun} without class folders")
         full = sorted({name for part in labeled for name in part.full})
         deep = next((part.deep for part in labeled if part.deep), "")
         if len(full) == 1:
             place = labeled[0].path / full[0]
             inside = f". Give {place} as SRC if the folders in it are classes or splits" if deep else ""
-            self.doubts.append(f"expected at least two classes, found one, {full[0]!r}{inside}")
+            self.doubts.append(f"expected at least two classes, found only {full[0]!r}{inside}")
         elif deep:
             self.doubts.append(f"expected {noun} directly in the class folders, found some deeper, in {deep!r}")
 
     def list(self, folder: Path) -> tuple[list[str], list[str]]:
-        """Returns the names of the folders and of the images in a folder. Counts everything else in `ignored`."""
+        """Returns the names of the folders in `folder`, and of its images. Counts other entries in `ignored`."""
         folders, images = [], []
         for entry in sorted_entries(folder, self.ignored):
             if _kind(entry) == "folder":
@@ -172,7 +177,7 @@ class _Scan:
         return any(_kind(entry) == "folder" for entry in sorted_entries(folder, Counter()))
 
     def _is_image(self, entry: os.DirEntry[str]) -> bool:
-        """Whether a source is to be made of the entry, which is no folder. Counts it in `ignored` otherwise."""
+        """Whether the entry, which is not a folder, is a source. If not, counts the entry in `ignored`."""
         if _kind(entry) == "other":
             self.ignored["not a regular file"] += 1
         elif (self.noun != "images" and _is_array(entry.path)) or (self.noun != "arrays" and holds_image(entry.path)):
@@ -182,7 +187,10 @@ class _Scan:
         return False
 
     def files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """Yields (folder, file name) of all images in or below `top`. `above` identifies the folders above."""
+        """Yields (folder, file name) of all images in or below `top`.
+
+        `above` has the `_identity` of each folder above `top`: a symbolic link to any of these is not followed.
+        """
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
             folder, above = pending.pop()
@@ -203,7 +211,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
-    """Returns the kind of an entry, or of the target of a link. A broken link is a file, which will be refused."""
+    """Returns the kind of an entry, or of a link's target. A broken link is a "file", which the conversion refuses."""
     try:
         if entry.is_dir():
             return "folder"

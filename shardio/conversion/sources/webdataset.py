@@ -1,7 +1,7 @@
-"""WebDataset tars: members whose names are equal up to the first dot form a sample, an image and its label.
+"""Lists WebDataset tars. Members whose names are equal up to the first dot are a sample: an image and its label.
 
-Keys are the paths of the images in a folder tree: [SPLIT/]CLASS/NAME. So samples made from such a tree give the same
-set as the tree, whether or not the names of the samples include folders.
+Keys are [SPLIT/]CLASS/NAME, the paths of images in a folder tree. So tars that were made from a folder tree give the
+same set as the tree, whether or not the names of the samples include folders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardio.conversion.sources.collection import Collection, Extent, Fault, Fil
 from shardio.conversion.sources.listing import Found, Listing
 from shardio.conversion.sources.names import NO_VECTORS, SPLIT_NAMES, known_split, sorted_entries, split_name
 from shardio.conversion.sources.tar import drain, open_archive, visible_members
-from shardio.errors import SourceError
+from shardio.errors import SourceError, counted
 
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 # Fields of a .json member: the first that is there counts.
@@ -32,12 +32,15 @@ _MOST_TARS = 1_000_000
 
 
 def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
-    """Returns the samples of a tar, of the tars in or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
+    """Returns the samples of a tar, of all tars in a folder and its subfolders, or of the tars that match a pattern.
 
-    - Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all integers, or all class names.
-    - The split is named by the tars' folders or names, or by the first folder of all samples; otherwise it is train.
-    - Samples keep the order of the tars. A sample without a label or an image is a source that will be refused; with
-      `unlabeled`, only a sample without an image.
+    - A pattern has braces, as in train-{000..146}.tar, or wildcards, as in *.tar.
+    - A label is the content of a .cls member, or the field "label", "class" or "cls" of a .json member. All labels are
+      integers, or all are class names.
+    - A split is named by the folders or names of the tars, or by the first folder in the names of all samples.
+      Otherwise, the split is train.
+    - Samples keep the order of the tars. A sample without an image, or without a label unless `unlabeled`, becomes a
+      source that the conversion refuses.
     """
     folder, tars, ignored = _find_tars(src)
     kinds: list[str] = []
@@ -45,17 +48,17 @@ def list_webdataset(src: Path, *, unlabeled: bool = False) -> Listing:
     ignored.update(kinds)
     faults = [sample.place.detail for sample in samples if isinstance(sample.place, Fault)]
     if len(faults) == len(samples):
-        instead = f"none in {len(samples):,}: {faults[0]}" if faults else "no sample"
+        instead = f"none among {len(samples):,}; the first: {faults[0]}" if faults else "no sample"
         raise SourceError(
-            f"{src}: expected samples of an image and a label (.cls or .json), found {instead}. (Unpack the tar of a "
-            "folder tree; ImageNet's own archives need `--source ilsvrc`; images alone need `--labels none`)"
+            f"{src}: expected samples of an image and a label (.cls or .json), found {instead}. Unpack the tar of a "
+            "folder tree; pass `--source ilsvrc` for ImageNet's own archives, `--labels none` for images without labels"
         )
     known = Collection(FileOrigin(folder), ignored=ignored, kind="webdataset")
     return _Tars(src, _by_word(src, tars, samples), known, may_rename=True)
 
 
 class _Tars(Listing):
-    """Samples whose `where` is the name of their tar."""
+    """A Listing of the samples in tars. `where` of each sample is the name of its tar."""
 
     def key(self, split: str, one: Found, name: str, again: bool) -> bytes:
         tar, rest = one.where, os.fsdecode(one.key)
@@ -67,20 +70,20 @@ class _Tars(Listing):
         return os.fsencode("/".join(filter(None, (split, name, tar, rest.removeprefix(f"{name}/") if name else rest))))
 
     def refuse(self, one: Found, expected: str, found: object) -> Fault:
-        """Returns why the sample alone is refused: an export of millions has some without a label."""
+        """Returns a Fault that refuses only this sample, as a few of millions of samples often have no valid label."""
         if isinstance(one.place, Fault):
             return one.place
         return Fault(f"the label of {_name(one)}: expected {expected}, found {found!r:.80}")
 
     def refuse_repeat(self, one: Found, first: Found) -> None:
-        raise SourceError(f"{self.src}: expected each name of a sample once in a tar, found {_name(one)} twice")
+        raise SourceError(f"{self.src}: expected distinct names of samples in a tar, found {_name(one)} twice")
 
 
 # --- tars -------------------------------------------------------------------------------------------------------------
 
 
 def is_pattern(src: Path) -> bool:
-    """Whether `src` is a pattern of file names, and not the name of an existing file."""
+    """Whether `src` is a pattern of file names, such as *.tar, and not the name of an existing file."""
     return _MAGIC.search(str(src)) is not None and not os.path.lexists(src)
 
 
@@ -101,25 +104,25 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
             else:
                 ignored["other file"] += 1
     if not tars:
-        raise SourceError(f"{src}: expected tars in it or in its folders, found none")
+        raise SourceError(f"{src}: expected tars in this folder or its subfolders, found none")
     return src, tars, ignored
 
 
 def _expand(pattern: str) -> list[str]:
-    """Returns the files that match a pattern, in the order of the pattern: braces as in a shell, then *, ? and []."""
+    """Returns the paths of the files that match a pattern: braces are expanded as in a shell, then *, ? and []."""
     paths: dict[str, None] = {}
     missing = []
     names = list(islice(_expand_braces(pattern), _MOST_TARS + 1))
     if len(names) > _MOST_TARS:
-        raise SourceError(f"{pattern}: expected at most {_MOST_TARS:,} names, found more")
+        raise SourceError(f"{pattern}: expected braces that stand for at most {_MOST_TARS:,} names, found more")
     for text in names:
         found = sorted(glob.glob(text)) if _MAGIC.search(text) else [text] * os.path.exists(text)
         paths |= dict.fromkeys(found)
         if not found:
             missing.append(text)
     if missing:
-        found_none = f"found none for {missing[0]!r} ({len(missing):,} missing)"
-        raise SourceError(f"{pattern}: expected a file for each name, {found_none}")
+        found_none = f"found none for {missing[0]!r} ({counted(len(missing), 'missing file')})"
+        raise SourceError(f"{pattern}: expected a file for each name in the braces, {found_none}")
     return list(paths)
 
 
@@ -153,7 +156,7 @@ def _expand_braces(text: str) -> Iterator[str]:
 
 
 def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Generator[Found, None, None]:
-    """Yields the samples of a tar. Adds the kinds of other members to `ignored`."""
+    """Yields the samples of a tar. Appends the kind of each other member to `ignored`."""
     # The images of each sample, and its labels from .cls and .json: they need not be neighbors.
     found: dict[str, tuple[list[tuple[str, Extent]], list[str | Fault], list[str | Fault]]] = {}
     tar_bytes = os.fsencode(tar)
@@ -184,14 +187,17 @@ def _walk(folder: Path, tar: str, ignored: list[str], unlabeled: bool) -> Genera
 def _put_together(
     tar: str, name: str, images: list[tuple[str, Extent]], labels: list[str | Fault], unlabeled: bool
 ) -> Found:
-    """Returns a sample. Its key is the name of the image, or of the sample if there is none."""
+    """Returns a sample. If it does not have exactly one image and one label, its place is a Fault.
+
+    Its key is the name of its first image, or the sample's name if it has no image. `unlabeled` needs no label.
+    """
     label = labels[0] if labels else None
     one = Found(os.fsencode(images[0][0] if images else name), label if isinstance(label, str) else None, None, tar)
     wrong = ""
     if len(images) != 1:
-        wrong = f"expected one image of {_name(one)}, found {len(images)}"
+        wrong = f"expected one image of {_name(one)}, found {counted(len(images), 'image')}"
     elif len(labels) != 1 and not unlabeled:
-        wrong = f"expected one label (.cls or .json) of {_name(one)}, found {len(labels)}"
+        wrong = f"expected one label (.cls or .json) of {_name(one)}, found {counted(len(labels), 'label')}"
     elif isinstance(label, Fault) and not unlabeled:
         wrong = f"the label of {_name(one)}: {label.detail}"
     return one._replace(label=None, place=Fault(wrong)) if wrong else one._replace(place=images[0][1])
@@ -209,7 +215,10 @@ def _read_text(content: bytes) -> str | Fault:
 
 
 def _read_json(content: bytes) -> list[str | Fault]:
-    """Returns the label in a .json, or a Fault if the label or file is invalid; [] if no field is a label."""
+    """Returns a list of the label in a .json, or of a Fault if the label or the JSON is invalid.
+
+    Returns [] if the .json has no field for a label.
+    """
     try:
         document = json.loads(content)
         name = next((name for name in _LABEL_FIELDS if name in document), None) if isinstance(document, dict) else None
@@ -221,16 +230,16 @@ def _read_json(content: bytes) -> list[str | Fault]:
         if isinstance(value, str):
             return [_read_text(value.encode())]
         hint = f" ({NO_VECTORS})" if isinstance(value, list) else ""
-        return [Fault(f"expected an integer or a name as {name!r}, found {value!r:.80}{hint}")]
+        return [Fault(f"expected an integer or a class name in {name!r}, found {value!r:.80}{hint}")]
     except (ValueError, RecursionError) as error:
-        return [Fault(f"expected JSON, found: {error}")]
+        return [Fault(f"the .json is not valid JSON: {error}")]
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
 def _by_word(src: Path, tars: list[str], samples: list[Found]) -> dict[str, list[Found]]:
-    """Returns the samples by the word for their split; all by "" if no name contains a split."""
+    """Returns the samples by the word in SRC for their split; all by "" unless every sample has such a word."""
     told = {tar: _word_of_tar(src, tar) for tar in tars}
     if any(told.values()) and not all(told.values()):
         one, other = (next(tar for tar in tars if bool(told[tar]) == known) for known in (True, False))
@@ -246,7 +255,10 @@ def _by_word(src: Path, tars: list[str], samples: list[Found]) -> dict[str, list
 
 
 def _word_of_tar(src: Path, tar: str) -> str:
-    """Returns the word for a split in the tar's folders or name: "validation" for imagenet1k-validation-07.tar."""
+    """Returns the word for a split in a tar's folders or name, such as "validation" for imagenet1k-validation-07.tar.
+
+    Returns "" if there is none, and raises SourceError if there are words for two splits.
+    """
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
         found = {split: word for word in words if (split := known_split(word))}
