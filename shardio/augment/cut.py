@@ -265,10 +265,10 @@ def _is_crop(transform: Transform) -> bool:
 
 
 def _keeps_places(transform: Transform) -> bool:
-    """Returns whether the transform neither crops nor resizes, so it may be in the rest of a SplitTransform.
+    """Returns whether the transform neither crops nor resizes: only then may it be in a SplitTransform's `rest`.
 
-    A crop or a resize could be joined with the head's crops and resizes in one pass. A class from outside of shardio
-    may crop, even if it inherits from a class of shardio that does not.
+    A crop or resize after `head` could be done in one pass with it, so such a transform is not split. Returns False for
+    classes from outside of shardio: they may crop, even if they inherit from a class of shardio that does not.
     """
     if not is_of_shardio(type(transform)):
         return False

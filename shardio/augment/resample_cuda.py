@@ -242,7 +242,7 @@ def are_kernels_trusted(
 def resample_fused(
     images: torch.Tensor, spans: NDArray[np.float64], flips: NDArray[np.bool_], how: Resampling
 ) -> torch.Tensor:
-    """Returns the result of `resample`, computed by the kernels: (B, C, *size) of `how.made`, channels_last.
+    """Returns the result of `resample`, computed by CUDA kernels: (B, C, *how.size), dtype `how.made`, channels_last.
 
     `spans` come from `make_spans`. The host does not wait for the device.
     """

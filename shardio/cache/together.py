@@ -335,7 +335,7 @@ class Together:
         return out
 
     def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
-        """Exchanges bytes with the other nodes. Returns all bytes of a window; `owned` is the result of `_read`."""
+        """Exchanges `owned`, the result of `_read`, with the other nodes. Returns all bytes of the plan's window."""
         num_nodes, rank = len(self._group), self._group.rank
         share = np.zeros(plan.share_nbytes, np.uint8)
         counts = plan.counts(num_nodes)

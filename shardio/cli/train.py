@@ -285,8 +285,11 @@ def _load_checkpoint(path: Path) -> Any:
         return torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except OSError:
         raise
-    except Exception as error:  # of a dozen types, as a file is no checkpoint in many ways
-        raise ValueError(str(error).partition("\n")[0]) from None
+    except Exception as error:  # of a dozen types, and torch's advice is about options that this command has not
+        raise ValueError(
+            f"torch.load with weights_only=True raised {type(error).__name__}: save the loader's state_dict() without "
+            "objects of your own classes"
+        ) from None
 
 
 def _states_in(value: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:

@@ -114,7 +114,7 @@ def read(src: str | os.PathLike[str], options: ConvertOptions) -> Collection:
 
 
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
-    """Yields the collection from `read` for each value of `empty_classes` in `ways`. Scans SRC only once."""
+    """Yields for each of `ways`, as `empty_classes`, the collection that `read` would return. Scans SRC only once."""
     contents = _read_tables(options, unlabeled=options.labels == "none")
     labels = "none" if any(content.label_names for content in contents.values()) else options.labels
     listing = list_source(src, options, labels)
@@ -154,9 +154,11 @@ def annotate(collection: Collection, options: ConvertOptions) -> Collection:
             continue
         masks = ArraySpec(MASK, "mask", RowType(dtype.str, Fit.of(options).size), "file")
         return replace(collection, origin=origin, arrays=(*collection.arrays, masks))
+    tried = min(_MOST_TRIED, collection.num_sources)
     raise SourceError(
-        f"{origin.masks}: expected a mask for each image, at the image's path below SRC with .png or .webp as suffix; "
-        f"found none for the first {_MOST_TRIED:,} images. The first image: {first.detail if first else 'none'}"
+        f"{origin.masks}: expected a mask in this folder for each image, with the image's path in SRC and the suffix "
+        f".png or .webp; found no readable mask for the first {tried:,} images. The first image: "
+        f"{first.detail if first else 'none'}"
     )
 
 

@@ -80,8 +80,8 @@ def copy_rows(
     """Copies rows: sets out[i] = rows[numbers[i]], or with `lines` out[lines[i]]. Returns how many rows were copied.
 
     `rows` is (n, row_nbytes) and `out` (len(numbers), row_nbytes), both C-contiguous. With `lines`, `out` may have any
-    length. All rows are copied, unless the storage of the next row fails. Raises IndexError, before anything is copied,
-    if a number is not from 0 to n - 1, or a line is not in `out`.
+    length. The count is lower than len(numbers) only if rows[numbers[count]] could not be read from storage. Raises
+    IndexError, before anything is copied, if a number is not from 0 to n - 1, or a line is not in `out`.
     """
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != (count if lines is None else len(lines)):
@@ -114,8 +114,8 @@ def copy_windows(
 
     `images` is (n, height, width, channels); images and `out` are C-contiguous. `out` has as many bytes as all windows
     together, and gets one window after the other. With `places`, window i begins at byte places[i] of `out`, and `out`
-    may be larger. All windows are copied, unless the storage of the next window fails. Raises IndexError, before
-    anything is copied, if a number is not from 0 to n - 1, or a window is not inside its image.
+    may be larger. The count is lower than len(windows) only if windows[count] could not be read from storage. Raises
+    IndexError, before anything is copied, if a number is not from 0 to n - 1, or a window is not inside its image.
     """
     num_images, height, width, channels = images.shape
     if len(windows) != len(numbers):

@@ -147,7 +147,7 @@ class _Loan:
     """
 
     def __init__(self, array: NDArray[Any], lent: NDArray[Any] | None = None) -> None:
-        """`lent` is an array of the same slot that was lent before: this loan keeps it alive."""
+        """Exposes `array`, and keeps `lent`, an earlier view of the same slot, alive: the slot is reused after both."""
         self.__array_interface__: dict[str, Any] = array.__array_interface__
         self.ticket: _Ticket | None = None
         self._keeps = array, lent

@@ -199,7 +199,8 @@ class MixedOrder:
         come before `position`; a set that is not in the state begins with its first sample. From `position` on, the
         shares of this mixture apply.
 
-        Raises ValueError if the state lacks entries, or if sets were added and removed (a set whose content changed).
+        Raises ValueError if entries are missing or invalid, or if sets were both added and removed. A set whose content
+        changed counts as both.
         """
         since, sets = told.get("since"), told.get("sets")
         try:

@@ -185,7 +185,7 @@ class WeightedDraws:
         weights = np.array(self.weights, np.float64)  # a copy, so that the caller's changes do not reach it
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if weights.ndim != 1 or bad.size or not weights.any():
-            found = "only zeros" if weights.ndim == 1 else f"shape {weights.shape}"
+            found = "only zeros" if weights.ndim == 1 and weights.size else f"shape {weights.shape}"
             if weights.ndim == 1 and bad.size:
                 found = f"{weights[bad[0]]} at {bad[0]}; {bad.size} weights are invalid"
             raise ValueError(f"weights must be one-dimensional, finite, at least 0, not all 0; found {found}")

@@ -152,10 +152,10 @@ class Stop(Exception):
 
 
 class Flag:
-    """A flag that any thread may set. It is also set when its `owner` is freed, which runs no line of Python.
+    """A flag that any thread may set. It is also set when its `owner` is freed, without running Python code.
 
     Unlike threading.Event it has no lock: a Ctrl-C in the middle of `set` would leave the lock locked, and a finalizer
-    that runs in the middle of `wait` would wait for the lock.
+    that interrupts `wait` would wait for the lock forever.
     """
 
     def __init__(self, owner: object | None = None) -> None:

@@ -103,7 +103,7 @@ def make_report(
 
 
 def normalize_lines(levels: Levels | None) -> str:
-    """Returns two lines of Python that make a `Normalize` for these levels, to paste into a script; "" for None."""
+    """Returns two lines of Python, to paste into a script, for a `Normalize` with this mean and std; "" for None."""
     if levels is None:
         return ""
     mean, std = (", ".join(f"{n:.4f}" for n in numbers) for numbers in (levels.mean, levels.std))

@@ -148,10 +148,10 @@ def _check_places(num_bytes: int, tag: Callable[..., NDArray[np.int64]]) -> None
     if not (is_striped := places.size > 0):
         across, down = int(tag(Tiff.TILEWIDTH, 0)[0]), int(tag(Tiff.TILELENGTH, 0)[0])
         places, sizes = tag(Tiff.TILEOFFSETS, ()), tag(Tiff.TILEBYTECOUNTS, ())
-        if across % 16 or down % 16 or across * down > max(width * height, _MOST_TILE_PIXELS):
-            raise DecodeError(
-                "unsupported", f"expected TIFF tiles with sides of 16, 32, ... pixels, found {across} x {down}"
-            )
+        most = max(width * height, _MOST_TILE_PIXELS)
+        if across % 16 or down % 16 or across * down > most:
+            expected = f"sides of 16, 32, ... pixels and at most {most:,} pixels"
+            raise DecodeError("unsupported", f"expected TIFF tiles with {expected}, found {across} x {down}")
     if across < 1 or down < 1:
         raise DecodeError("damaged", f"expected TIFF strips or tiles with pixels, found {across} x {down} pixels")
     count = planes * -(-width // across) * -(-height // down)

@@ -17,9 +17,9 @@ _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, Import
 
 
 class _Keeper:
-    """Serves as both the message pattern and the category of a filter in `warnings.filters`.
+    """The message pattern and category of a filter that hides warnings inside `KeptWarnings`, and keeps their texts.
 
-    For each warning, `warnings` calls `match` and then, in the same thread, checks the category.
+    For each warning, `warnings` calls `match`, which notes the text, and then, in the same thread, checks the category.
     """
 
     def match(self, text: str) -> bool:

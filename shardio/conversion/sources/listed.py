@@ -103,7 +103,7 @@ def list_table(table: Table, *, unlabeled: bool = False) -> Listing:
 
     @cache
     def images_in(above: str) -> Mapping[str, list[str]]:
-        """Returns the sorted paths of the images in a folder, by the images' names without suffix."""
+        """Maps each image name without suffix to the sorted paths of the folder's images that have it."""
         found: dict[str, list[str]] = {}
         with contextlib.suppress(OSError):
             for name in sorted(filter(has_image_suffix, os.listdir(folder / above))):

@@ -121,8 +121,8 @@ def _expand(pattern: str) -> list[str]:
         if not found:
             missing.append(text)
     if missing:
-        found_none = f"found none for {missing[0]!r} ({counted(len(missing), 'missing file')})"
-        raise SourceError(f"{pattern}: expected a file for each name in the braces, {found_none}")
+        found_none = f"found none for {missing[0]!r} ({counted(len(missing), 'name')} without a file)"
+        raise SourceError(f"{pattern}: expected at least one file for each name in the pattern, {found_none}")
     return list(paths)
 
 
