@@ -265,10 +265,11 @@ def _is_crop(transform: Transform) -> bool:
 
 
 def _keeps_places(transform: Transform) -> bool:
-    """Returns whether the transform neither crops nor resizes: only then may it be in a SplitTransform's `rest`.
+    """Returns whether the transform neither crops nor resizes. Returns False for classes from outside of shardio: they
+    may crop, even if they inherit from a class of shardio that does not.
 
-    A crop or resize after `head` could be done in one pass with it, so such a transform is not split. Returns False for
-    classes from outside of shardio: they may crop, even if they inherit from a class of shardio that does not.
+    A crop or resize after `head` could be done in one pass with those in `head`. So a transform with such a part is
+    not split, unless the part is a Views and `head` resizes.
     """
     if not is_of_shardio(type(transform)):
         return False

@@ -37,10 +37,10 @@ def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
 
 @lru_cache(16)
 def _beta_table(alpha: float) -> tuple[Floats, Floats]:
-    """Returns 65,536 values of log(x / (1 - x)), and the share of Beta(alpha, alpha) below each value.
+    """Returns 65,536 equally spaced values of log(x / (1 - x)), and the share of Beta(alpha, alpha) below each of them.
 
-    The density is proportional to (x (1 - x)) ** alpha. It is smooth and falls exponentially on both sides, so sums
-    over equal steps are almost exact.
+    The density over log(x / (1 - x)) is proportional to (x (1 - x)) ** alpha. It is smooth and falls exponentially on
+    both sides, so sums over equal steps are almost exact.
     """
     # Beyond that, shares are 0 or 1 to all digits.
     most = min(40 / alpha + 5, 700.0)

@@ -133,7 +133,7 @@ if triton is not None:
         PADDED: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """Writes images blurred along their lines to `room`, float32. `step` blurs the result along the columns."""
+        """Writes images blurred along x to `room`, float32, where the operation is BLUR. `step` then blurs along y."""
         blocks = tl.cdiv(height * width, BLOCK)
         picture = (tl.program_id(0) // blocks).to(tl.int64)
         row = rows + picture * ROW

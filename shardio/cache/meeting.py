@@ -283,7 +283,7 @@ class Group:
         return len(self.members)
 
     def gather(self, mine: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-        """Fills `out`, uint8 (len(self) * n,), with the `mine`, uint8 (n,), of each node in the order of `members`."""
+        """Fills `out`, uint8 (len(self) * n,), with every node's `mine`, uint8 (n,), in the order of `members`."""
         import torch
 
         self._wait(lambda: self._gloo._allgather_base(torch.from_numpy(out), torch.from_numpy(mine)))

@@ -335,7 +335,7 @@ class Together:
         return out
 
     def _pass_on(self, plan: WindowPlan, owned: NDBytes) -> NDBytes:
-        """Exchanges `owned`, the result of `_read`, with the other nodes. Returns all bytes of the plan's window."""
+        """Exchanges `owned`, this node's pieces, with the other nodes. Returns all pieces' bytes, then padding."""
         num_nodes, rank = len(self._group), self._group.rank
         share = np.zeros(plan.share_nbytes, np.uint8)
         counts = plan.counts(num_nodes)

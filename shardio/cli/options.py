@@ -287,15 +287,16 @@ def read_chain(text: str, num_classes: int) -> Transform:
     The file holds the result of the transform's `to_dict`. Raises ValueError if `text` is neither.
     """
     from shardio.augment import Transform, from_dict, recipe
+    from shardio.augment.recipes import RECIPES
     from shardio.system.opening import read_untrusted
 
     if not text.endswith(".json") and not os.path.exists(text):
         try:
             return recipe(text, num_classes=num_classes)
-        except ValueError as error:
-            if num_classes:
+        except ValueError:
+            if num_classes or text not in RECIPES:
                 raise
-            raise ValueError(f"{text}, for a set without classes: {error}") from None
+            raise ValueError(f"{text}: expected a set with classes, as this recipe mixes labels; found none") from None
     try:
         made = from_dict(json.loads(read_untrusted(Path(text))))
     except (ValueError, TypeError, RecursionError) as error:

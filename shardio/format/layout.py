@@ -85,9 +85,10 @@ class RowType:
                 f"{show(self.shape)}"
             )
         if self.nbytes > MAX_COUNT:
-            raise ValueError(
-                f"a value must have at most 2**53 bytes; found {self.nbytes} bytes for {self.dtype} {self.shape}"
-            )
+            raise ValueError(f"a value must have at most 2**53 bytes; found {self.nbytes} bytes for {self}")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
 
     @property
     def nbytes(self) -> int:

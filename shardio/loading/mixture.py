@@ -119,13 +119,13 @@ def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
     first = sets[0]
     for one in sets[1:]:
         for what, mine, theirs in (
-            ("samples of shape", first.manifest.sample_shape, one.manifest.sample_shape),
-            ("labels", first.label_row, one.label_row),
+            ("image shape", first.manifest.sample_shape, one.manifest.sample_shape),
+            ("label type", first.label_row, one.label_row),
         ):
             if mine != theirs:
                 raise ValueError(
-                    f"{one.path}, {one.split}: expected {what} {mine}, like {first.path}, {first.split}, found {theirs}"
-                    "; all sets of a mixture need the same"
+                    f"{one.path}, {one.split}: expected the {what} of {first.path}, {first.split}, {mine or 'none'}; "
+                    f"found {theirs or 'none'}: mix only sets whose images and labels have one shape and type"
                 )
         if classes == "same" and one.classes != first.classes:
             raise ValueError(
@@ -133,7 +133,9 @@ def _join(sets: Sequence[ShardSet], classes: Classes) -> MixedSet:
                 'classes="join") to join classes by name, or classes="stored" to keep labels as they are stored'
             )
     if classes == "join" and first.label_row != LABEL_ROW:
-        raise ValueError(f'{first.path}: classes="join" needs class numbers as labels; found {first.label_row}')
+        raise ValueError(
+            f'{first.path}: classes="join" needs class numbers as labels; found {first.label_row or "none"}'
+        )
     if classes != "join":
         same = all(one.classes == first.classes for one in sets)
         return MixedSet(sets, first.classes if same else (), first.class_names if same else (), [None] * len(sets))

@@ -1,15 +1,14 @@
-"""Copies slots to a device on a side stream. A slot returns to its ring when the event of its copy is done.
+"""Copies slots, the host memory of batches, to a device on a side stream. A slot returns to its ring after its copy.
 
 This module has the rules and no CUDA calls; `shardio.loading.cuda` implements the two protocols below with CUDA. So
 the rules are tested without a GPU, with a copier whose copies finish when the test says so.
 
-Device memory for a batch is allocated on the consumer's stream. When the caller drops the batch, its memory is reused
-in the order of that stream, like the memory of any tensor of the caller, however far the host is ahead of its device.
-The price is that earlier work on the stream may still use the memory, and the copy has to wait for that work. So
-memory is reserved one batch ahead: the copy waits for the work that the stream had when the previous copy was started,
-not for the caller's last step. The copy of a batch that was gathered late still overlaps with the step before it; other
-copies are up to `prefetch` steps early. Without the reserve, a late batch would be copied between two steps, while the
-device is idle.
+Device memory for a batch is allocated on the consumer's stream, so it is reused in the order of that stream when the
+caller drops the batch, however far the host is ahead of its device. Earlier work on the stream may still use it then,
+so a copy into it has to wait for that work. To keep this wait short, memory is reserved one batch ahead: a copy waits
+only for the work that was on the stream when the previous copy was started, and not for the caller's last step. So the
+copy of a batch that was gathered late still overlaps with the step before it; other copies are up to `prefetch` steps
+early. Without the reserve, a late batch would be copied between two steps, while the device is idle.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The counts at one moment. They include the time of a wait that is not over yet."""
+    """A loader's sums at one moment: batches, bytes, seconds. They include the time of a wait that is not over yet."""
 
     counts: Counts
     no_core_seconds: float = 0.0

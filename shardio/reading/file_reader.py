@@ -367,8 +367,8 @@ def _sector_of(offset: int, alignment: int) -> int:
 
 
 def _pieces(start: int, stop: int, alignment: int, room: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (offset, end, length) of reads with O_DIRECT that together cover the bytes from `start` to `stop`. A read
-    has whole sectors: `length` bytes from `offset` on, at most `room`. The bytes before `end` are wanted."""
+    """Yields (offset, end, length) of the O_DIRECT reads that cover a file's bytes from `start` to `stop`. Each reads
+    `length` bytes from `offset` on: whole sectors, at most `room`. Bytes from file offset `end` on are not wanted."""
     for offset in range(_sector_of(start, alignment), stop, room):
         end = min(offset + room, stop)
         yield offset, end, _sector_of(end - offset + alignment - 1, alignment)

@@ -1,4 +1,4 @@
-"""Chooses samples of a set by class, key, number, list or index. Every command chooses by this module."""
+"""Chooses samples of a set by class, key, condition, list of keys or sample number, or at random, for all commands."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def check_share(name: str, share: float, seed: int) -> None:
 
 
 def draw_share(num_samples: int, share: float, seed: int, number: int = 0) -> NDArray[np.int64]:
-    """Returns random samples, ceil(`share` * `num_samples`) of `num_samples`: int64, ascending.
+    """Returns ceil(`share` * `num_samples`) random samples of 0 to `num_samples` - 1: int64, distinct, ascending.
 
-    Equal arguments give equal samples. Each `number` gives other samples for the same seed.
+    Equal arguments give equal samples. For the same seed, each `number`, such as a shard's, gives an independent draw.
     """
     return np.sort(Permutation(num_samples, seed, number)(np.arange(math.ceil(share * num_samples))))
 

@@ -173,7 +173,7 @@ def test_a_file_that_claims_billions_of_samples_takes_no_memory(tmp_path: Path) 
 HOSTILE_SAMPLES: dict[str, tuple[bytes, str, str]] = {
     "nothing": (b"", "empty", "an empty file"),
     "truncated": (npy_bytes(LATENTS[0])[:-1], "damaged", "found a file of 175 bytes"),
-    "text": (b"hello", "damaged", "expected an array"),
+    "text": (b"hello", "damaged", "without Python objects"),
     "objects": (npy_bytes(np.array([{}, None])), "damaged", "Python objects"),
     "complex numbers": (npy_bytes(np.zeros(3, complex)), "unsupported", "type must be one of"),
     "another type": (npy_bytes(LATENTS[0].astype("<f4")), "unsupported", "shape (2, 3, 4), as in 0.npy"),

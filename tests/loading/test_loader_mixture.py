@@ -230,9 +230,9 @@ def test_parts_have_splits_indices_and_digests(folder: Path, mixed: Open) -> Non
         ({"photos": 1, "few": 2}, {"digest": "0" * 12}, "digest is for one set"),
         ({"photos": 1, "few": 2}, {"tail": "short"}, "needs no tail"),
         ({"photos": 1, "photos/": 2}, {}, "photos/: expected each set once"),
-        ({"photos": 1, "small": 2}, {}, "small, train: expected samples of shape"),
+        ({"photos": 1, "small": 2}, {}, "small, train: expected the image shape"),
         ({"photos": 1, "plain": 2}, {"arrays": ["mask"]}, "plain, train: arrays must be among none; found 'mask'"),
-        ({"photos": 1, "floats": 2}, {}, "floats, train: expected labels"),
+        ({"photos": 1, "floats": 2}, {}, "floats, train: expected the label type"),
         ({"photos": 1, "nothing": 2}, {}, "nothing"),
     ],
 )

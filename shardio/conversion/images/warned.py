@@ -17,9 +17,10 @@ _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, Import
 
 
 class _Keeper:
-    """The message pattern and category of a filter that hides warnings inside `KeptWarnings`, and keeps their texts.
+    """The message pattern and the category, in one object, of the filter that hides warnings inside `KeptWarnings`.
 
-    For each warning, `warnings` calls `match`, which notes the text, and then, in the same thread, checks the category.
+    For each warning, `warnings` calls `match`, which notes the text, and then, in the same thread, `__subclasscheck__`,
+    which adds the text to the block's list unless the warning is about code.
     """
 
     def match(self, text: str) -> bool:
