@@ -506,7 +506,7 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error_and_no_signal(opened: 
     whole = (path / "train-00001.npy").stat().st_size
     for nbytes in (whole - 1, whole - 91, 4096, 10, 0):
         os.truncate(path / "train-00001.npy", nbytes)
-        with pytest.raises(FormatError, match=rf"train-00001\.npy: expected {whole} bytes.*found {nbytes}: "):
+        with pytest.raises(FormatError, match=rf"train-00001\.npy: expected {whole} bytes.*found {nbytes} bytes"):
             read(reader, [19], (6, 5, 3))
         assert np.array_equal(read(reader, [7], (6, 5, 3)), pixels_of([7], (6, 5, 3)))
 
