@@ -268,8 +268,8 @@ def _keeps_places(transform: Transform) -> bool:
     """Returns whether the transform neither crops nor resizes. Returns False for classes from outside of shardio: they
     may crop, even if they inherit from a class of shardio that does not.
 
-    A crop or resize after `head` could be done in one pass with those in `head`. So a transform with such a part is
-    not split, unless the part is a Views and `head` resizes.
+    `SplitTransform.of` checks the parts after the head. If one of them crops or resizes, the transform is not split,
+    as that part could be done in one pass with the head. Views are not checked if the head resizes.
     """
     if not is_of_shardio(type(transform)):
         return False

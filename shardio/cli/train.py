@@ -287,8 +287,8 @@ def _load_checkpoint(path: Path) -> Any:
         raise
     except Exception as error:  # of a dozen types, and torch's advice is about options that this command has not
         raise ValueError(
-            f"torch.load with weights_only=True raised {type(error).__name__}: save the loader's state_dict() without "
-            "objects of your own classes"
+            f"torch.load with weights_only=True raised {type(error).__name__}: if the file is a checkpoint, save the "
+            "loader's state_dict() without objects of your own classes"
         ) from None
 
 

@@ -114,7 +114,7 @@ def read(src: str | os.PathLike[str], options: ConvertOptions) -> Collection:
 
 
 def readings(src: str | os.PathLike[str], options: ConvertOptions, *ways: EmptyClasses) -> Iterator[Collection]:
-    """Yields the collection that `read` would return for each of `ways` as `empty_classes`. Scans SRC only once."""
+    """Yields the collection of SRC for each value of `empty_classes` in `ways`. Scans SRC only once."""
     contents = _read_tables(options, unlabeled=options.labels == "none")
     labels = "none" if any(content.label_names for content in contents.values()) else options.labels
     listing = list_source(src, options, labels)

@@ -112,7 +112,7 @@ class SplitLayout:
 
     @property
     def main_tables(self) -> tuple[str, ...]:
-        """The names of the tables that hold the samples: "" for the pixels, or all arrays of a set without pixels."""
+        """The tables of samples, by name: only "" (the pixels), or the names of all arrays in a set without pixels."""
         return ("",) if self.has_pixels else tuple(self.arrays)
 
     @property

@@ -65,7 +65,7 @@ def refusing(path: str | Path) -> Iterator[None]:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(
-            f"{path}: expected arrays without Python objects, as `np.save` or `np.savez` writes them: {first}"
+            f"{path}: expected an array (NPY), or an archive of arrays (NPZ), without Python objects: {first}"
         ) from None
 
 

@@ -17,10 +17,10 @@ _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, Import
 
 
 class _Keeper:
-    """The message pattern and the category, in one object, of the filter that hides warnings inside `KeptWarnings`.
+    """The message pattern and also the category of the warnings filter that is active inside `KeptWarnings`.
 
-    For each warning, `warnings` calls `match`, which notes the text, and then, in the same thread, `__subclasscheck__`,
-    which adds the text to the block's list unless the warning is about code.
+    `warnings` calls `match` with a warning's text and then, in the same thread, `__subclasscheck__` with its category.
+    The latter adds the text to the block's list, except for warnings about programs, such as DeprecationWarning.
     """
 
     def match(self, text: str) -> bool:

@@ -191,7 +191,9 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     rest = {split: sources for split, sources in collection.splits.items() if split not in described}
     if rest and any(content.numbers for content in contents):
         found_none = f"found no table for {next(iter(rest))!r}"
-        raise SourceError(f"{contents[0].path}: expected a table of numbers for every split, {found_none}")
+        raise SourceError(
+            f"{contents[0].path}: expected a table for every split, as tables have columns of numbers, {found_none}"
+        )
     return _listing(replace(collection, splits=rest, ignored=ignored), contents, rows).collect("folders")
 
 
