@@ -241,7 +241,7 @@ def _draws(
     epoch: int | None,
     view: int | None,
 ) -> Draws:
-    """Returns the Draws of a call. Arguments that are None come from `given`, the loader's batch, if there is one."""
+    """Returns the random numbers for one call of a transform. `given`, the loader's batch, replaces what is None."""
     if given is not None:
         draws = given.draws
         return Draws(

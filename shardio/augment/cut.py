@@ -268,8 +268,8 @@ def _keeps_places(transform: Transform) -> bool:
     """Returns whether the transform neither crops nor resizes. Returns False for classes from outside of shardio: they
     may crop, even if they inherit from a class of shardio that does not.
 
-    `SplitTransform.of` checks the parts after the head. If one of them crops or resizes, the transform is not split,
-    as that part could be done in one pass with the head. Views are not checked if the head resizes.
+    `SplitTransform.of` splits off the crops, flips and resizes that come first, unless a later part crops or resizes:
+    unsplit, the later part can be joined with the first ones, and done in one pass.
     """
     if not is_of_shardio(type(transform)):
         return False

@@ -147,7 +147,7 @@ class _Loan:
     """
 
     def __init__(self, array: NDArray[Any], lent: NDArray[Any] | None = None) -> None:
-        """Exposes `array`. Keeps alive `lent`, an earlier view: the ring gets the slot back when both are freed."""
+        """Lends `array`. Keeps alive `lent`, an earlier view of its slot, so that the slot is not reused before."""
         self.__array_interface__: dict[str, Any] = array.__array_interface__
         self.ticket: _Ticket | None = None
         self._keeps = array, lent

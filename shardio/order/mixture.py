@@ -195,9 +195,9 @@ class MixedOrder:
     def resumed(self, told: Mapping[str, Any], position: int) -> MixedOrder:
         """Returns the order in which this mixture resumes from a state that a loader saved at `position`.
 
-        `told` is the state, with the entries of `describe_sets`. A set in the state continues after its samples that
-        come before `position`; a set that is not in the state begins with its first sample. From `position` on, the
-        shares of this mixture apply.
+        `told` is the state, with the entries of `describe_sets`. A set in the state continues after the samples
+        that the saved mixture had delivered before `position`. A set that is not in the state begins with its first
+        sample. From `position` on, the shares of this mixture apply.
 
         Raises ValueError if entries are missing or invalid, or if sets were both added and removed. A set whose content
         changed counts as both.

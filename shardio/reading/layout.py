@@ -112,7 +112,7 @@ class SplitLayout:
 
     @property
     def main_tables(self) -> tuple[str, ...]:
-        """The tables of samples, by name: only "" (the pixels), or the names of all arrays in a set without pixels."""
+        """The names of the tables that hold the samples: ("",), the pixels; in a set without pixels, all arrays."""
         return ("",) if self.has_pixels else tuple(self.arrays)
 
     @property

@@ -262,7 +262,7 @@ ARRAYS: dict[str, Refusal] = {
         ("truncated", "a.npy", SOUND[:-1], "2,048 bytes.* found 2,047"),
         ("longer", "a.npy", SOUND + b"x", "2,048 bytes"),
         ("two arrays", "a.npy", SOUND + SOUND, "2,048 bytes"),
-        ("nothing but the magic", "a.npy", b"\x93NUMPY", "np.save"),
+        ("nothing but the magic", "a.npy", b"\x93NUMPY", "an array"),
         ("objects", "a.npy", npy_bytes(np.array([{}, None])), "Python objects"),
         ("text", "a.npy", npy_bytes(np.array(["a", "b"])), "type must be one of"),
         ("fields", "a.npy", npy_bytes(np.zeros(3, [("a", "<i4")])), "type must be one of"),

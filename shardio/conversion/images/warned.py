@@ -17,10 +17,10 @@ _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, Import
 
 
 class _Keeper:
-    """The message pattern and also the category of the warnings filter that is active inside `KeptWarnings`.
+    """Catches warnings inside `KeptWarnings`. One object is both the message pattern and the category of a filter.
 
-    `warnings` calls `match` with a warning's text and then, in the same thread, `__subclasscheck__` with its category.
-    The latter adds the text to the block's list, except for warnings about programs, such as DeprecationWarning.
+    `warnings` calls `match` with a warning's text, then, in the same thread, `__subclasscheck__` with its category,
+    which adds the text to the block's list. Warnings about programs, such as DeprecationWarning, are only ignored.
     """
 
     def match(self, text: str) -> bool:
