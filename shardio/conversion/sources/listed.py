@@ -192,8 +192,8 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     if rest and any(content.numbers for content in contents):
         found_none = f"found no table for {next(iter(rest))!r}"
         raise SourceError(
-            f"{contents[0].path}: expected a table for every split if a table has columns of numbers, {found_none}: add "
-            "one, or leave the columns out"
+            f"{contents[0].path}: expected a table for every split if a table has columns of numbers, {found_none}: "
+            "add one, or leave the columns out"
         )
     return _listing(replace(collection, splits=rest, ignored=ignored), contents, rows).collect("folders")
 
