@@ -241,7 +241,7 @@ def _draws(
     epoch: int | None,
     view: int | None,
 ) -> Draws:
-    """Returns the random numbers for one call of a transform. `given`, the loader's batch, replaces what is None."""
+    """Returns a transform call's random numbers. If seed, epoch or view is None, the loader's batch `given` sets it."""
     if given is not None:
         draws = given.draws
         return Draws(

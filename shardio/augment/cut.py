@@ -267,9 +267,6 @@ def _is_crop(transform: Transform) -> bool:
 def _keeps_places(transform: Transform) -> bool:
     """Returns whether the transform neither crops nor resizes. Returns False for classes from outside of shardio: they
     may crop, even if they inherit from a class of shardio that does not.
-
-    `SplitTransform.of` splits off the crops, flips and resizes that come first, unless a later part crops or resizes:
-    unsplit, the later part can be joined with the first ones, and done in one pass.
     """
     if not is_of_shardio(type(transform)):
         return False

@@ -147,7 +147,7 @@ class _Loan:
     """
 
     def __init__(self, array: NDArray[Any], lent: NDArray[Any] | None = None) -> None:
-        """Lends `array`. Keeps alive `lent`, an earlier view of its slot, so that the slot is not reused before."""
+        """Lends `array`. The slot is reused only after `array` and `lent`, which was lent before, are both freed."""
         self.__array_interface__: dict[str, Any] = array.__array_interface__
         self.ticket: _Ticket | None = None
         self._keeps = array, lent

@@ -112,7 +112,7 @@ class SplitLayout:
 
     @property
     def main_tables(self) -> tuple[str, ...]:
-        """The names of the tables that hold the samples: ("",), the pixels; in a set without pixels, all arrays."""
+        """Names of the tables that hold the samples: "" for pixels if the set has any, else all arrays' names."""
         return ("",) if self.has_pixels else tuple(self.arrays)
 
     @property
