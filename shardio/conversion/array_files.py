@@ -114,8 +114,7 @@ def make_values(
             values[spec.name] = task.fit.apply_nearest(_mask(task, spec, source, found, decoded))
         else:
             assert isinstance(found, DatasetItem)
-            # A copy: the dataset may use its memory again for the next item.
-            values[spec.name] = spec.check(found.arrays[spec.name], _where(source)).copy()
+            values[spec.name] = spec.check(found.arrays[spec.name], _where(source))
     return values
 
 
