@@ -147,7 +147,10 @@ class _Loan:
     """
 
     def __init__(self, array: NDArray[Any], lent: NDArray[Any] | None = None) -> None:
-        """Lends `array`. The slot is reused only after `array` and `lent`, which was lent before, are both freed."""
+        """Lends `array`. If `lent`, an array on loan from the same slot, is passed, this loan keeps it alive.
+
+        So the slot returns to the ring only after both are freed.
+        """
         self.__array_interface__: dict[str, Any] = array.__array_interface__
         self.ticket: _Ticket | None = None
         self._keeps = array, lent

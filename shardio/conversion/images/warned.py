@@ -19,8 +19,9 @@ _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, Import
 class _Keeper:
     """Catches warnings inside `KeptWarnings`. One object is both the message pattern and the category of a filter.
 
-    `warnings` calls `match` with a warning's text, then, in the same thread, `__subclasscheck__` with its category,
-    which adds the text to the block's list. Warnings about programs, such as DeprecationWarning, are only ignored.
+    `warnings` first calls `match` with a warning's text, then, in the same thread, `__subclasscheck__` with its
+    category. The second call adds the text to the block's list, unless the warning is about programs, such as a
+    DeprecationWarning: these are ignored.
     """
 
     def match(self, text: str) -> bool:

@@ -191,9 +191,10 @@ def describe(collection: Collection, tables: Mapping[str, Contents]) -> Collecti
     rest = {split: sources for split, sources in collection.splits.items() if split not in described}
     if rest and any(content.numbers for content in contents):
         found_none = f"found no table for {next(iter(rest))!r}"
+        table = next(content.path for content in contents if content.numbers)
         raise SourceError(
-            f"{contents[0].path}: expected a table for every split if a table has columns of numbers, {found_none}: "
-            "add one, or leave the columns out"
+            f"{table}: a table with columns of numbers needs a table for every split; {found_none}: add one, or leave "
+            "the columns out"
         )
     return _listing(replace(collection, splits=rest, ignored=ignored), contents, rows).collect("folders")
 
