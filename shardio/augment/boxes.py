@@ -24,6 +24,21 @@ MOST_DRAWS = 32
 """The maximum `count` of `Draws.uniform`: random numbers per sample and purpose."""
 
 
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Which samples of the split a loader's batch has, and how often all samples of the split came before.
+
+    `samples` and `passes` are int64 (B,). `passes` is None where a sample may come again before all others have come.
+    """
+
+    samples: NDArray[np.int64]
+    passes: NDArray[np.int64] | None
+
+
+def _of_some(values: NDArray[np.int64] | None, some: slice | NDArray[np.int64]) -> NDArray[np.int64] | None:
+    return None if values is None else values[some]
+
+
 @dataclass(frozen=True)
 class Draws:
     """Random numbers for B samples, computed from `counters`, int64 (B,): a counter for each sample.
@@ -31,13 +46,20 @@ class Draws:
     The numbers of a sample depend only on `seed`, `epoch`, `view` and the sample's counter, not on the batch. A counter
     is the sample's index, or its position in an order that may repeat samples. Each `view` is an independent
     augmentation of the sample within an epoch. `view` may be an array (B,), with a view for each sample.
-    `seed` may be a function that returns the seed.
+    `seed` may be a function that returns the seed. For `looks` see `Looks`; None: the counters are the samples, and the
+    epoch is the number of looks.
     """
 
     seed: int | Callable[[], int]
     epoch: int
     counters: NDArray[np.int64]
     view: int | NDArray[np.int64] = 0
+    looks: Looks | None = None
+
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Draws:
+        """Returns the random numbers of some of the samples. `view` must be a number."""
+        looks = None if self.looks is None else Looks(self.looks.samples[some], _of_some(self.looks.passes, some))
+        return replace(self, counters=self.counters[some], looks=looks)
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
         """Returns `count` random numbers from [0, 1) for each sample, float64 (count, B).

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, overload
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.arguments import LATER, Configuration, is_of_shardio
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
@@ -118,20 +118,32 @@ class Transform(Configuration, ABC):
                 f"{tuple(labels.shape)}"
             )
         draws = _draws(count, given, indices, seed, epoch, view)
-        mask_fill = self.mask_fill if mask_fill is None else mask_fill
-        moving = Masks.of(images, masks, mask_fill)
-        if not count:  # one blank image shows the shapes and dtypes of the result
-            sizes = found if len(found) else None
-            blank = [
-                _for_each(lambda some: some.new_zeros((1, *some.shape[1:])), part) for part in (images, labels, masks)
-            ]
-            made = self(*blank[:2], indices=[0], sizes=sizes, masks=blank[2], mask_fill=mask_fill)
-            return _for_each(lambda some: some[:0], made)  # type: ignore[no-any-return]
-        piece = (self, type(self).__name__)
-        changed, labels, arrays = applied([piece], Batch(images, draws, found, labels, moving))
+        changed, labels, arrays = self.changed(images, labels, masks, draws, found, mask_fill)
         if arrays is None:
             return changed if labels is None else (changed, labels)
         return (changed, arrays) if labels is None else (changed, labels, arrays)
+
+    def changed(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor | None,
+        masks: Mapping[str, torch.Tensor] | None,
+        draws: Draws,
+        sizes: NDArray[np.int64] | None = None,
+        mask_fill: MaskFill | None = None,
+    ) -> tuple[Images, torch.Tensor | None, Arrays | None]:
+        """Returns the new images, the labels or None, and the masks by name or None. See `__call__`."""
+        mask_fill = self.mask_fill if mask_fill is None else mask_fill
+        moving = Masks.of(images, masks, mask_fill)
+        sizes = sizes_of(images) if sizes is None else sizes
+        if not len(images):  # one blank image shows the shapes and dtypes of the result
+            blank = [
+                _for_each(lambda some: some.new_zeros((1, *some.shape[1:])), part) for part in (images, labels, masks)
+            ]
+            draws = Draws(0, 0, np.zeros(1, np.int64))
+            made = self.changed(*blank, draws, sizes if len(sizes) else None, mask_fill)  # type: ignore[call-arg]
+            return _for_each(lambda some: some[:0], made)  # type: ignore[no-any-return]
+        return applied([(self, type(self).__name__)], Batch(images, draws, sizes, labels, moving))
 
     @property
     def mixed_classes(self) -> frozenset[int | None]:
@@ -217,7 +229,10 @@ class Container(Transform):
                 )
             is_last = isinstance(self, Compose) and number == len(parts) - 1
             if transform.has_views and not (is_last or isinstance(self, Views)):
-                raise ValueError(f"Views must be the last transform of a Compose, or inside Views; found {transform!r}")
+                raise ValueError(
+                    "Views may only be the last transform of a Compose, or one of the transforms of another Views; "
+                    f"found as transforms[{number}] of {type(self).__name__}: {transform!r}"
+                )
             if transform.mask_fill is not None:
                 raise ValueError(f"only the outermost Compose or Views may have mask_fill; found it in {transform!r}")
         if self.mixes and self.instead_of_mixing:
@@ -241,14 +256,18 @@ def _draws(
     epoch: int | None,
     view: int | None,
 ) -> Draws:
-    """Returns a transform call's random numbers. If seed, epoch or view is None, the loader's batch `given` sets it."""
+    """Returns the random numbers of one call of a transform. A seed, epoch or view of None is taken from `given`.
+
+    `given` is the loader's batch, or None outside of a loader. Without it, None means 0, but torch draws the seed if
+    `indices` is None, too.
+    """
     if given is not None:
         draws = given.draws
-        return Draws(
-            draws.seed if seed is None else seed,
-            draws.epoch if epoch is None else epoch,
-            draws.counters[:count],
-            next(given.views) if view is None else view,
+        return replace(
+            draws[:count],
+            seed=draws.seed if seed is None else seed,
+            epoch=draws.epoch if epoch is None else epoch,
+            view=next(given.views) if view is None else view,
         )
     if indices is None:
         if epoch is not None:
@@ -313,7 +332,7 @@ class Compose(Container):
 def _at_once(transform: Transform, batch: Batch, views: range, purpose: str) -> list[Batch]:
     """Returns a batch per view: `batch`, which must be plain, after `transform`. Computes all views as one batch."""
     count, several = len(batch), len(views)
-    draws = replace(batch.draws, counters=np.tile(batch.draws.counters, several), view=np.repeat(views, count))
+    draws = replace(batch.draws[np.tile(np.arange(count), several)], view=np.repeat(views, count))
     together = replace(batch, draws=draws, sizes=np.tile(batch.sizes, (several, 1)), labels=None)
     done = transform.apply(together, purpose).finished()
     return [replace(done, images=images, sizes=done.sizes[:count]) for images in done.images.chunk(several)]

@@ -99,7 +99,11 @@ Steps = tuple[Step, ...]
 
 
 def merged(alternatives: Sequence[Steps], chosen: NDArray[np.int64]) -> Steps:
-    """Returns steps that change image i as `alternatives[chosen[i]]` would. `chosen` is int64 (B,)."""
+    """Returns steps that change image i as `alternatives[chosen[i]]` would. `chosen` is int64 (B,).
+
+    A step that changes none of these images stays. Steps between a crop and a resize decide whether both are one pass,
+    and this must not depend on what a batch drew.
+    """
     steps = []
     for some in zip_longest(*alternatives):
         parts = [step.where(chosen == number) for number, step in enumerate(some) if step is not None]
@@ -108,4 +112,4 @@ def merged(alternatives: Sequence[Steps], chosen: NDArray[np.int64]) -> Steps:
             codes = codes | part.codes  # at most one of them is not NOTHING, which is 0
             values = np.where(part.codes[:, None] != 0, part.values, values)
         steps.append(Step(codes, values))
-    return tuple(step for step in steps if not step.does_nothing)
+    return tuple(steps)

@@ -23,7 +23,7 @@ from shardio.augment.arguments import (
     numbers_of,
 )
 from shardio.augment.batch import Batch
-from shardio.augment.boxes import Boxes, outside_places, random_resized_boxes
+from shardio.augment.boxes import Boxes, Looks, outside_places, random_resized_boxes
 from shardio.augment.chain import Transform
 from shardio.augment.resample import Interpolation, to_device
 
@@ -220,9 +220,10 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True, repr=False)
 class AlternatingFlip(Transform):
-    """Flips each image left and right in every other epoch.
+    """Flips each image left and right in every other pass over the samples.
 
-    A random half of the samples are flipped in even epochs, the other half in odd epochs.
+    A random half of the samples are flipped in even passes, the other half in odd passes. A pass is an epoch; with
+    `epoch_batches` or a mixture, it has all samples of the set once. Raises ValueError where samples repeat in a pass.
 
     Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
     """
@@ -230,8 +231,15 @@ class AlternatingFlip(Transform):
     keeps_places = True
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        first = replace(batch.draws, epoch=0).uniform(purpose, 1)[0] < 0.5
-        return batch.mirrored(first ^ bool(batch.draws.epoch % 2))
+        draws = batch.draws
+        looks = draws.looks or Looks(draws.counters, np.full(len(batch), draws.epoch))
+        if looks.passes is None:
+            raise ValueError(
+                "AlternatingFlip needs passes over all samples; found a loader whose samples may repeat within a pass "
+                "(weights, repeats, or repeated indices): use HorizontalFlip"
+            )
+        first = replace(draws, epoch=0, counters=looks.samples).uniform(purpose, 1)[0] < 0.5
+        return batch.mirrored(first ^ (looks.passes % 2 == 1))
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,23 +18,25 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.augment.boxes import Draws, Looks
 from shardio.augment.cut import Cut
 from shardio.loading.gather import Pending, head_start_seconds
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Slot
 from shardio.loading.state import Place, Position
+from shardio.order.mixture import passes_of
 from shardio.order.sampler import Sampler
 from shardio.reading.reader import Request
 from shardio.system.eager import eager
 
 
 class _Due(NamedTuple):
-    """A batch to come: the request for a reader, the counters for its samples' random numbers, and the Cut if only
-    regions of its images are read."""
+    """A batch to come: the request for a reader, its samples' random numbers, and the Cut if only regions of its images
+    are read."""
 
     request: Request
-    counters: NDArray[np.int64]
+    draws: Draws
     cut: Cut | None
 
 
@@ -136,16 +138,16 @@ class Flow:
             step, indices = next(self._batches, (0, None))
             if indices is None:
                 return
-            counters = _counters(self.sampler, step, indices)
+            draws = _draws(self.sampler, self._pipeline.options.seed, self.epoch, step, indices)
             try:
-                cut = self._pipeline.transform.cut(indices, counters, self.epoch)
+                cut = self._pipeline.transform.cut(indices, draws)
                 request = self._pipeline.request(indices, cut)
             except Exception as error:  # it is raised when the batch is due; its frames would refer to this object
                 self._error = error.with_traceback(None)
                 return
             if self._announces:
                 self._pipeline.announce(request, self._given_up)
-            self._coming.append(_Due(request, counters, cut))
+            self._coming.append(_Due(request, draws, cut))
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
@@ -234,7 +236,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         pipeline, position, place, sampler = self._pipeline, self._position, self._place, flow.sampler
         tensors, due = flow.take()
         start = time.perf_counter()
-        images, labels, more = pipeline.transform(tensors, due.request.indices, due.counters, flow.epoch, due.cut)
+        images, labels, more = pipeline.transform(tensors, due.request.indices, due.draws, due.cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (
             *((images,) if pipeline.parts.image_shape else ()),
@@ -253,12 +255,14 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         return batch
 
 
-def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the counter of each sample in a batch, int64. The samples' random numbers are computed from the counters.
+def _draws(sampler: Sampler, seed: int, epoch: int, step: int, indices: NDArray[np.int64]) -> Draws:
+    """Returns the random numbers of the samples `indices` of the rank's batch at `step`.
 
-    A counter is the sample's index; or, where a sample may come more than once in an epoch, its position in the order.
+    Their counters are the samples' indices; or, where a sample may come more than once in an epoch, their positions in
+    the order.
     """
-    if not sampler.order.redraws and sampler.repeats == 1:
-        return indices
     start, stop = sampler.bounds(step)
-    return np.arange(start, stop) % sampler.num_samples
+    positions = np.arange(start, stop) % sampler.num_samples
+    comes_once = not sampler.order.redraws and sampler.repeats == 1
+    passes = passes_of(sampler.order, epoch, positions) if sampler.repeats == 1 else None
+    return Draws(seed, epoch, indices if comes_once else positions, looks=Looks(indices, passes))

@@ -76,26 +76,25 @@ class TransformStep:
             return None
         return split if works else None
 
-    def cut(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Cut | None:
+    def cut(self, indices: NDArray[np.int64], draws: Draws) -> Cut | None:
         """Returns the regions to read of a batch's images, as a Cut; None if images are read whole, or not at all."""
         if self.two_parts is None or not len(indices):
             return None
-        draws, shape = Draws(self._options.seed, epoch, counters), self._shards.sample_shape
+        shape = self._shards.sample_shape
         return self.two_parts.cut(draws, shape, self._shards.source_sizes(indices), self._whole_lines)
 
     def __call__(
         self,
         tensors: Tensors,
         indices: NDArray[np.int64],
-        counters: NDArray[np.int64],
-        epoch: int,
+        draws: Draws,
         cut: Cut | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
         """Returns the transformed batch: images, labels, and arrays by name.
 
         Images are a tuple of tensors if the transform returns several views. Labels are None if there are none. A
-        transform of shardio.augment also changes masks. `indices` are the samples, and `counters` are the
-        counters of their random numbers. With `cut`, the images of `tensors` are already resampled; or, if they are
+        transform of shardio.augment also changes masks. `indices` are the samples, and `draws` are
+        their random numbers. With `cut`, the images of `tensors` are already resampled; or, if they are
         one-dimensional, they are the windows that `cut` resamples.
         """
         images, more = tensors.images, dict(tensors.more)
@@ -110,33 +109,19 @@ class TransformStep:
             if cut is not None:
                 if images.ndim == 1:
                     images = cut.resampled_on_cuda(images, *told) if told else cut.resampled(images)
-                finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
+                finished, targets, moved = cut.finish(images, labels, self._masks(more))
                 return cast(torch.Tensor, finished), targets, {**more, **(moved or {})}
             # The shapes of an empty batch are those of another sample.
             sizes = partial(self._shards.source_sizes, indices if len(indices) else np.zeros(1, np.int64))
             if self._ours is None:
-                with LoaderBatch(images, Draws(self._options.seed, epoch, counters), sizes).here():
+                with LoaderBatch(images, draws, sizes).here():
                     return cast(torch.Tensor, self.function(images)), labels, more
-            arrays = self._arrays(more)
-            made = self._ours(
-                images,
-                labels,
-                **arrays,
-                indices=counters,
-                seed=self._options.seed,
-                epoch=epoch,
-                sizes=sizes(),
-            )
-            # The images alone, or a tuple with what was given besides them. Images of Views are a tuple.
-            parts: list[Any] = list(made) if arrays or labels is not None else [made]
-            changed = parts.pop(0)
-            targets = None if labels is None else parts.pop(0)
-            return cast(torch.Tensor, changed), targets, {**more, **(parts[0] if parts else {})}
+            changed, targets, moved = self._ours.changed(images, labels, self._masks(more), draws, sizes())
+            return cast(torch.Tensor, changed), targets, {**more, **(moved or {})}
 
-    def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
-        """Returns a batch's masks as the keyword argument `masks` of a transform; {} if there are no masks."""
-        masks = self._parts.masks
-        return {"masks": {name: more[name] for name in masks}} if masks else {}
+    def _masks(self, more: dict[str, Any]) -> dict[str, torch.Tensor] | None:
+        """Returns the masks among a batch's arrays; None if the batch has no masks."""
+        return {name: more[name] for name in self._parts.masks} or None
 
 
 def _check_function(function: Function, masks: tuple[str, ...]) -> None:

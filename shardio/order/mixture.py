@@ -30,6 +30,22 @@ MAX_TOTAL = 1 << 14
 Number = int | float | Fraction
 
 
+def passes_of(order: Order, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Returns how often all samples of its set came before each position, int64: the epoch, or what takes its place in
+    an endless order. Returns None if a sample may come again before all others have come."""
+    if isinstance(order, MixedOrder):
+        sets, positions = order.locate(positions)
+        orders = [component.order for component in order.components]
+    elif isinstance(order, Endless):
+        sets, orders = np.zeros(len(positions), np.int64), [order.order]
+    else:
+        return None if order.redraws else np.full(len(positions), epoch)
+    if any(each.redraws for each in orders):
+        return None
+    passes: NDArray[np.int64] = positions // np.array([each.num_samples for each in orders])[sets]
+    return passes
+
+
 def lowest_terms(shares: Sequence[Number]) -> tuple[int, ...]:
     """Returns whole numbers in the same ratio as `shares`, without a common divisor.
 

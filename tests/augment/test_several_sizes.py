@@ -11,12 +11,17 @@ from pictures import as_batch, random_pictures
 
 from shardio.augment import (
     CenterCrop,
+    ColorJitter,
     Compose,
     HorizontalFlip,
+    RandomApply,
     RandomChoice,
     RandomCrop,
+    RandomGrayscale,
+    RandomOrder,
     RandomResizedCrop,
     Resize,
+    VerticalFlip,
     Views,
 )
 from shardio.augment.batch import Batch
@@ -82,6 +87,11 @@ def test_a_second_resize_reads_the_pixels_of_the_first_at_their_own_size() -> No
     assert views[1].shape == (COUNT, 3, 15, 15)
 
 
+def each(images: Any, number: int) -> list[torch.Tensor]:
+    """Returns the image `number` of a batch, or of each view of it."""
+    return [view[number] for view in (images if isinstance(images, tuple) else (images,))]
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -92,6 +102,11 @@ def test_a_second_resize_reads_the_pixels_of_the_first_at_their_own_size() -> No
         [CenterCrop(22, "edge"), HorizontalFlip(), RandomResizedCrop(16)],
         [RandomCrop(24, pad_if_needed=True), Resize((9, 30))],
         [Resize(20), CenterCrop(26, "reflect"), CenterCrop(12, "edge")],
+        [CenterCrop(16), RandomApply([VerticalFlip()], 0.3), Resize(12)],
+        [CenterCrop(16), RandomApply([ColorJitter(0.4)], 0.3), Resize((12, 12))],
+        [CenterCrop(16), RandomChoice([VerticalFlip(0.3), HorizontalFlip()], [0.3, 0.7]), Resize((12, 12))],
+        [CenterCrop(16), RandomOrder([VerticalFlip(0.1), RandomGrayscale(0.1)]), Resize((12, 12))],
+        [CenterCrop(16), RandomApply([VerticalFlip()], 0.2), Views([Resize((12, 12)), RandomResizedCrop(12)])],
     ],
     ids=repr,
 )
@@ -107,5 +122,5 @@ def test_pixels_and_masks_of_a_picture_do_not_depend_on_the_others(parts: list[T
             options["masks"] = {"m": images[i : i + 1, 0].clone()}
             size = None if sizes is None else sizes[i : i + 1]
             alone, others = transform(images[i : i + 1], indices=[i], sizes=size, **options)
-            assert torch.equal(found[i], alone[0])  # type: ignore[index]
-            assert torch.equal(arrays["m"][i], others["m"][0])
+            assert all(map(torch.equal, each(found, i), each(alone, 0)))
+            assert all(map(torch.equal, each(arrays["m"], i), each(others["m"], 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transforms import by_torch
 
 from shardio.augment import (
+    AlternatingFlip,
     CenterCrop,
     Compose,
     CutMix,
@@ -35,6 +37,7 @@ from shardio.changes.merge import merge
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
+from shardio.loading.mixture import Part
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.publish import publish
 from shardio.sets.selection import Selection
@@ -62,6 +65,35 @@ def test_the_loaders_pixels_are_those_of_the_transform_called_by_hand(path: Path
             for (stored, labels, indices), (images, targets) in zip(plain, loader, strict=True):
                 assert torch.equal(USUAL(stored, indices=indices, seed=9, epoch=epoch), images)
                 assert torch.equal(labels, targets)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"epoch_batches": 4}, {"epoch_batches": 4, "indices": range(0, 50, 2)}])
+def test_alternating_flip_flips_a_sample_at_every_other_look(path: Path, options: dict[str, Any], mixed: bool) -> None:
+    options = {"epoch_batches": 9} if mixed else options or {"tail": "short"}
+    where: Any = [Part(path, share=2), Part(path, indices=[3, 5, 8, 13])] if mixed else path
+    flip, looks = AlternatingFlip(), dict[Any, list[bool]]()
+    with (
+        ShardLoader(where, 7, device="cpu", return_indices=True, **options) as plain,
+        ShardLoader(where, 7, device="cpu", transform=flip, **options) as loader,
+    ):
+        for _ in range(20):
+            for (stored, _, indices, *more), (images, *_) in zip(plain, loader, strict=True):
+                for i, index in enumerate(indices.tolist()):
+                    source = more[0]["source"][i].item() if mixed else 0
+                    looks.setdefault((source, index), []).append(bool((images[i] != stored[i]).any()))
+    assert len(looks) > 20
+    assert all(one != other for flips in looks.values() for one, other in pairwise(flips))
+    assert {flips[0] for flips in looks.values()} == {False, True}
+
+
+@pytest.mark.parametrize("options", [{"weights": [1.0] * 53}, {"indices": [7] * 32}, {"repeats": 2}])
+def test_alternating_flip_is_refused_where_samples_repeat_within_a_pass(path: Path, options: dict[str, Any]) -> None:
+    with (
+        ShardLoader(path, 8, device="cpu", transform=AlternatingFlip(), **options) as loader,
+        pytest.raises(ValueError, match="AlternatingFlip"),
+    ):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("options", [{"weights": [1.0] + [0.0] * 52, "epoch_batches": 2}, {"indices": [7] * 32}])

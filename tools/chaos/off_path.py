@@ -47,12 +47,15 @@ from shardio.augment import (
     Pad,
     PerSample,
     RandomAffine,
+    RandomApply,
+    RandomChoice,
     RandomCrop,
     RandomErasing,
     RandomResizedCrop,
     Resize,
     ToDtype,
     Transform,
+    VerticalFlip,
     Views,
 )
 from shardio.conversion.options import FitMode
@@ -249,6 +252,8 @@ def draw_chain(rng: random.Random, fit: str) -> list[Transform]:
         [Resize(20), RandomCrop(24, fill=90, pad_if_needed=True)],
         [Resize(20), HorizontalFlip(), Resize((14, 15))],
         [CenterCrop(30, "edge"), HorizontalFlip(), RandomResizedCrop((16, 18), interpolation="random")],
+        [CenterCrop((12, 20)), RandomApply([VerticalFlip()], 0.3), Resize((10, 12))],
+        [CenterCrop((12, 20)), RandomChoice([ColorJitter(0.4), HorizontalFlip(1.0)], (0.3, 0.7)), Resize((10, 12))],
     ]
     colors: list[list[Transform]] = [[], [], [ColorJitter(0.4, 0.4)], [RandomErasing(0.5)], [HorizontalFlip()]]
     ends: list[list[Transform]] = [[], [], [Normalize("imagenet")], [Normalize("imagenet"), ToDtype(torch.bfloat16)]]
