@@ -101,6 +101,7 @@ class FaultyDisk:
         self._fault = fault
         self._on_death = on_death
         self._lock = threading.RLock()
+        self._dying: int | None = None
         self._real = {name: getattr(os, name) for name in _PATCHED}
         self._real_open = builtins.open
         self._real_fcntl = fcntl.fcntl
@@ -196,6 +197,8 @@ class FaultyDisk:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, place: str, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if self._dying == threading.get_ident():
+            return real(*args, **options)
         with self._lock:
             if name == "close" and args and self._is_written(args[0]):
                 name = "close written"
@@ -311,9 +314,8 @@ class FaultyDisk:
 
     def _lose_power(self, fault: Fault) -> None:
         """Leaves on the disk what a machine may find there when it has power again."""
-        for name, real in self._real.items():
-            setattr(os, name, real)
-        builtins.open = io.open = self._real_open
+        # Other threads wait for the lock until the process ends: their calls would change what is copied here.
+        self._dying = threading.get_ident()
         after = f"{self._folder}.after"
         self._survive(self._folder, after, _Survival(fault))
         shutil.rmtree(self._folder)
